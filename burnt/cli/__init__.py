@@ -1,4 +1,4 @@
-"""The command `burnt`: which commands there are, what they take, and how they end.
+"""The `burnt` command line: argument parsing, dispatch and exit codes.
 
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
@@ -13,9 +13,8 @@
 `output.py`       tables for terminals, plain columns for pipes, JSON, errors
 ================  ===========================================================
 
-What a command needs is imported when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
-0 done, 1 failed, 2 a command line that cannot be carried out, 3 a training has not
-answered yet, 130 Ctrl-C.
+A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
+0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ __all__ = ["main"]
 _EXAMPLES = """\
 examples:
   burnt train digits.py:main epochs=20 model.hidden=128
-  burnt runs list                      what runs there are, how far, how good
+  burnt runs list                      all runs with progress and metrics
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
-  burnt info                           versions, CPU, GPUs, what is missing
+  burnt info                           versions, CPU, GPUs, missing packages
 """
 
 _TRAIN_EXAMPLES = """\
 examples:
-  burnt train digits.train:main hidden=128 lr=1e-3    a module, found from here
-  burnt train examples/digits/train.py:main           or a file
-  burnt train digits.train:main --show                its configuration, no run
+  burnt train digits.train:main hidden=128 lr=1e-3    a module
+  burnt train examples/digits/train.py:main           a file
+  burnt train digits.train:main --show                print the configuration
 
-The function takes one parameter, annotated with a burnt.Config class.
+The function must take one parameter, annotated with a subclass of burnt.Config.
 """
 
 _CTL_EXAMPLES = """\
 commands:
-  pause        wait after the step under way; resume goes on
-  resume       go on
-  stop         save a checkpoint, and end; resume=True goes on from there
-  save         save a checkpoint now, which is never removed, and go on
-  lr VALUE     train at this learning rate until lr auto; checkpoints keep it
-  lr auto      go back to the schedule
+  pause        pause after the current step
+  resume       continue a paused training
+  stop         save a checkpoint and stop; resume=True continues from it
+  save         save a checkpoint that is never deleted, and continue
+  lr VALUE     use this learning rate instead of the schedule; saved in checkpoints
+  lr auto      follow the schedule again
   note TEXT    add a note to the run
 
 examples:
   burnt ctl runs/digits pause
-  burnt ctl digits lr 1e-4       the one in runs named digits, or digits-<date>
-  burnt ctl runs/digits note "the new data from here on"
+  burnt ctl digits lr 1e-4       the run named digits or digits-<date> in runs/
+  burnt ctl runs/digits note "new data from here on"
 
-The training answers within a step. Exit codes: 0 done, 1 refused or the run
-has ended, 2 no such command, value or run, 3 not answered yet.
+The training answers after the current step. Exit codes: 0 done, 1 refused or
+the run has ended, 2 no such command, value or run, 3 not answered yet.
 """
 
 
@@ -74,17 +73,17 @@ _BENCH_EXAMPLES = """\
 examples:
   burnt bench models.py:resnet --input 8x3x224x224
   burnt bench my.models:bert --input 4x256:int64:30522 --step training
-  burnt bench models.py:pair --device cpu --report     it returns (model, batch)
+  burnt bench models.py:pair --device cpu --report     pair returns (model, batch)
 
-A training step is forward, loss and backward, without an optimizer.
+A training step is forward, loss and backward, without the optimizer.
 """
 
 _MONITOR_EXAMPLES = """\
 examples:
-  burnt monitor                          all runs below runs/
+  burnt monitor                          all runs in runs/
   burnt monitor runs/digits              one run
-  burnt monitor digits                   the newest in runs named so or digits-...
-  burnt monitor runs/a runs/b --once     a snapshot for a log
+  burnt monitor digits                   the newest run named digits or digits-... in runs/
+  burnt monitor runs/a runs/b --once     print a snapshot
   burnt monitor runs --json | jq '.[].state'
 """
 
@@ -93,23 +92,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: the words after `burnt`; those of the process by default.
+        argv: the arguments after `burnt`; by default those of the process.
 
     Returns:
         The exit code.
 
     Raises:
-        SystemExit: the words are no command, or a training was interrupted.
+        SystemExit: the arguments are invalid, or a training was interrupted.
 
     >>> main(["runs", "list", "no-such-folder"])
     2
     """
     args = _parse(argv)
     if args.command != "train" and isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that cannot show a character of a run's name must still show the run.
+        # A terminal whose encoding lacks a character of a run's name must still show the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _run(args)
+        code = _dispatch(args)
         sys.stdout.flush()
         return code
     except BurntError as error:
@@ -127,15 +126,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if args.command == "train" or os.environ.get("BURNT_DEBUG") == "1":
             raise
-        # What is still to be written would fail once more at exit.
+        # Discard buffered output, which would fail again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # who read our output wants no more of it, as `| head` does
+        if isinstance(error, BrokenPipeError):  # the reader closed the pipe, as `| head` does
             return 141
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _run(args: argparse.Namespace) -> int:
+def _dispatch(args: argparse.Namespace) -> int:
     match args.command:
         case "train":
             from burnt.cli import train
@@ -162,7 +161,7 @@ def _run(args: argparse.Namespace) -> int:
                 case "export":
                     return tune.export(args.file, args.op, args.device)
                 case "import":
-                    return tune.load(args.file)
+                    return tune.import_rows(args.file)
                 case _:
                     return tune.clear(args.op)
         case "monitor":
@@ -213,49 +212,55 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
-    # argparse takes all words that belong together at once: what follows an option after them is left over.
+    parser = _build_parser()
+    # argparse does not collect overrides that follow an option after other overrides; they are in `rest`.
     args, rest = parser.parse_known_args(argv)
     if args.command == "train":
         args.overrides += [word for word in rest if not word.startswith("-")]
         rest = [word for word in rest if word.startswith("-")]
     if rest:
-        parser.error(f"unknown words: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "export" and args.follow and args.format != "jsonl":
-        parser.error("--follow goes with --format jsonl")
+        parser.error("--follow requires --format jsonl")
     return args
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _new(None, "burnt", "Train models, and look at what was trained.", _EXAMPLES)
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _add_parser(None, "burnt", "Train models, and inspect and control training runs.", _EXAMPLES)
     parser.add_argument("--version", action="version", version=f"burnt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = _new(commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES)
-    train.add_argument("target", metavar="MODULE:FUNCTION", help="what to call; the module may be a file")
+    train = _add_parser(commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES)
     train.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="fields of the configuration, dotted when nested"
+        "target", metavar="MODULE:FUNCTION", help="the function to call; the module may be a file"
     )
-    train.add_argument("--config", metavar="FILE", help="start from a file that Config.save wrote")
-    train.add_argument("--show", action="store_true", help="print the configuration as JSON, and end")
+    train.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="configuration fields; nested fields are dotted"
+    )
+    train.add_argument(
+        "--config", metavar="FILE", help="load the configuration from a file written by Config.save"
+    )
+    train.add_argument("--show", action="store_true", help="print the configuration as JSON and exit")
     train.add_argument(
         "--monitor",
         choices=["tui", "live", "plain", "off"],
-        help="what is shown meanwhile, unless the function says; by default what the terminal allows",
+        help="how progress is shown, unless the function sets it; by default what the terminal supports",
     )
 
-    monitor = _monitor(commands)
+    monitor = _add_monitor(commands)
 
-    runs = _new(commands, "runs", "list, show and export runs", "example: burnt runs list")
+    runs = _add_parser(commands, "runs", "list, show and export runs", "example: burnt runs list")
     of_runs = runs.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = _new(of_runs, "list", "the runs below a folder", "example: burnt runs list runs --json")
-    listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="by default runs")
-    show = _new(of_runs, "show", "all about one run", "example: burnt runs show runs/digits")
+    listing = _add_parser(
+        of_runs, "list", "list the runs in a folder", "example: burnt runs list runs --json"
+    )
+    listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="default: runs")
+    show = _add_parser(of_runs, "show", "show one run in detail", "example: burnt runs show runs/digits")
     show.add_argument("run", metavar="RUN", help="the run's folder")
-    export = _new(
+    export = _add_parser(
         of_runs,
         "export",
-        "write a run for other tools",
+        "export a run for other tools",
         "example: burnt runs export runs/digits --format jsonl --follow",
     )
     export.add_argument("run", metavar="RUN", help="the run's folder")
@@ -263,110 +268,135 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--out",
         metavar="PATH",
-        help="a file, by default the standard output; for tensorboard a folder, by default RUN/tensorboard",
+        help="output file, default: standard output; for tensorboard a folder, default: RUN/tensorboard",
     )
-    export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
+    export.add_argument("--follow", action="store_true", help="jsonl: continue until the run ends")
 
-    ctl = _new(commands, "ctl", "steer a training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES)
-    ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs")
+    ctl = _add_parser(
+        commands, "ctl", "control a running training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES
+    )
+    ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
     ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
     ctl.add_argument(
-        "value", nargs="*", default=[], metavar="VALUE", help="of lr a number or auto, of note the text"
+        "value", nargs="*", default=[], metavar="VALUE", help="for lr a number or auto, for note the text"
     )
     ctl.add_argument(
-        "--timeout", type=float, default=10.0, metavar="SECONDS", help="wait so long at most; by default 10"
+        "--timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="maximum time to wait for the answer, default: 10",
     )
-    ctl.add_argument("--no-wait", action="store_true", help="send it, and do not wait for the answer")
+    ctl.add_argument("--no-wait", action="store_true", help="send the command without waiting for the answer")
 
-    tuned = _tuned(commands)
+    tuned = _add_tune(commands)
 
-    bench = _bench(commands)
+    bench = _add_bench(commands)
 
-    info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
+    info = _add_parser(
+        commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
+    )
     for command in (listing, show, info, monitor, bench, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
-def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`burnt monitor`."""
-    monitor = _new(commands, "monitor", "watch, compare and steer runs, full screen", _MONITOR_EXAMPLES)
+def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the parser of `burnt monitor`."""
+    monitor = _add_parser(
+        commands, "monitor", "watch, compare and control runs in a full-screen app", _MONITOR_EXAMPLES
+    )
     monitor.add_argument(
         "folders",
         nargs="*",
         default=["runs"],
         metavar="FOLDER",
-        help="a run, by its folder or its name below runs; or a folder with runs",
+        help="a run's folder, a run's name in runs/, or a folder of runs; default: runs",
     )
-    monitor.add_argument("--once", action="store_true", help="print a snapshot in plain text, and end")
-    monitor.add_argument("--svg", metavar="FILE", help="write a picture of the app, and end")
-    monitor.add_argument("--size", default="120x40", metavar="WxH", help="of that picture, by default 120x40")
-    monitor.add_argument("--fps", type=float, default=2.0, help="looks a second, by default 2")
+    monitor.add_argument("--once", action="store_true", help="print a snapshot as plain text and exit")
+    monitor.add_argument("--svg", metavar="FILE", help="save a screenshot of the app and exit")
+    monitor.add_argument(
+        "--size", default="120x40", metavar="WxH", help="size of the screenshot, default: 120x40"
+    )
+    monitor.add_argument("--fps", type=float, default=2.0, help="updates per second, default: 2")
     monitor.add_argument("--attached", type=int, metavar="PID", help=argparse.SUPPRESS)
     monitor.add_argument("--pulse", type=int, metavar="FD", help=argparse.SUPPRESS)
     return monitor
 
 
-def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """`burnt bench`."""
-    bench = _new(commands, "bench", "a model eager, by Inductor and swapped", _BENCH_EXAMPLES)
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the parser of `burnt bench`."""
+    bench = _add_parser(
+        commands, "bench", "compare a model in eager mode, with Inductor and with burnt.swap", _BENCH_EXAMPLES
+    )
     bench.add_argument(
-        "target", metavar="MODULE:MODEL", help="a model, or a function that makes one, or (model, batch)"
+        "target", metavar="MODULE:MODEL", help="a model, or a function that returns a model or (model, batch)"
     )
     bench.add_argument(
         "--input",
         action="append",
         metavar="SHAPE[:DTYPE[:VALUES]]",
-        help="random numbers to call it with; again for further arguments",
+        help="a random input tensor; repeat the option for further arguments",
     )
-    bench.add_argument("--device", action="append", help="where, as torch names it; by default all at hand")
-    bench.add_argument("--seconds", type=float, default=10.0, help="of each comparison, by default 10")
     bench.add_argument(
-        "--step", choices=["both", "forward", "training"], default="both", help="what is measured"
+        "--device", action="append", help="a torch device, may be repeated; default: all available"
     )
-    bench.add_argument("--report", action="store_true", help="print what was swapped where, too")
+    bench.add_argument("--seconds", type=float, default=10.0, help="duration of each comparison, default: 10")
+    bench.add_argument(
+        "--step",
+        choices=["both", "forward", "training"],
+        default="both",
+        help="which steps to measure, default: both",
+    )
+    bench.add_argument("--report", action="store_true", help="also print which modules were swapped")
     return bench
 
 
-def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:
-    """`burnt tune`; returned are the commands that can print JSON."""
-    tune = _new(commands, "tune", "measure kernels, and move what was measured", "example: burnt tune run")
+def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:
+    """Add the parsers of `burnt tune`; return those of the commands that can print JSON."""
+    tune = _add_parser(
+        commands, "tune", "measure kernels, and manage the measurements", "example: burnt tune run"
+    )
     actions = tune.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    run = _new(actions, "run", "measure ops at their usual sizes", "example: burnt tune run softmax rms_norm")
-    run.add_argument("ops", nargs="*", metavar="OP", help="as burnt.kernels names them; by default all")
+    run = _add_parser(
+        actions, "run", "measure ops at their example sizes", "example: burnt tune run softmax rms_norm"
+    )
+    run.add_argument("ops", nargs="*", metavar="OP", help="names of ops in burnt.kernels, default: all")
     run.add_argument(
         "--import",
         dest="modules",
         action="append",
         metavar="MODULE",
-        help="a module or file with ops of yours",
+        help="a module or file that registers further ops",
     )
-    run.add_argument("--device", default="cpu", help="where, as torch names it; by default cpu")
-    run.add_argument("--full", action="store_true", help="all configurations, and longer")
+    run.add_argument("--device", default="cpu", help="a torch device, default: cpu")
+    run.add_argument("--full", action="store_true", help="measure all configurations, and each for longer")
     run.add_argument(
-        "--dtype", action="append", help="measure examples in this dtype, as bfloat16; may be given again"
+        "--dtype", action="append", help="dtype of floating-point examples, such as bfloat16; may be repeated"
     )
     run.add_argument(
         "--seconds",
         type=float,
         default=math.inf,
-        help="begin no other example after so many seconds, of which ops have equal shares",
+        help="time limit for starting examples, divided equally among the ops",
     )
-    show = _new(actions, "show", "what was measured", "example: burnt tune show softmax --json")
-    export = _new(
-        actions, "export", "write what was measured as JSON", "example: burnt tune export h200.json"
+    show = _add_parser(actions, "show", "show the measurements", "example: burnt tune show softmax --json")
+    export = _add_parser(
+        actions, "export", "write the measurements to a JSON file", "example: burnt tune export h200.json"
     )
     export.add_argument("file", metavar="FILE")
-    export.add_argument("--device", help="what was measured on it alone; by default all")
-    load = _new(actions, "import", "add what was measured elsewhere", "example: burnt tune import h200.json")
+    export.add_argument("--device", help="only measurements on this device, default: all")
+    load = _add_parser(
+        actions, "import", "add measurements from another machine", "example: burnt tune import h200.json"
+    )
     load.add_argument("file", metavar="FILE")
-    clear = _new(actions, "clear", "forget what was measured", "example: burnt tune clear softmax")
+    clear = _add_parser(actions, "clear", "delete measurements", "example: burnt tune clear softmax")
     for command in (show, export, clear):
-        command.add_argument("op", nargs="?", metavar="OP", help="one op alone")
+        command.add_argument("op", nargs="?", metavar="OP", help="only this op")
     return [run, show]
 
 
-def _new(
+def _add_parser(
     commands: argparse._SubParsersAction[argparse.ArgumentParser] | None, name: str, text: str, examples: str
 ) -> argparse.ArgumentParser:
     if commands is None:

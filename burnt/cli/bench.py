@@ -1,7 +1,7 @@
-"""`burnt bench module:model`: a model eager, by Inductor and swapped, on every device. Imports torch.
+"""`burnt bench`: compare a model in eager mode, with Inductor and with `burnt.swap`. Imports torch.
 
-What is named is a module, or a function that makes one, or makes the pair ``(model, batch)``. Without a
-batch, ``--input`` says what the model is called with.
+The target is an `nn.Module`, or a function that returns one or a pair ``(model, batch)``. Without a batch,
+``--input`` gives the inputs of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
-from burnt.cli.train import module_of
+from burnt.cli.train import load_module
 from burnt.errors import nearest
 
 __all__ = ["run"]
@@ -30,19 +30,19 @@ def run(
     report: bool,
     as_json: bool,
 ) -> int:
-    """Measure, and print a table for each device.
+    """Measure a model and print the results.
 
     Args:
         target: ``"module:model"`` or ``"path/file.py:model"``.
-        inputs: ``"4x256"``, ``"4x256:int64:30000"``, one for each argument of the model.
-        devices: as torch names them; none are all at hand.
-        seconds: for the rounds of each table's row.
+        inputs: one per argument of the model, such as ``"4x256"`` or ``"4x256:int64:30000"``.
+        devices: torch device names; empty means all available devices.
+        seconds: duration of each comparison.
         steps: ``"forward"``, ``"training"`` or ``"both"``.
-        report: print what was swapped where, too.
-        as_json: print JSON.
+        report: whether to print which modules were swapped.
+        as_json: whether to print JSON.
 
     Returns:
-        the exit code.
+        The exit code.
 
     Raises:
         UsageError: there is no such model, input or device.
@@ -51,100 +51,107 @@ def run(
 
     from burnt.swapping import benchmark
 
-    model, batch = _found(target)
+    model, batch = _load_model(target)
     if inputs:
-        batch = tuple(_input(text) for text in inputs)
+        batch = tuple(_parse_input(text) for text in inputs)
     if batch is None:
         raise UsageError(
-            f"nothing is known to call {target} with",
+            f"there are no inputs for {target}",
             expected="a function that returns (model, batch), or --input for each argument",
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
-    found = []
-    for device in devices or _at_hand():
+    results = []
+    for device in devices or _available_devices():
         try:
-            there = copy.deepcopy(model).to(device)
-            given = torch.utils._pytree.tree_map(
-                lambda value, device=device: _moved(value, device), _plain(batch)
+            device_model = copy.deepcopy(model).to(device)
+            device_batch = torch.utils._pytree.tree_map(
+                lambda value, device=device: _to_device(value, device), _as_dict(batch)
             )
-        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
+        except (
+            RuntimeError,
+            AssertionError,
+        ) as error:  # torch built without a device raises AssertionError
             raise UsageError(
                 f"the model cannot be moved to {device!r}", found=f"{type(error).__name__}: {error}"
             ) from error
         for train in [train for train in (False, True) if steps in ("both", ("forward", "training")[train])]:
             what = "training" if train else "forward"
 
-            def say(text: str, what: str = what, device: str = device) -> None:
+            def report_progress(text: str, what: str = what, device: str = device) -> None:
                 print(f"{device} {what}: {text}", file=sys.stderr, flush=True)
 
-            compared = benchmark.compare(there, given, train, seconds=seconds, rounds=_ROUNDS, say=say)
-            found.append(_row(device, what, compared))
+            comparison = benchmark.compare(
+                device_model, device_batch, train, seconds=seconds, rounds=_ROUNDS, say=report_progress
+            )
+            results.append(_result_json(device, what, comparison))
     if as_json:
-        print_json(found)
+        print_json(results)
     else:
-        _print(found, report)
+        _print(results, report)
     return 0
 
 
-def _row(device: str, step: str, compared: Any) -> dict[str, Any]:
-    """What was found for a device and a kind of step, as JSON can hold it."""
+def _result_json(device: str, step: str, comparison: Any) -> dict[str, Any]:
+    """Return the results for a device and a kind of step as JSON data."""
     rivals = {
         name: {
-            "ms": 1e3 * compared.median(name),
-            "speed": compared.ratio(name)[0],
-            "quartiles": compared.ratio(name)[1:],
-            "rounds": len(compared.seconds[name]),
+            "ms": 1e3 * comparison.median(name),
+            "speed": comparison.ratio(name)[0],
+            "quartiles": comparison.ratio(name)[1:],
+            "rounds": len(comparison.seconds[name]),
         }
-        for name in compared.seconds
+        for name in comparison.seconds
     }
     return {
         "device": device,
         "step": step,
         "rivals": rivals,
-        "failed": compared.failed,
-        "error": compared.error,
-        "report": str(compared.report),
+        "failed": comparison.failed,
+        "error": comparison.error,
+        "report": str(comparison.report),
     }
 
 
-def _print(found: Sequence[dict[str, Any]], report: bool) -> None:
+def _print(results: Sequence[dict[str, Any]], report: bool) -> None:
     from burnt.swapping.report import in_ms
 
     page = Page()
     rows: list[list[str | Cell]] = []
-    for row in found:
+    for row in results:
         for name in ("eager", "inductor", "swapped"):
             line: list[str | Cell] = [row["device"], row["step"], name]
             if name in row["failed"]:
                 rows.append([*line, "", "", Cell(row["failed"][name], "yellow")])
                 continue
-            rival = row["rivals"][name]
-            low, high = rival["quartiles"]
+            result = row["rivals"][name]
+            low, high = result["quartiles"]
             style = "green" if name != "eager" and low > 1 else ""
-            speed = Cell(f"{rival['speed']:.2f}x", style)
-            rows.append([*line, in_ms(rival["ms"]), speed, f"{low:.2f}-{high:.2f}, {rival['rounds']} rounds"])
-    page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, right=("ms", "speed"))
+            speed = Cell(f"{result['speed']:.2f}x", style)
+            rows.append(
+                [*line, in_ms(result["ms"]), speed, f"{low:.2f}-{high:.2f}, {result['rounds']} rounds"]
+            )
+    page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, align_right=("ms", "speed"))
     if report:
-        for row in found:
+        for row in results:
             page.heading(f"swapped on {row['device']}, {row['step']}")
             for text in row["report"].splitlines():
                 page.line(text)
 
 
-def _found(target: str) -> tuple[Any, Any]:
-    """The model that is named, and a batch if one comes with it."""
+def _load_model(target: str) -> tuple[Any, Any]:
+    """Load the model, and its batch if the target returns one."""
     from torch import nn
 
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         where = target.strip(":") or "module"
         raise UsageError(
-            "it is not said which model to measure",
+            "the target names no model",
             expected="module:model or path/file.py:model",
             found=repr(target),
-            hint=f"burnt bench {where}:model, if it is called model",
+            hint=f"burnt bench {where}:model, if the model is called model",
         )
-    module = module_of(module_name)
+    module = load_module(module_name)
     if not hasattr(module, name):
         close = nearest(name, vars(module))
         raise UsageError(
@@ -153,38 +160,38 @@ def _found(target: str) -> tuple[Any, Any]:
             hint=f"did you mean {close!r}?" if close else None,
         )
     value = getattr(module, name)
-    wanted = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
-    if not isinstance(value, nn.Module) and callable(value) and (needed := _required(value)):
+    expected = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
+    if not isinstance(value, nn.Module) and callable(value) and (required := _required_arguments(value)):
         raise UsageError(
-            f"{target} wants {', '.join(needed)}, and is called without arguments",
-            expected=wanted,
-            hint=f"lambda: {name}(...) under a name of its own",
+            f"{target} is called without arguments, but requires {', '.join(required)}",
+            expected=expected,
+            hint=f"define a function without parameters that calls {name}(...)",
         )
-    made = value if isinstance(value, nn.Module) or not callable(value) else value()
-    model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    loaded = value if isinstance(value, nn.Module) or not callable(value) else value()
+    model, batch = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (loaded, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"{target} is no model, and makes none",
-            expected=wanted,
+            expected=expected,
             found=type(model).__name__,
         )
     return model, batch
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
-    """The arguments that a function cannot be called without."""
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's required arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of code in C: calling it shows
+    except ValueError:  # a function in C without a signature: just call it
         return []
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
-def _input(text: str) -> Any:
-    """A tensor of random numbers: its shape, dtype, and for integers the number of values.
+def _parse_input(text: str) -> Any:
+    """Create a random tensor from its shape, dtype and, for integers, the number of values.
 
-    >>> _input("2x3:int64:10").shape
+    >>> _parse_input("2x3:int64:10").shape
     torch.Size([2, 3])
     """
     import torch
@@ -195,7 +202,7 @@ def _input(text: str) -> Any:
     sizes = shape.split("x")
     if not all(size.isdigit() for size in sizes) or not isinstance(dtype, torch.dtype):
         raise UsageError(
-            "an input cannot be read", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
+            "the input is invalid", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )  # fmt: skip
     size = [int(s) for s in sizes]
@@ -203,14 +210,14 @@ def _input(text: str) -> Any:
         return torch.randn(size).to(dtype)
     if not high.isdigit() or not int(high):
         raise UsageError(
-            "how many values an integer input has is not said",
+            "an integer input needs the number of values",
             found=repr(text),
             hint=f"--input {shape}:{name}:1000",
         )
     return torch.randint(int(high), size).to(dtype)
 
 
-def _at_hand() -> list[str]:
+def _available_devices() -> list[str]:
     import torch
 
     from burnt.cli.info import accelerators
@@ -218,14 +225,14 @@ def _at_hand() -> list[str]:
     return ["cpu", *accelerators(torch)]
 
 
-def _plain(batch: Any) -> Any:
-    """A batch whose tensors can be reached: other mappings than dictionaries as dictionaries."""
+def _as_dict(batch: Any) -> Any:
+    """Convert mappings other than dicts to dicts, so that `tree_map` reaches their tensors."""
     from collections.abc import Mapping
 
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def _moved(value: Any, device: str) -> Any:
+def _to_device(value: Any, device: str) -> Any:
     import torch
 
     return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""`burnt info`: what burnt finds on this machine. The one command here that imports torch."""
+"""`burnt info`: versions, hardware and missing packages on this machine. Imports torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from burnt import __version__
 from burnt.cli.output import Cell, Page, print_json, size_text
 
-__all__ = ["accelerators", "gather", "run"]
+__all__ = ["accelerators", "collect_facts", "run"]
 
 
 def run(as_json: bool) -> int:
-    """Print what there is."""
-    facts = gather()
+    """Print what burnt finds on this machine, as a table or as JSON; return the exit code."""
+    facts = collect_facts()
     if as_json:
         print_json(facts)
     else:
@@ -26,8 +26,8 @@ def run(as_json: bool) -> int:
     return 0
 
 
-def gather() -> dict[str, Any]:
-    """Versions, CPU, memory, compiler and GPUs, as JSON can hold them; sizes in bytes."""
+def collect_facts() -> dict[str, Any]:
+    """Return versions, CPU, memory, compiler and GPUs as JSON data; sizes in bytes."""
     import numpy
     import psutil
     import torch
@@ -44,8 +44,8 @@ def gather() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "numpy": numpy.__version__,
-        "triton": _package("triton", "pip install 'burnt[triton]'"),
-        "nvml": _nvml(),
+        "triton": _package_status("triton", "pip install 'burnt[triton]'"),
+        "nvml": _nvml_status(),
         "os": platform.platform(),
         "cpu": {
             "name": cpu.name,
@@ -57,41 +57,41 @@ def gather() -> dict[str, Any]:
         },
         "memory": {"total": memory.total, "available": memory.available},
         "memory_pool": asdict(pool.stats()),
-        "compiler": _compiler(),
-        "kernels": _kernels(),
+        "compiler": _compiler_info(),
+        "kernels": _kernel_status(),
         "gpus": [asdict(device_info(name)) for name in accelerators(torch)],
     }
 
 
 def accelerators(torch: Any) -> list[str]:
-    """The accelerators that torch sees, by its names."""
+    """Return the torch names of the available accelerators."""
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def _usable_cores() -> int | None:
-    # A container or a batch system may leave this process fewer than there are.
+    # A container or batch system may restrict the process to fewer cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _package(name: str, how: str) -> dict[str, Any]:
-    """Whether a package can be imported, which version, or why not."""
+def _package_status(name: str, install_command: str) -> dict[str, Any]:
+    """Return whether a package can be imported, with its version or the reason."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            return {"available": False, "why": f"not installed: {how}"}
+            return {"available": False, "why": f"not installed: {install_command}"}
         return {"available": False, "why": str(error)}
-    except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not load here
+    except (ImportError, OSError, RuntimeError) as error:  # its shared library cannot be loaded
         return {"available": False, "why": f"{type(error).__name__}: {error}"}
     return {"available": True, "version": getattr(module, "__version__", None)}
 
 
-def _nvml() -> dict[str, Any]:
-    """Whether NVML measures GPUs here: the package, and the driver behind it."""
-    found = _package("pynvml", "pip install 'burnt[nvml]'")
-    if not found["available"]:
-        return found
+def _nvml_status() -> dict[str, Any]:
+    """Return whether NVML can measure GPUs: the package's and the driver's versions, or the reason."""
+    status = _package_status("pynvml", "pip install 'burnt[nvml]'")
+    if not status["available"]:
+        return status
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -102,22 +102,22 @@ def _nvml() -> dict[str, Any]:
     return {"available": True, "version": importlib.metadata.version("nvidia-ml-py"), "driver": driver}
 
 
-def _compiler() -> dict[str, str] | None:
-    """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
+def _compiler_info() -> dict[str, str] | None:
+    """Return the C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.runtime.c_compiler import find_compiler
 
-    found = find_compiler()
-    return None if found is None else {"path": found.command[0], "version": found.version}
+    compiler = find_compiler()
+    return None if compiler is None else {"path": compiler.command[0], "version": compiler.version}
 
 
-def _kernels() -> dict[str, Any]:
-    """Whether kernels are generated, where they are kept, and how many tunings are known."""
+def _kernel_status() -> dict[str, Any]:
+    """Return whether kernels can be compiled, where they are cached, and how many tunings are stored."""
     from burnt.codegen.runtime import c_library
     from burnt.errors import CacheError
     from burnt.kernels.autotune.database import TuningDatabase
 
     status = c_library.status()
-    found = {
+    facts = {
         "generated": status["compiler"] is not None,
         "why": c_library.why_no_compiler(),
         "folder": status["folder"],
@@ -127,30 +127,30 @@ def _kernels() -> dict[str, Any]:
         "notes": status["notes"],
     }
     try:
-        store = TuningDatabase()
-        found |= {"table": str(store.path), "tuned": len(store.rows())}
+        database = TuningDatabase()
+        facts |= {"table": str(database.path), "tuned": len(database.rows())}
     except (CacheError, OSError) as error:
-        found["notes"].append(str(error))
-    return found
+        facts["notes"].append(str(error))
+    return facts
 
 
 def _print(facts: dict[str, Any]) -> None:
     page = Page()
-    built = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
+    backends = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
     cpu, memory, pool, compiler = (facts[name] for name in ("cpu", "memory", "memory_pool", "compiler"))
     rows: dict[str, str | Cell] = {
         "burnt": facts["burnt"],
         "Python": facts["python"],
-        "torch": f"{facts['torch']} ({', '.join(built) if built else 'built for the CPU alone'})",
+        "torch": f"{facts['torch']} ({', '.join(backends) if backends else 'CPU-only build'})",
         "numpy": facts["numpy"],
-        "Triton": _availability(facts["triton"]),
-        "NVML": _availability(facts["nvml"]),
+        "Triton": _status_cell(facts["triton"]),
+        "NVML": _status_cell(facts["nvml"]),
         "system": facts["os"],
         "CPU": f"{cpu['name']}, {cpu['capability']}",
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
         f"torch uses {cpu['torch_threads']} threads",
         "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
-        "host pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
+        "host pool": f"caches at most {size_text(pool['limit'])} for the Learner and compiled code"
         if pool["reason"] is None
         else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"
@@ -169,18 +169,20 @@ def _print(facts: dict[str, Any]) -> None:
     page.pairs(rows)
 
 
-def _kernels_text(found: dict[str, Any]) -> str | Cell:
-    tuned = "its table cannot be read" if found["tuned"] is None else f"{found['tuned']} measured"
-    if not found["generated"]:
-        return Cell("torch's own alone: none can be compiled", "yellow")
-    kept = "not kept" if found["folder"] is None else f"{found['entries']} compiled in {found['folder']}"
+def _kernels_text(kernels: dict[str, Any]) -> str | Cell:
+    tuned = "the tuning table cannot be read" if kernels["tuned"] is None else f"{kernels['tuned']} tunings"
+    if not kernels["generated"]:
+        return Cell("PyTorch only: no working C compiler", "yellow")
+    cached = (
+        "not cached" if kernels["folder"] is None else f"{kernels['entries']} compiled in {kernels['folder']}"
+    )
     return Cell(
-        "\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else ""
+        "\n".join([f"generated; {cached}; {tuned}", *kernels["notes"]]), "yellow" if kernels["notes"] else ""
     )
 
 
-def _availability(found: dict[str, Any]) -> Cell:
-    if not found["available"]:
-        return Cell(found["why"], "yellow")
-    driver = f", driver {found['driver']}" if "driver" in found else ""
-    return Cell(f"{found['version'] or 'of unknown version'}{driver}")
+def _status_cell(status: dict[str, Any]) -> Cell:
+    if not status["available"]:
+        return Cell(status["why"], "yellow")
+    driver = f", driver {status['driver']}" if "driver" in status else ""
+    return Cell(f"{status['version'] or 'unknown version'}{driver}")

@@ -1,8 +1,8 @@
-"""How commands write: tables in colour for terminals, plain aligned columns for pipes, JSON, errors.
+"""Output of the commands: coloured tables for terminals, aligned plain columns for pipes, JSON, errors.
 
-A terminal gets tables that fit its width, drawn by rich. A pipe, a file and ``TERM=dumb`` get every cell in
-full on a line of its row, columns two spaces or more apart, so that grep and awk can read them. ``NO_COLOR``
-and ``FORCE_COLOR`` are respected.
+In a terminal, rich draws tables that fit its width. In a pipe, a file or with ``TERM=dumb``, each row is one
+line with every cell in full and columns at least two spaces apart, for grep and awk. ``NO_COLOR`` and
+``FORCE_COLOR`` are respected.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ __all__ = [
     "UsageError",
     "age_text",
     "clean",
-    "closest",
+    "closest_path",
     "print_json",
     "report",
     "size_text",
 ]
 
-_ROWS = 20  # of a table in a terminal
-_FOLDED = 20  # columns of a terminal in which a name can still be read
+_MAX_ROWS = 20  # rows of an abbreviated table in a terminal
+_MIN_FOLDED_WIDTH = 20  # minimum readable width of a folded column
 
 
 class UsageError(BurntError):
-    """A command line that cannot be carried out, found before anything was done: exit code 2."""
+    """An invalid command line, detected before anything was done; exit code 2."""
 
 
 def report(error: BurntError) -> None:
-    """Print an error to the standard error, and how to see where it was raised."""
+    """Print an error to standard error, with a hint how to get its traceback."""
     lines = [clean(line) for line in str(error).splitlines()]
     print("error:", "\n".join(lines), file=sys.stderr)
     if not isinstance(error, UsageError):
-        print("(BURNT_DEBUG=1 shows where it was raised)", file=sys.stderr)
+        print("(set BURNT_DEBUG=1 to see the traceback)", file=sys.stderr)
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; numbers that are not finite become strings, as in the run store's exports."""
+    """Print a value as JSON; non-finite numbers become strings, as in the run store's exports."""
     from burnt.train.store.schema import to_json
 
     print(json.dumps(json.loads(to_json(value)), indent=2))
 
 
 class Cell(NamedTuple):
-    """Text in a style of rich's, such as ``"red"``."""
+    """A text with a rich style, such as ``"red"``."""
 
     text: str
     style: str = ""
 
 
 class Page:
-    """Writes to the standard output, as its reader can take it."""
+    """Writes to standard output: styled for a terminal, plain otherwise."""
 
     def __init__(self) -> None:
-        self.fancy = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
+        self.is_styled = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
             sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
         )
-        if self.fancy:
+        if self.is_styled:
             from rich.console import Console
 
             self._console = Console(highlight=False, markup=False, emoji=False)
 
     def line(self, *parts: str | Cell) -> None:
-        """A line of text, its parts set side by side."""
+        """Print a line of text from its parts."""
         cells = [Cell(part) if isinstance(part, str) else part for part in parts]
-        if self.fancy:
+        if self.is_styled:
             from rich.text import Text
 
             self._console.print(Text.assemble(*((clean(text), style) for text, style in cells)))
@@ -81,72 +81,82 @@ class Page:
             print("".join(clean(cell.text) for cell in cells))
 
     def heading(self, text: str) -> None:
-        """The title of what follows, after an empty line."""
+        """Print an empty line and a heading."""
         self.line("")
         self.line(Cell(text, "bold cyan"))
 
     def pairs(self, pairs: Mapping[str, str | Cell]) -> None:
-        """Names and their values, one a line."""
+        """Print names and values, one pair per line."""
         rows = [[Cell(name, "dim"), value] for name, value in pairs.items()]
-        self.table(["name", "value"], rows, head=False)
+        self.table(["name", "value"], rows, header=False)
 
     def table(
         self,
         columns: Sequence[str],
         rows: Sequence[Sequence[str | Cell]],
         *,
-        right: Sequence[str] = (),
-        fold: str | None = None,
-        spare: Sequence[str] = (),
-        whole: bool = True,
-        head: bool = True,
+        align_right: Sequence[str] = (),
+        fold_column: str | None = None,
+        droppable: Sequence[str] = (),
+        show_all: bool = True,
+        header: bool = True,
     ) -> None:
-        """A table.
+        """Print a table.
 
         Args:
-            columns: their headings.
-            rows: a cell for each column; an empty one is shown as ``-``.
-            right: the columns that are set to the right.
-            fold: the column that gives way in a narrow terminal, by default the last.
-            spare: columns that a narrow terminal does without, the first of them first.
-            whole: all of it; otherwise a terminal gets the rows and columns that it has room for, and how
-                many are left out.
-            head: with a line of headings.
+            columns: the headings.
+            rows: one cell per column; empty cells are shown as ``-``.
+            align_right: the columns that are right-aligned.
+            fold_column: the column that wraps in a narrow terminal, by default the last.
+            droppable: columns to omit in a narrow terminal, in this order.
+            show_all: whether to print the whole table; otherwise a terminal shows the rows and columns that
+                fit, and the number of hidden ones.
+            header: whether to print the headings.
         """
-        cells = [[_cell(cell) for cell in row] for row in rows]
-        if self.fancy and not whole:
-            shown = self._columns_that_fit(columns, cells)
-            self._draw(columns[:shown], [row[:shown] for row in cells[:_ROWS]], right, None, head)
-            left = [(len(cells) - _ROWS, "rows"), (len(columns) - shown, "columns")]
-            if more := " and ".join(f"{count} {what}" for count, what in left if count > 0):
-                self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
-        elif self.fancy:
-            fold = fold or columns[-1]
-            kept = self._without_spare(columns, cells, fold, spare)
-            shown_cells = [[row[i] for i in kept] for row in cells]
-            self._draw([columns[i] for i in kept], shown_cells, right, fold, head)
+        cells = [[_to_cell(cell) for cell in row] for row in rows]
+        if self.is_styled and not show_all:
+            num_columns = self._columns_that_fit(columns, cells)
+            self._draw_table(
+                columns[:num_columns],
+                [row[:num_columns] for row in cells[:_MAX_ROWS]],
+                align_right,
+                None,
+                header,
+            )
+            num_hidden = [(len(cells) - _MAX_ROWS, "rows"), (len(columns) - num_columns, "columns")]
+            if more := " and ".join(f"{count} {what}" for count, what in num_hidden if count > 0):
+                self.line(Cell(f"... {more} more: use --json or a pipe to get all", "dim"))
+        elif self.is_styled:
+            fold_column = fold_column or columns[-1]
+            column_indices = self._columns_to_keep(columns, cells, fold_column, droppable)
+            shown_cells = [[row[i] for i in column_indices] for row in cells]
+            self._draw_table(
+                [columns[i] for i in column_indices], shown_cells, align_right, fold_column, header
+            )
         else:
-            _align([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
+            _print_aligned(
+                [columns, *([c.text for c in row] for row in cells)][not header :], columns, align_right
+            )
 
-    def _draw(
+    def _draw_table(
         self,
         columns: Sequence[str],
         rows: Sequence[Sequence[Cell]],
-        right: Sequence[str],
-        fold: str | None,
-        head: bool,
+        align_right: Sequence[str],
+        fold_column: str | None,
+        header: bool,
     ) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=head, header_style="bold")
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header, header_style="bold")
         for column in columns:
-            # What is long is folded, not cut: the names of runs are there to be copied.
+            # Long texts are wrapped, not truncated, so that names of runs can be copied.
             table.add_column(
                 Text(clean(column)),
-                justify="right" if column in right else "left",
+                justify="right" if column in align_right else "left",
                 overflow="fold",
-                no_wrap=column != fold,
+                no_wrap=column != fold_column,
             )
         for row in rows:
             table.add_row(*(Text(cell.text, cell.style) for cell in row))
@@ -154,55 +164,63 @@ class Page:
 
     def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
         used = 0
-        for i, width in enumerate(_widths([columns, *([c.text for c in row] for row in rows[:_ROWS])])):
+        for i, width in enumerate(
+            _column_widths([columns, *([c.text for c in row] for row in rows[:_MAX_ROWS])])
+        ):
             used += width + 2
             if used > self._console.width + 2:
                 return max(i, 1)
         return len(columns)
 
-    def _without_spare(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], fold: str, spare: Sequence[str]
+    def _columns_to_keep(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        fold_column: str,
+        droppable: Sequence[str],
     ) -> list[int]:
-        """The columns to show, so that the one which folds has a readable width."""
-        widths = dict(zip(columns, _widths([columns, *([c.text for c in row] for row in rows)]), strict=True))
-        widths[fold] = min(widths[fold], _FOLDED)
-        for column in spare:
+        """Return the indices of the columns to show, leaving the folded column a readable width."""
+        widths = dict(
+            zip(columns, _column_widths([columns, *([c.text for c in row] for row in rows)]), strict=True)
+        )
+        widths[fold_column] = min(widths[fold_column], _MIN_FOLDED_WIDTH)
+        for column in droppable:
             if sum(width + 2 for width in widths.values()) > self._console.width + 2:
                 del widths[column]
         return [i for i, column in enumerate(columns) if column in widths]
 
 
-def _cell(cell: str | Cell) -> Cell:
+def _to_cell(cell: str | Cell) -> Cell:
     text, style = (cell, "") if isinstance(cell, str) else cell
     return Cell(clean(text) or "-", style)
 
 
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """How many places each column takes in a terminal, where a character may take two."""
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column in terminal cells; a character may take two."""
     from rich.cells import cell_len
 
     return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 
 
-def _align(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> None:
+def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], align_right: Sequence[str]) -> None:
     from rich.cells import cell_len
 
-    widths = _widths(rows)
+    widths = _column_widths(rows)
     for row in rows:
         padded = []
         for text, width, column in zip(row, widths, columns, strict=True):
             space = " " * (width - cell_len(text))
-            padded.append(space + text if column in right else text + space)
+            padded.append(space + text if column in align_right else text + space)
         print("  ".join(padded).rstrip())
 
 
-def closest(name: str, known: Iterable[str], separator: str) -> str | None:
-    """The known path closest to a mistyped one: by all of it, or by its last part.
+def closest_path(name: str, paths: Iterable[str], separator: str) -> str | None:
+    """Return the path closest to a mistyped one, compared as a whole or by the last part; None if none is.
 
-    >>> closest("digit", ["runs/mnist", "runs/digits"], "/")
+    >>> closest_path("digit", ["runs/mnist", "runs/digits"], "/")
     'runs/digits'
     """
-    candidates = list(known)
+    candidates = list(paths)
     ends = {candidate.rpartition(separator)[2]: candidate for candidate in candidates}
-    end = nearest(name.rpartition(separator)[2], ends)
-    return nearest(name, candidates) or (None if end is None else ends[end])
+    last_part = nearest(name.rpartition(separator)[2], ends)
+    return nearest(name, candidates) or (None if last_part is None else ends[last_part])

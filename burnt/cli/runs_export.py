@@ -1,4 +1,4 @@
-"""`burnt runs export`: a run as CSV, JSON lines or TensorBoard event files."""
+"""`burnt runs export`: export a run as CSV, JSON lines or TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from burnt.train.store import export_csv, export_jsonl, export_tensorboard
 __all__ = ["run"]
 
 
-def run(folder: str, form: str, out: str | None, follow: bool) -> int:
+def run(folder: str, format_name: str, out: str | None, follow: bool) -> int:
     """Export a run.
 
     Args:
         folder: the run's folder.
-        form: ``"csv"``, ``"jsonl"`` or ``"tensorboard"``.
-        out: a path; None: the standard output, or for TensorBoard a folder in the run's.
-        follow: JSON lines until the run ends.
+        format_name: ``"csv"``, ``"jsonl"`` or ``"tensorboard"``.
+        out: output path; None is standard output, or for TensorBoard the run's subfolder ``tensorboard``.
+        follow: whether to continue writing JSON lines until the run ends.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         RunError: the run cannot be read, or a file cannot be written.
     """
-    open_run(folder).close()  # a mistyped name is told with the nearest one
-    if form == "tensorboard":
+    open_run(folder).close()  # raises with the closest name if this one is mistyped
+    if format_name == "tensorboard":
         files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)
-        told = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
-    elif form == "csv":
-        told = [f"wrote {export_csv(folder, out or sys.stdout)} points to {out}"]
+        messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
+    elif format_name == "csv":
+        messages = [f"wrote {export_csv(folder, out or sys.stdout)} points to {out}"]
     else:
-        told = [f"wrote {export_jsonl(folder, out or sys.stdout, follow=follow)} lines to {out}"]
-    if out is not None or form == "tensorboard":
-        print(*told, sep="\n", file=sys.stderr)
+        messages = [f"wrote {export_jsonl(folder, out or sys.stdout, follow=follow)} lines to {out}"]
+    if out is not None or format_name == "tensorboard":
+        print(*messages, sep="\n", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""`burnt runs list`: the runs below a folder, one a line."""
+"""`burnt runs list`: list the runs in a folder, one per line."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from typing import Any, NamedTuple
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.errors import RunError
-from burnt.monitor.format import better, fraction, label, main_metric, note, progress_text
+from burnt.monitor.format import (
+    better_direction,
+    fraction,
+    main_metric,
+    problem_text,
+    progress_text,
+    series_label,
+)
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Extreme, Point, Progress, RunReader, RunSummary, Series, find_runs
 
 __all__ = [
     "STATE_STYLES",
-    "best",
+    "active_seconds",
+    "best_value",
     "progress_json",
     "run",
-    "seconds_of",
 ]
 
 STATE_STYLES = {
@@ -46,7 +53,7 @@ class _Row(NamedTuple):
 
 
 def run(folder: str, as_json: bool) -> int:
-    """Print the runs at and below a folder, the most recently written first.
+    """Print the runs at and below a folder, the most recently written first; return the exit code 0.
 
     Raises:
         UsageError: there is no such folder.
@@ -56,60 +63,62 @@ def run(folder: str, as_json: bool) -> int:
             f"there is no folder {folder!r}",
             where=os.getcwd(),
             found="a file" if os.path.exists(folder) else None,
-            hint="runs are made by `burnt train`; those of another folder: burnt runs list FOLDER",
+            hint="burnt runs list FOLDER lists another folder; `burnt train` creates runs",
         )
-    rows = [_read(found) for found in find_runs(folder)]
+    rows = [_read_run(found) for found in find_runs(folder)]
     if as_json:
-        print_json([_json(row) for row in rows])
+        print_json([_row_json(row) for row in rows])
     elif rows:
         _print(rows)
     else:
         page = Page()
         page.line(f"no runs in {folder}")
-        page.line("`burnt train module:function` makes one; or look elsewhere: burnt runs list FOLDER")
+        page.line(
+            "Start one with `burnt train module:function`, or list another folder: burnt runs list FOLDER"
+        )
     return 0
 
 
-def _read(folder: Path) -> _Row:
+def _read_run(folder: Path) -> _Row:
     try:
         with RunReader(folder) as reader:
             summary = reader.summary()
             metric = main_metric(list(summary.last), reader.config())
-            reached = None if metric is None else best(reader, metric)
-            return _Row(folder, summary, None, metric, reached, seconds_of(reader))
-    except RunError as error:  # the other runs are listed all the same
+            best = None if metric is None else best_value(reader, metric)
+            return _Row(folder, summary, None, metric, best, active_seconds(reader))
+    except RunError as error:  # the other runs must still be listed
         return _Row(folder, None, error, None, None, math.nan)
 
 
 def _print(rows: list[_Row]) -> None:
     page = Page()
     columns = ["run", "state", "progress", "metric", "last", "best", "age", "took"]
-    # In a terminal the reasons go below the table, where there is room for them.
-    notes = not page.fancy and any(_note(row) for row in rows)
-    cells = [_cells(row)[: len(columns) + notes] for row in rows]
+    # In a terminal, the reasons are printed below the table, where there is more room.
+    notes = not page.is_styled and any(_problem(row) for row in rows)
+    cells = [_row_cells(row)[: len(columns) + notes] for row in rows]
     metrics = {row.metric for row in rows if row.metric is not None}
-    if page.fancy and len(metrics) == 1:
-        # Said once, it leaves room for the names of the runs.
+    if page.is_styled and len(metrics) == 1:
+        # Name the common metric in the heading only, to leave room for the runs' names.
         i = columns.index("metric")
         for row_cells in cells:
             del row_cells[i]
-        columns[i : i + 2] = [label(*metrics)]
+        columns[i : i + 2] = [series_label(*metrics)]
     page.table(
         [*columns, "note"] if notes else columns,
         cells,
-        right=[columns[-4], "best", "age", "took"],
-        fold="run",
-        spare=["took", "age"],
+        align_right=[columns[-4], "best", "age", "took"],
+        fold_column="run",
+        droppable=["took", "age"],
     )
-    for row in rows if page.fancy else ():
-        if note := _note(row):
+    for row in rows if page.is_styled else ():
+        if note := _problem(row):
             page.line(Cell(f"{row.folder}: ", "bold"), note)
 
 
-def _cells(row: _Row) -> list[str | Cell]:
+def _row_cells(row: _Row) -> list[str | Cell]:
     summary = row.summary
     if summary is None:
-        return [str(row.folder), Cell("unreadable", STATE_STYLES["unreadable"]), *[""] * 6, _note(row)]
+        return [str(row.folder), Cell("unreadable", STATE_STYLES["unreadable"]), *[""] * 6, _problem(row)]
     name = str(row.folder)
     if summary.name not in (row.folder.name, row.folder.resolve().name):
         name += f" ({summary.name})"
@@ -117,22 +126,22 @@ def _cells(row: _Row) -> list[str | Cell]:
         name,
         Cell(summary.state, STATE_STYLES[summary.state]),
         progress_text(summary.progress),
-        "" if row.metric is None else label(row.metric),
+        "" if row.metric is None else series_label(row.metric),
         "" if row.last is None else value_text(row.last.value),
         "" if row.best is None else value_text(row.best.value),
         age_text(time.time() - summary.created),
         duration_text(row.seconds),
-        _note(row),
+        _problem(row),
     ]
 
 
-def _note(row: _Row) -> str:
+def _problem(row: _Row) -> str:
     if row.error is not None:
         return f"{row.error.what}: {row.error.found}" if row.error.found else row.error.what
-    return "" if row.summary is None else note(row.summary)
+    return "" if row.summary is None else problem_text(row.summary)
 
 
-def _json(row: _Row) -> dict[str, Any]:
+def _row_json(row: _Row) -> dict[str, Any]:
     summary = row.summary
     if summary is None:
         assert row.error is not None
@@ -152,17 +161,17 @@ def _json(row: _Row) -> dict[str, Any]:
     }
 
 
-def best(reader: RunReader, series: Series) -> Extreme | None:
-    """The best value of a series; None where nobody knows which way is better."""
-    way = better(series.name, reader.config())
-    return None if way is None else reader.best(*series, higher=way == "higher")
+def best_value(reader: RunReader, series: Series) -> Extreme | None:
+    """Return the best value of a series; None if its better direction is unknown."""
+    direction = better_direction(series.name, reader.config())
+    return None if direction is None else reader.best(*series, higher=direction == "higher")
 
 
-def seconds_of(reader: RunReader) -> float:
-    """How long a run was worked on, over all its attempts."""
+def active_seconds(reader: RunReader) -> float:
+    """Return the training time of a run in seconds, over all its attempts."""
     return sum(max((a.ended or a.heartbeat) - a.started, 0.0) for a in reader.attempts())
 
 
 def progress_json(progress: Progress | None) -> dict[str, Any] | None:
-    """Where a run stands, with the share that is done."""
+    """Return a run's progress as JSON data, with the fraction that is done."""
     return progress and {**progress._asdict(), "fraction": fraction(progress)}

@@ -1,4 +1,4 @@
-"""`burnt runs show`: all about one run."""
+"""`burnt runs show`: print one run in detail."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_json, size_text
-from burnt.cli.runs_list import STATE_STYLES, best, progress_json, seconds_of
+from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
+from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError
-from burnt.monitor.format import label, note, progress_text
+from burnt.monitor.format import problem_text, progress_text, series_label
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
@@ -22,8 +22,8 @@ from burnt.train.store.schema import DATABASE
 __all__ = ["open_run", "run", "run_folder", "sparkline"]
 
 _EVENTS, _LOG_LINES = 8, 10
-_CELLS = 20
-_STAMP = r"-[0-9][0-9T_.:-]*Z?"  # a date, a time or a count: a word makes it another training's name
+_SPARKLINE_CELLS = 20
+_STAMP_PATTERN = r"-[0-9][0-9T_.:-]*Z?"  # a date, time or counter; a word would be another run's name
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,7 +35,7 @@ class _Checkpoint(NamedTuple):
 
 
 def run(folder: str, as_json: bool) -> int:
-    """Print one run.
+    """Print one run; return the exit code 0.
 
     Raises:
         UsageError: there is no run in the folder.
@@ -43,100 +43,100 @@ def run(folder: str, as_json: bool) -> int:
     """
     with open_run(folder) as reader:
         if as_json:
-            print_json(_document(reader))
+            print_json(_run_json(reader))
         else:
-            _show(reader)
+            _print_run(reader)
     return 0
 
 
 def open_run(folder: str) -> RunReader:
-    """The reader of a run's folder.
+    """Open the reader of a run's folder.
 
     Raises:
-        UsageError: there is no run in the folder; told with the nearest that there is.
+        UsageError: there is no run in the folder; the hint names the closest one.
         RunError: the run cannot be read.
     """
     if Path(folder, DATABASE).is_file():
         return RunReader(folder)
     parent = os.path.dirname(folder.rstrip("/")) or "runs"
-    here = os.path.isdir(folder)
-    runs = [str(run) for run in find_runs(folder if here else parent)]
-    guess = closest(folder, runs, "/")
-    below = folder if here and runs else parent
+    is_folder = os.path.isdir(folder)
+    runs = [str(run) for run in find_runs(folder if is_folder else parent)]
+    guess = closest_path(folder, runs, "/")
+    listed_folder = folder if is_folder and runs else parent
     raise UsageError(
-        f"{folder} holds no run" if here else f"there is no folder {folder!r}",
+        f"{folder} contains no run" if is_folder else f"there is no folder {folder!r}",
         expected=os.path.join(folder, DATABASE),
-        hint=f"did you mean {guess}?" if guess else f"`burnt runs list {below}` shows what runs there are",
+        hint=f"did you mean {guess}?" if guess else f"`burnt runs list {listed_folder}` lists the runs",
     )
 
 
 def run_folder(name: str) -> str:
-    """The folder of a run: itself, or the one below ``runs`` of that name, with or without a stamp.
+    """Return a run's folder: `name` itself, or the run in ``runs`` of that name, with or without a date.
 
     Raises:
-        UsageError: several of the name are running.
+        UsageError: several runs of that name are running.
     """
     if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
         return name
-    stamped = re.compile(re.escape(name) + _STAMP)
-    below = find_runs("runs")
-    named = [run for run in below if run.name == name] or [
-        run for run in below if stamped.fullmatch(run.name)
+    stamped = re.compile(re.escape(name) + _STAMP_PATTERN)
+    all_runs = find_runs("runs")
+    named = [run for run in all_runs if run.name == name] or [
+        run for run in all_runs if stamped.fullmatch(run.name)
     ]
-    going = [run for run in named if _goes_on(run)]
-    if len(going) > 1:
+    active = [run for run in named if _is_active(run)]
+    if len(active) > 1:
         raise UsageError(
-            f"{len(going)} trainings of the name {name!r} are running",
+            f"{len(active)} trainings named {name!r} are running",
             expected="the folder of one of them",
-            found=", ".join(sorted(map(os.fspath, going))),
+            found=", ".join(sorted(map(os.fspath, active))),
         )
-    return os.fspath(next(iter(going or named), name))
+    return os.fspath(next(iter(active or named), name))
 
 
-def _goes_on(folder: Path) -> bool:
+def _is_active(folder: Path) -> bool:
     try:
         with RunReader(folder) as reader:
             return reader.state() in ("running", "stale")
-    except RunError:  # damaged, deleted just now or not started: nothing there takes commands
+    except RunError:  # damaged, just deleted or not started: it accepts no commands
         return False
 
 
-def _show(reader: RunReader) -> None:
+def _print_run(reader: RunReader) -> None:
     page = Page()
     summary, attempts, now = reader.summary(), reader.attempts(), time.time()
     page.line(Cell(str(reader.folder), "bold"), "  ", Cell(summary.state, STATE_STYLES[summary.state]))
-    where = progress_text(summary.progress)
+    progress = progress_text(summary.progress)
     if summary.progress is not None:
-        where += f", step {summary.progress.step}"
+        progress += f", step {summary.progress.step}"
         if summary.state in ("running", "stale"):
-            where += f", {summary.progress.activity}"
-    head: dict[str, str | Cell] = {
+            progress += f", {summary.progress.activity}"
+    facts: dict[str, str | Cell] = {
         "name": summary.name,
-        "reason": note(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
+        "reason": problem_text(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
         "created": f"{_date(summary.created)}, {age_text(now - summary.created)} ago",
-        "took": duration_text(seconds_of(reader)),
-        "progress": where,
+        "took": duration_text(active_seconds(reader)),
+        "progress": progress,
         "process": f"{summary.pid} on {summary.host}",
     }
     if summary.dropped:
-        head["dropped"] = Cell(f"{summary.dropped} samples were lost while writing", "yellow")
-    page.pairs({name: value for name, value in head.items() if value})
+        facts["dropped"] = Cell(f"{summary.dropped} samples were lost while writing", "yellow")
+    page.pairs({name: value for name, value in facts.items() if value})
     if len(attempts) > 1:
         page.heading("attempts")
         page.table(
             ["", "began", "took", "from step", "ended"],
             [_attempt_cells(attempt) for attempt in attempts],
-            right=["took", "from step"],
+            align_right=["took", "from step"],
         )
-    if config := _flat(reader.config() or {}):
+    if config := _flatten(reader.config() or {}):
         page.heading("config")
-        page.pairs({key: _exact(value) for key, value in config.items()})
+        page.pairs({key: _exact_text(value) for key, value in config.items()})
     if series := reader.series():
         page.heading("metrics")
         page.table(
             ["metric", "last", "at step", "best", "at step ", "course"],
             [_series_cells(reader, one) for one in series],
-            right=["last", "at step", "best", "at step "],
+            align_right=["last", "at step", "best", "at step "],
         )
     if checkpoints := _checkpoints(reader):
         page.heading("checkpoints")
@@ -146,7 +146,7 @@ def _show(reader: RunReader) -> None:
                 [c.name, size_text(c.bytes), age_text(now - c.written), _data_text(c.values)]
                 for c in checkpoints
             ],
-            right=["size", "age"],
+            align_right=["size", "age"],
         )
     for table in _newest_tables(reader):
         at = "" if table.step is None else f" at step {table.step}"
@@ -160,15 +160,15 @@ def _show(reader: RunReader) -> None:
                 [_clock(e.time), "" if e.step is None else str(e.step), e.kind, _data_text(e.data)]
                 for e in events
             ],
-            right=["step"],
-            head=False,
+            align_right=["step"],
+            header=False,
         )
     if lines := reader.log_lines(newest=_LOG_LINES):
         page.heading("last log lines")
         page.table(
             ["time", "level", "text"],
             [[_clock(line.time), line.level, line.text] for line in lines],
-            head=False,
+            header=False,
         )
 
 
@@ -186,35 +186,35 @@ def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
 
 
 def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
-    last, reached = reader.last(*series), best(reader, series)
+    last, best = reader.last(*series), best_value(reader, series)
     return [
-        label(series),
+        series_label(series),
         "" if last is None else value_text(last.value),
         "" if last is None else str(last.step),
-        "" if reached is None else value_text(reached.value),
-        "" if reached is None else str(reached.step),
-        Cell(sparkline(reader.points(*series, max_points=8 * _CELLS)), "cyan"),
+        "" if best is None else value_text(best.value),
+        "" if best is None else str(best.step),
+        Cell(sparkline(reader.points(*series, max_points=8 * _SPARKLINE_CELLS)), "cyan"),
     ]
 
 
-def sparkline(points: Points, cells: int = _CELLS) -> str:
-    """A small plot of a series: a bar for each stretch of points, as high as the mean of their values.
+def sparkline(points: Points, cells: int = _SPARKLINE_CELLS) -> str:
+    """Draw a series as a line of bars, each as high as the mean of its chunk of points.
 
     Args:
-        points: by ascending step.
-        cells: at most so many bars.
+        points: the points, by ascending step.
+        cells: maximum number of bars.
 
     Returns:
-        Bars between the lowest and the highest mean, and ``!`` where values are NaN or infinite.
+        Bars scaled between the lowest and the highest mean, and ``!`` where values are NaN or infinite.
 
     >>> sparkline(Points([1, 2, 3, 4], [0.0] * 4, [1.0, 0.5, float("nan"), 0.0]))
     '█▅!▁'
     """
     cells = min(cells, len(points.values))
-    stretches: list[list[float]] = [[] for _ in range(cells)]
+    chunks: list[list[float]] = [[] for _ in range(cells)]
     for i, value in enumerate(points.values):
-        stretches[i * cells // len(points.values)].append(value)
-    means = [sum(value / len(stretch) for value in stretch) for stretch in stretches]
+        chunks[i * cells // len(points.values)].append(value)
+    means = [sum(value / len(chunk) for value in chunk) for chunk in chunks]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     text = ""
@@ -224,7 +224,7 @@ def sparkline(points: Points, cells: int = _CELLS) -> str:
         elif high == low:
             text += _BARS[3]
         else:
-            # Halved, as the difference of two huge numbers may be an infinity.
+            # Halved, as the difference of two huge numbers may overflow.
             text += _BARS[round((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(_BARS) - 1))]
     return text
 
@@ -240,23 +240,25 @@ def _print_table(page: Page, columns: list[str], rows: list[list[Any]]) -> None:
         for i, name in enumerate(columns)
         if all(isinstance(row[i], int | float) or row[i] == "NaN" for row in rows)
     ]
-    page.table(columns, [[_rounded(cell) for cell in row] for row in rows], right=numeric, whole=False)
+    page.table(
+        columns, [[_rounded_text(cell) for cell in row] for row in rows], align_right=numeric, show_all=False
+    )
 
 
 def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
     values = {event.data.get("path"): event.data.get("values") for event in reader.events("checkpoint")}
-    found = []
+    checkpoints = []
     for folder in sorted((reader.folder / "checkpoints").glob("step-*")):
         try:
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             written = folder.stat().st_mtime
-        except FileNotFoundError:  # a training that runs has removed it meanwhile
+        except FileNotFoundError:  # the training has removed it in the meantime
             continue
-        found.append(_Checkpoint(folder.name, size, written, values.get(folder.name) or {}))
-    return found
+        checkpoints.append(_Checkpoint(folder.name, size, written, values.get(folder.name) or {}))
+    return checkpoints
 
 
-def _document(reader: RunReader) -> dict[str, Any]:
+def _run_json(reader: RunReader) -> dict[str, Any]:
     summary = reader.summary()
     return {
         "folder": reader.folder,
@@ -264,7 +266,7 @@ def _document(reader: RunReader) -> dict[str, Any]:
         "state": summary.state,
         "reason": summary.reason,
         "created": summary.created,
-        "seconds": seconds_of(reader),
+        "seconds": active_seconds(reader),
         "dropped": summary.dropped,
         "progress": progress_json(summary.progress),
         "attempts": [attempt._asdict() for attempt in reader.attempts()],
@@ -282,36 +284,36 @@ def _document(reader: RunReader) -> dict[str, Any]:
 def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
     ends = {
         "last": reader.last(*series),
-        "best": best(reader, series),
+        "best": best_value(reader, series),
         "lowest": reader.best(*series),
         "highest": reader.best(*series, higher=True),
     }
     return {**series._asdict(), **{name: end and end._asdict() for name, end in ends.items()}}
 
 
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key, as the command line sets them."""
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings by dotted key, as the command line writes them."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
 
 
-def _exact(value: Any) -> str:
+def _exact_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _rounded(value: Any) -> str:
-    return value_text(value) if isinstance(value, float) else _exact(value)
+def _rounded_text(value: Any) -> str:
+    return value_text(value) if isinstance(value, float) else _exact_text(value)
 
 
 def _data_text(data: dict[str, Any]) -> str:
-    # The values that a checkpoint's event carries need no word before their names.
-    flat = {key.removeprefix("values."): _rounded(value) for key, value in _flat(data).items()}
-    flat.pop("traceback", None)  # of many lines; --json has it
+    # The metric values of a checkpoint event need no prefix.
+    flat = {key.removeprefix("values."): _rounded_text(value) for key, value in _flatten(data).items()}
+    flat.pop("traceback", None)  # several lines long; --json includes it
     return "  ".join(f"{key} {text}" for key, text in flat.items())
 
 

@@ -1,7 +1,6 @@
 """`burnt train module:function key=value ...`: find a function, build its Config, call it.
 
-What is wrong with the command line is a `UsageError`. What goes wrong in the user's own code is the user's to
-see: an error in the module keeps its traceback.
+Errors in the command line are `UsageError`s. Errors in the user's code keep their traceback.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from burnt.cli.output import UsageError, closest
+from burnt.cli.output import UsageError, closest_path
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
 __all__ = ["run"]
 
-_DEPTH = 4  # folders down from here in which a mistyped name is looked for
-_FILES = 2000
-_NO_SOURCES = {"__pycache__", "node_modules", "site-packages", "venv"}
+_MAX_DEPTH = 4  # depth of the search for names similar to a mistyped one
+_MAX_FILES = 2000
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
 def run(target: str, overrides: Sequence[str], config_file: str | None, show: bool) -> int:
-    """Call a function with its configuration.
+    """Call a training function with its configuration.
 
     Args:
         target: ``"module:function"`` or ``"path/file.py:function"``.
-        overrides: ``"key=value"`` words.
-        config_file: a file that `Config.save` wrote; None: the defaults.
-        show: print the configuration instead.
+        overrides: ``"key=value"`` assignments.
+        config_file: a file written by `Config.save`; None starts from the defaults.
+        show: whether to print the configuration instead of training.
 
     Returns:
         The exit code 0.
@@ -43,8 +42,8 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
-    function = _find(target)
-    config = _build(_config_class(function, target), target, config_file, overrides)
+    function = _find_function(target)
+    config = _build_config(_config_class(function, target), target, config_file, overrides)
     if show:
         print(config.to_json())
     else:
@@ -52,52 +51,54 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     return 0
 
 
-def _find(target: str) -> Callable[[Any], object]:
+def _find_function(target: str) -> Callable[[Any], object]:
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         where = target.strip(":") or "module"
         raise UsageError(
-            "it is not said which function trains",
+            "the target names no function",
             expected="module:function or path/file.py:function",
             found=repr(target),
             hint=f"burnt train {where}:main, if the function is called main",
         )
-    module = module_of(module_name)
+    module = load_module(module_name)
     if not hasattr(module, name):
-        raise _no_function(module, module_name, name)
+        raise _no_function_error(module, module_name, name)
     function = getattr(module, name)
     if not callable(function):
-        raise UsageError(f"{target} is no function", found=type(function).__name__, hint=_offers(module))
-    return function  # type: ignore[no-any-return]  # it is anything that can be called
+        raise UsageError(
+            f"{target} is not a function", found=type(function).__name__, hint=_functions_hint(module)
+        )
+    return function  # type: ignore[no-any-return]  # any callable
 
 
-def module_of(name: str) -> ModuleType:
-    """The module of a name, or of a file's path, imported with the current folder in reach.
+def load_module(name: str) -> ModuleType:
+    """Import a module by name or file path, with the current folder on ``sys.path``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such module or file.
     """
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
-    return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _load_module(name)
+    return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _import_module(name)
 
 
-def _load_module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     if all(part.isidentifier() for part in name.split(".")):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if _raised_inside(error):
+            if _is_raised_inside(error):
                 raise
-    files = [Path(file).with_suffix("") for file in _sources()]
+    files = [Path(file).with_suffix("") for file in _python_files()]
     modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
-    raise _not_found("module", name, modules, ".")
+    raise _not_found_error("module", name, modules, ".")
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise _not_found("file", os.fspath(path), _sources(), "/")
+        raise _not_found_error("file", os.fspath(path), _python_files(), "/")
     path = path.resolve()
     name = path.stem
     loaded = sys.modules.get(name)
@@ -105,15 +106,17 @@ def _load_file(path: Path) -> ModuleType:
         if getattr(loaded, "__file__", None) == str(path):
             return loaded
         raise UsageError(
-            f"{path.name} cannot be loaded: a module {name!r} is loaded already",
+            f"{path.name} cannot be loaded: another module {name!r} is already loaded",
             where=str(path),
-            found=getattr(loaded, "__file__", None) or "a module that is built in",
+            found=getattr(loaded, "__file__", None) or "a built-in module",
             hint="rename the file, or name it as a module: package.module:function",
         )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path.name} is no Python file", where=str(path), hint="its name ends in .py")
-    # Its neighbours can be imported, as when Python runs the file itself.
+        raise UsageError(
+            f"{path.name} is not a Python file", where=str(path), hint="its name must end in .py"
+        )
+    # Modules beside the file can be imported, as when Python runs the file.
     sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -125,72 +128,74 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _raised_inside(error: BaseException) -> bool:
-    """Whether an import failed in a module's code, and not because that module is not there."""
-    own = (__file__, importlib.__file__)
+def _is_raised_inside(error: BaseException) -> bool:
+    """Whether an import error was raised by a module's code, not because the module is missing."""
+    import_files = (__file__, importlib.__file__)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(file not in own and not file.startswith("<frozen importlib") for file in files)
+    return any(file not in import_files and not file.startswith("<frozen importlib") for file in files)
 
 
-def _sources() -> list[str]:
-    """The Python files below the current folder, as paths from here."""
-    return [file for file, _ in zip(_walk(), range(_FILES), strict=False)]
+def _python_files() -> list[str]:
+    """Return the Python files below the current folder, as relative paths."""
+    return [file for file, _ in zip(_walk_python_files(), range(_MAX_FILES), strict=False)]
 
 
-def _walk() -> Iterator[str]:
-    for folder, below, files in os.walk("."):
+def _walk_python_files() -> Iterator[str]:
+    for folder, folders, files in os.walk("."):
         parts = Path(folder).parts
-        below[:] = [name for name in below if not name.startswith(".") and name not in _NO_SOURCES]
-        if len(parts) >= _DEPTH:
-            below.clear()
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
+        if len(parts) >= _MAX_DEPTH:
+            folders.clear()
         yield from (str(Path(folder, file)) for file in sorted(files) if file.endswith(".py"))
 
 
-def _not_found(kind: str, name: str, known: Iterable[str], separator: str) -> UsageError:
-    guess = closest(name, known, separator)
+def _not_found_error(kind: str, name: str, names: Iterable[str], separator: str) -> UsageError:
+    guess = closest_path(name, names, separator)
     return UsageError(
         f"there is no {kind} {name!r}",
         where=os.getcwd(),
-        hint=f"did you mean {guess!r}?" if guess else "modules and files are looked for from this folder",
+        hint=f"did you mean {guess!r}?" if guess else "modules and files are searched from this folder",
     )
 
 
-def _no_function(module: ModuleType, module_name: str, name: str) -> UsageError:
+def _no_function_error(module: ModuleType, module_name: str, name: str) -> UsageError:
     functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
     guess = nearest(name, functions)
-    offers = _offers(module)
+    hint = _functions_hint(module)
     return UsageError(
         f"{module_name} has no function {name!r}",
         where=getattr(module, "__file__", None),
-        hint=f"did you mean {guess!r}? {offers}" if guess else offers,
+        hint=f"did you mean {guess!r}? {hint}" if guess else hint,
     )
 
 
-def _offers(module: ModuleType) -> str:
-    """Which functions of a module could be meant."""
-    own = [
+def _functions_hint(module: ModuleType) -> str:
+    """Return a hint that lists the functions of a module."""
+    functions = [
         name
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    return f"its functions: {', '.join(own)}" if own else "it defines no functions"
+    return f"its functions: {', '.join(functions)}" if functions else "it defines no functions"
 
 
 def _config_class(function: Callable[[Any], object], target: str) -> type[Config]:
-    """The Config class that a function's only parameter is annotated with."""
+    """Return the Config class that annotates a function's only parameter."""
     name = target.rpartition(":")[2]
     expected = f"def {name}(config: MyConfig), where MyConfig is a burnt.Config"
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, NameError) as error:  # a builtin; from Python 3.14 on an annotation without a meaning
-        raise UsageError(f"{target} tells not what it takes", expected=expected, found=str(error)) from error
+    except (ValueError, NameError) as error:  # a builtin; from Python 3.14 on also an unresolvable annotation
+        raise UsageError(
+            f"the signature of {target} cannot be read", expected=expected, found=str(error)
+        ) from error
     if len(parameters) != 1 or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     ):
         found = ", ".join(str(parameter) for parameter in parameters)
         raise UsageError(
-            f"{target} does not take one configuration", expected=expected, found=f"def {name}({found})"
+            f"{target} must take exactly one parameter", expected=expected, found=f"def {name}({found})"
         )
     parameter = parameters[0]
     if parameter.annotation is parameter.empty:
@@ -208,18 +213,20 @@ def _config_class(function: Callable[[Any], object], target: str) -> type[Config
                 f"the annotation of {target} cannot be resolved",
                 expected=expected,
                 found=f"{parameter}: {error}",
-                hint="import the Config at the top of the module, and not under `if TYPE_CHECKING`",
+                hint="import the Config at the top of the module, not under `if TYPE_CHECKING`",
             ) from error
     if not (isinstance(annotation, type) and issubclass(annotation, Config)):
         raise UsageError(
-            f"the parameter {parameter.name!r} of {target} is no burnt.Config",
+            f"the parameter {parameter.name!r} of {target} is not annotated with a burnt.Config",
             expected=expected,
             found=f"def {name}({parameter})",
         )
     return annotation
 
 
-def _build(cls: type[Config], target: str, config_file: str | None, overrides: Sequence[str]) -> Config:
+def _build_config(
+    cls: type[Config], target: str, config_file: str | None, overrides: Sequence[str]
+) -> Config:
     try:
         if config_file is None:
             return cls.from_assignments(overrides)
@@ -231,12 +238,12 @@ def _build(cls: type[Config], target: str, config_file: str | None, overrides: S
             expected=error.expected,
             found=error.found,
             origin=error.origin,
-            hint=error.hint or f"set it so: burnt train {target} {error.where or 'key'}=value",
+            hint=error.hint or f"set it with: burnt train {target} {error.where or 'key'}=value",
         ) from error
     except OSError as error:
         raise UsageError(
             "the configuration cannot be read",
             where=config_file,
             found=error.strerror,
-            hint="--config takes a file that Config.save wrote",
+            hint="--config takes a file written by Config.save",
         ) from error

@@ -1,4 +1,4 @@
-"""`burnt tune`: measure kernels, and show, move and clear what was measured. Imports torch."""
+"""`burnt tune`: measure kernels, and show, export, import and delete the measurements. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
-from burnt.cli.train import module_of
+from burnt.cli.train import load_module
 from burnt.errors import BurntError, CacheError, nearest
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 
-__all__ = ["clear", "export", "load", "run", "show"]
+__all__ = ["clear", "export", "import_rows", "run", "show"]
 
 
 def run(
@@ -27,120 +27,122 @@ def run(
     seconds: float = math.inf,
     modules: Sequence[str] = (),
 ) -> int:
-    """Measure ops at their example sizes, without and with gradients, and print what was found.
+    """Measure ops at their example sizes, without and with gradients, and print the results.
 
     Args:
-        names: of ops; none are all.
-        device: where, as torch names it.
-        full: all configurations, and longer.
-        as_json: print the rows as JSON.
-        dtypes: what floating-point examples are measured in; none is as they are.
-        seconds: after which no other example is begun. Each op has an equal share of what is left when its
-            turn comes; what ops leave over goes to the examples that were left out, in the same order.
-        modules: names or files of those that define further ops.
+        names: names of ops; empty means all.
+        device: a torch device.
+        full: whether to measure all configurations, and each for longer.
+        as_json: whether to print the rows as JSON.
+        dtypes: dtypes of floating-point examples; empty keeps their own.
+        seconds: time limit after which no example is started. Each op gets an equal share of the remaining
+            time; time that ops do not use goes to the skipped examples, in the same order.
+        modules: names or files of modules that register further ops.
 
     Returns:
-        the exit code: 1 where an op could not be measured at all.
+        The exit code: 1 if an op could not be measured at all.
 
     Raises:
-        UsageError: there is no such op, module, device or dtype, a module cannot be imported, `seconds` is no
-            time, or an op that is named has no examples.
+        UsageError: there is no such op, module, device or dtype, a module cannot be imported, `seconds` is
+            negative, or a named op has no examples.
     """
     from burnt.kernels import OPS
 
     if not seconds >= 0:
-        raise UsageError(f"--seconds {seconds:g} is no time", expected="0 or more")
-    barren = [module for module in modules if not _registers(module)]
+        raise UsageError(f"--seconds {seconds:g} is not a valid time", expected="0 or more")
+    modules_without_ops = [module for module in modules if not _import_ops(module)]
     for name in names:
         if name not in OPS:
             close = nearest(name, OPS)
             raise UsageError(
                 f"there is no op {name!r}",
-                hint=f"{close}?"
+                hint=f"did you mean {close}?"
                 if close
-                else f"{barren[0]} registers no op"
-                if barren
-                else f"an op of yours wants --import MODULE; there are {', '.join(sorted(OPS))}",
+                else f"{modules_without_ops[0]} registers no op"
+                if modules_without_ops
+                else f"add --import MODULE for an op of your own; the ops are {', '.join(sorted(OPS))}",
             )
         if OPS[name].examples is None:
             raise UsageError(
-                f"the op {name} has no examples to be measured with",
-                hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
+                f"the op {name} has no examples to measure",
+                hint=f"add @kernels.op(examples=lambda device: [...]) with tuples of arguments for {name}",
             )
-    on = _device(device)
-    if on.type == "meta":
-        raise UsageError("nothing can be measured on the device meta", expected="cpu, cuda, mps")
-    kinds = [_dtype(name) for name in dtypes] or [None]
-    store = TuningDatabase()
-    _usable(store)
+    target_device = _parse_device(device)
+    if target_device.type == "meta":
+        raise UsageError("the device meta cannot be measured", expected="cpu, cuda, mps")
+    dtypes_to_measure = [_parse_dtype(name) for name in dtypes] or [None]
+    database = TuningDatabase()
+    _set_aside_if_damaged(database)
     rows: list[Row] = []
     problems: list[str] = []
-    without: list[str] = []
-    end = time.monotonic() + seconds
-    waiting = [op for op in ([OPS[name] for name in names] if names else OPS.values()) if op.examples]
-    done = dict.fromkeys((op.name for op in waiting), 0)
-    while waiting:
-        later = []
-        for k, op in enumerate(waiting):
+    ops_without_examples: list[str] = []
+    deadline = time.monotonic() + seconds
+    remaining = [op for op in ([OPS[name] for name in names] if names else OPS.values()) if op.examples]
+    num_measured = dict.fromkeys((op.name for op in remaining), 0)
+    while remaining:
+        next_round = []
+        for k, op in enumerate(remaining):
             now = time.monotonic()
-            if now >= end:
-                later.append(op)
+            if now >= deadline:
+                next_round.append(op)
                 continue
-            share = now + (end - now) / (len(waiting) - k)
+            op_deadline = now + (deadline - now) / (len(remaining) - k)
             try:
-                examples = op.example_args(on)
-            except Exception as error:  # of any kind: the other ops are measured all the same
-                problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
+                examples = op.example_args(target_device)
+            except Exception as error:  # of any type: the other ops must still be measured
+                problems.append(f"{op.name}, creating its examples: {type(error).__name__}: {error}")
                 continue
-            without += [] if examples else [op.name]
-            began = done[op.name]
-            for args, kind in [(args, kind) for args in examples for kind in kinds][began:]:
-                if done[op.name] > began and time.monotonic() >= share:
-                    later.append(op)
+            ops_without_examples += [] if examples else [op.name]
+            num_before = num_measured[op.name]
+            for args, dtype in [(args, dtype) for args in examples for dtype in dtypes_to_measure][
+                num_before:
+            ]:
+                if num_measured[op.name] > num_before and time.monotonic() >= op_deadline:
+                    next_round.append(op)
                     break
-                found, problem = _measured(op, args, kind, "full" if full else "quick", store)
-                done[op.name] += 1
-                rows += found
+                new_rows, problem = _measure_example(op, args, dtype, "full" if full else "quick", database)
+                num_measured[op.name] += 1
+                rows += new_rows
                 problems += [problem] if problem is not None else []
-                _progress(op.name, found, kind)
-        waiting = later
-        if time.monotonic() >= end:
+                _print_progress(op.name, new_rows, dtype)
+        remaining = next_round
+        if time.monotonic() >= deadline:
             break
-    left = [op.name for op in waiting]
+    skipped = [op.name for op in remaining]
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        why = (
-            "what could not be measured follows"
+        why_none = (
+            "see the errors below"
             if problems
-            else "no time was left"
-            if left
-            else f"no examples of {', '.join(without)} on {on}"
-            if without
-            else "one candidate alone can run here"
+            else "the time limit was reached"
+            if skipped
+            else f"no examples of {', '.join(ops_without_examples)} on {target_device}"
+            if ops_without_examples
+            else "only one candidate can run here"
         )
-        _report(rows, why)
+        _print_results(rows, why_none)
     for problem in problems:
         print(f"could not be measured: {problem}", file=sys.stderr)
-    if left:
-        print(f"left out for want of time: {', '.join(left)}", file=sys.stderr)
+    if skipped:
+        print(f"skipped because of the time limit: {', '.join(skipped)}", file=sys.stderr)
     return 1 if problems else 0
 
 
-def _registers(name: str) -> bool:
-    """Import a module; whether it registers an op.
+def _import_ops(name: str) -> bool:
+    """Import a module; return whether it registers an op.
 
     Raises:
-        UsageError: there is none, or its code raises.
+        UsageError: there is no such module, or its code raises.
     """
     from burnt.kernels import OPS
 
     before = dict(OPS)
     try:
-        module = module_of(name)
+        module = load_module(name)
     except BurntError:
         raise
-    except Exception as error:  # of any kind: it is somebody's own code
+    except Exception as error:  # of any type: it is the user's code
         frames = traceback.extract_tb(error.__traceback__)
         file, line = frames[-1].filename, frames[-1].lineno
         if isinstance(error, SyntaxError) and error.filename is not None:
@@ -152,7 +154,7 @@ def _registers(name: str) -> bool:
     return new or any(op.reference.__module__ == module.__name__ for op in OPS.values())
 
 
-def _device(name: str) -> Any:
+def _parse_device(name: str) -> Any:
     import torch
 
     try:
@@ -164,20 +166,20 @@ def _device(name: str) -> Any:
         ) from None
 
 
-def _refuse_unknown(name: str | None, rows: Iterable[Row]) -> None:
-    """Raise where there is no op of a name, and nothing was measured of one that is not imported now."""
+def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:
+    """Raise if no op of that name is registered, and none was measured earlier."""
     from burnt.kernels import OPS
 
-    known = {*OPS, *(row.op for row in rows)}
-    if name is not None and name not in known:
-        close = nearest(name, known)
+    known_ops = {*OPS, *(row.op for row in rows)}
+    if name is not None and name not in known_ops:
+        close = nearest(name, known_ops)
         raise UsageError(
-            f"there is no op {name!r}, and nothing was measured of one",
-            hint=f"{close}?" if close else "`burnt tune show` lists what was measured",
+            f"there is no op {name!r}, and no measurements of one",
+            hint=f"did you mean {close}?" if close else "`burnt tune show` lists the measurements",
         )
 
 
-def _dtype(name: str) -> Any:
+def _parse_dtype(name: str) -> Any:
     import torch
 
     dtype = getattr(torch, name, None)
@@ -188,53 +190,55 @@ def _dtype(name: str) -> Any:
     return dtype
 
 
-def _measured(
-    op: Any, args: Sequence[Any], kind: Any, effort: str, store: TuningDatabase
+def _measure_example(
+    op: Any, args: Sequence[Any], dtype: Any, effort: str, database: TuningDatabase
 ) -> tuple[list[Row], str | None]:
-    """The rows of an example, without and with gradients, and what went wrong, if something did."""
+    """Measure an example without and with gradients; return the rows, and the error if one occurred."""
     import torch
 
     from burnt.kernels.autotune.tuner import tune
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(kind) if floating and kind is not None else value
+        return value.to(dtype) if floating and dtype is not None else value
 
-    given = [cast(a) for a in args]
+    example_args = [cast(a) for a in args]
     rows: list[Row] = []
     try:
-        for wanted in (given, _with_gradients(given)):
-            if wanted is not None:
-                rows += tune(op, wanted, effort, store=store)
+        for call_args in (example_args, _with_gradients(example_args)):
+            if call_args is not None:
+                rows += tune(op, call_args, effort, store=database)
     except CacheError:
         raise
-    except Exception as error:  # of any kind: the other ops are measured all the same
+    except Exception as error:  # of any type: the other ops must still be measured
         return rows, f"{op.name}: {type(error).__name__}: {error}"
     return rows, None
 
 
-def _progress(name: str, rows: Sequence[Row], kind: Any) -> None:
-    """A line for each example, so that a long run shows where it is."""
+def _print_progress(name: str, rows: Sequence[Row], kind: Any) -> None:
+    """Print one line per example, to show the progress of long runs."""
     count = {
         status: sum(row.status == status for row in rows) for status in ("ok", "wrong", "failed", "pruned")
     }
     best = min((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0, default=None)
-    won = "" if best is None else f"; best: {best.config}, {best.ms:.4g} ms"
+    best_text = "" if best is None else f"; best: {best.config}, {best.ms:.4g} ms"
     dtype = "" if kind is None else f" {str(kind).removeprefix('torch.')}"
-    counted = ", ".join(f"{n} {'timed' if status == 'ok' else status}" for status, n in count.items() if n)
-    print(f"{name}{dtype}: {counted or 'nothing to measure'}{won}", file=sys.stderr, flush=True)
+    counts_text = ", ".join(
+        f"{n} {'timed' if status == 'ok' else status}" for status, n in count.items() if n
+    )
+    print(f"{name}{dtype}: {counts_text or 'nothing to measure'}{best_text}", file=sys.stderr, flush=True)
 
 
-def _report(rows: Sequence[Row], why_none: str) -> None:
+def _print_results(rows: Sequence[Row], why_none: str) -> None:
     tried = [row for row in rows if row.status != "pruned"]
     if tried:
-        _print(tried)
+        _print_rows(tried)
     else:
-        Page().line(f"there was nothing to measure: {why_none}")
+        Page().line(f"no measurements: {why_none}")
     pruned = dict.fromkeys((row.config, _first_line(row.note)) for row in rows if row.status == "pruned")
     if pruned:
         page = Page()
-        page.heading("left out by estimate")
+        page.heading("skipped because of their estimated time")
         for config, note in pruned:
             page.line(f"{config}: {note}")
 
@@ -248,59 +252,66 @@ def _with_gradients(args: Sequence[Any]) -> list[Any] | None:
     return [a.detach().clone().requires_grad_() if any(a is t for t in tensors) else a for a in args]
 
 
-def _usable(store: TuningDatabase) -> None:
-    """A table that is damaged makes room for a new one."""
+def _set_aside_if_damaged(database: TuningDatabase) -> None:
+    """Rename a damaged table, so that a new one is created."""
     try:
-        store.rows()
+        database.rows()
     except CacheError as error:
         if error.what.endswith("is damaged"):
-            Page().line(Cell(f"{error.what}: it is kept as {store.set_aside()}", "yellow"))
+            Page().line(Cell(f"{error.what}: renamed to {database.set_aside()}", "yellow"))
         else:
             raise
 
 
 def show(name: str | None, as_json: bool) -> int:
-    """Print the table, or an op's part of it; rows of sources that the op no longer has are marked.
+    """Print the measurements, or those of one op; rows measured with outdated sources are marked.
 
     Raises:
         UsageError: there is no such op.
     """
-    found = TuningDatabase().rows()
-    _refuse_unknown(name, found)
-    rows = [row for row in found if name is None or row.op == name]
-    old = _old(rows)
+    all_rows = TuningDatabase().rows()
+    _check_op_name(name, all_rows)
+    rows = [row for row in all_rows if name is None or row.op == name]
+    stale = _stale_keys(rows)
     if as_json:
-        print_json([row._asdict() | {"old": row.key in old} for row in rows])
+        print_json([row._asdict() | {"old": row.key in stale} for row in rows])
     elif rows:
-        _print(rows, old)
+        _print_rows(rows, stale)
     else:
         page = Page()
-        page.line(f"nothing was measured{'' if name is None else f' of {name}'} yet")
-        page.line("`burnt tune run` measures every op; so do programs under BURNT_TUNE=quick")
+        page.line(f"no measurements{'' if name is None else f' of {name}'} yet")
+        page.line(
+            "`burnt tune run` measures every op; programs run with BURNT_TUNE=quick measure the ops they call"
+        )
     return 0
 
 
-def _old(rows: Sequence[Row]) -> set[str]:
-    """The keys of rows that no call looks at any more, because the op's sources have changed since.
+def _stale_keys(rows: Sequence[Row]) -> set[str]:
+    """Return the keys of rows that no call uses any more, because the op's sources have changed since.
 
-    What an op is that is not imported here, or has candidates that are not, the rows measured last say.
+    For an op that is not imported here, or some of whose candidates are not, the newest rows define the
+    current sources.
     """
     from burnt.kernels import OPS
     from burnt.kernels.interface.tuning_key import source_hash
 
-    last: dict[str, Row] = {}
-    known: dict[tuple[str, str], bool] = {}  # whether all candidates of rows of one op and sources are here
+    newest: dict[str, Row] = {}
+    all_registered: dict[
+        tuple[str, str], bool
+    ] = {}  # by (op, sources): whether all candidates are registered
     for row in rows:
         op = OPS.get(row.op)
-        last[row.op] = max(last.get(row.op, row), row, key=lambda r: r.at)
-        here = op is not None and row.config.partition(" {")[0] in op.candidates
-        known[row.op, row.sources] = here and known.get((row.op, row.sources), True)
-    now = {name: source_hash(OPS[name]) for name in last if name in OPS}
+        newest[row.op] = max(newest.get(row.op, row), row, key=lambda r: r.at)
+        is_registered = op is not None and row.config.partition(" {")[0] in op.candidates
+        all_registered[row.op, row.sources] = is_registered and all_registered.get(
+            (row.op, row.sources), True
+        )
+    current = {name: source_hash(OPS[name]) for name in newest if name in OPS}
     return {
         row.key
         for row in rows
-        if row.sources != now.get(row.op)
-        and (known[row.op, row.sources] or row.sources != last[row.op].sources)
+        if row.sources != current.get(row.op)
+        and (all_registered[row.op, row.sources] or row.sources != newest[row.op].sources)
     }
 
 
@@ -308,24 +319,24 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _print(rows: Iterable[Row], old: Collection[str] = ()) -> None:
+def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
     by_key: dict[str, list[Row]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)
     table: list[list[str | Cell]] = []
-    for found in by_key.values():
-        best = min((r.ms for r in found if r.ms is not None), default=math.nan)
-        for row in sorted(found, key=lambda r: math.inf if r.ms is None else r.ms):
-            won = row.ms is not None and row.ms == best
+    for key_rows in by_key.values():
+        best = min((r.ms for r in key_rows if r.ms is not None), default=math.nan)
+        for row in sorted(key_rows, key=lambda r: math.inf if r.ms is None else r.ms):
+            is_best = row.ms is not None and row.ms == best
             state = Cell(row.status, "" if row.status == "ok" else "bold red")
             if row.status == "ok" and row.note:
                 state = Cell("ok (disturbed)", "yellow")
-            if row.key in old:
+            if row.key in stale:
                 state = Cell("old", "dim")
             table.append(
                 [
                     row.op,
-                    Cell(row.config, "green" if won else ""),
+                    Cell(row.config, "green" if is_best else ""),
                     state,
                     "" if row.ms is None else f"{row.ms:.4g}",
                     "" if row.ms is None else f"{row.ms / best:.2f}",
@@ -334,39 +345,42 @@ def _print(rows: Iterable[Row], old: Collection[str] = ()) -> None:
                 ]
             )
     columns = ["op", "candidate", "state", "ms", "of best", "age", "for"]
-    Page().table(columns, table, right=["ms", "of best", "age"], fold="for", spare=["age"])
+    Page().table(columns, table, align_right=["ms", "of best", "age"], fold_column="for", droppable=["age"])
 
 
 def export(path: str, name: str | None, device: str | None = None) -> int:
-    """Write the table, or an op's part of it, as JSON.
+    """Write the measurements, or those of one op, as JSON.
 
     Args:
-        path: the file.
-        name: of an op; None is all of them.
-        device: what was measured on it alone, as torch names it; where there is none here, on any of its
-            kind. None is all devices.
+        path: the output file.
+        name: name of an op; None means all.
+        device: only measurements on this torch device, or on any device of its type if it is not available
+            here; None means all devices.
+
+    Returns:
+        The exit code 0.
 
     Raises:
-        UsageError: there is nothing to write, no such op or kind of device, or no such folder.
+        UsageError: there is nothing to write, or no such op, device type or folder.
     """
     if not Path(path).parent.is_dir():
         raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
-    found = TuningDatabase().rows()
-    _refuse_unknown(name, found)
-    rows = [row for row in found if name is None or row.op == name]
+    all_rows = TuningDatabase().rows()
+    _check_op_name(name, all_rows)
+    rows = [row for row in all_rows if name is None or row.op == name]
     if device is not None:
-        rows = [row for row in rows if row.machine.startswith(_machine(device))]
+        rows = [row for row in rows if row.machine.startswith(_machine_prefix(device))]
     if not rows:
         of_op = "" if name is None else f" of {name}"
         on_device = "" if device is None else f" on {device}"
-        raise UsageError(f"nothing was measured yet{of_op}{on_device}", hint="burnt tune run")
+        raise UsageError(f"there are no measurements{of_op}{on_device} yet", hint="burnt tune run")
     write_table(Path(path), rows)
     Page().line(f"{len(rows)} rows written to {path}")
     return 0
 
 
-def _machine(device: str) -> str:
-    """How the names of a device's machine begin: one device, or where there is none, its kind."""
+def _machine_prefix(device: str) -> str:
+    """Return the prefix of a device's machine names; only its type if the device is not available."""
     import torch
 
     from burnt.kernels.interface.tuning_key import machine_name
@@ -374,33 +388,33 @@ def _machine(device: str) -> str:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        _device(device)
+        _parse_device(device)
         raise
     try:
-        on = _device(device)
+        torch_device = _parse_device(device)
     except UsageError:
         return f"{kind} "
-    return machine_name(on.type, on.index or 0)
+    return machine_name(torch_device.type, torch_device.index or 0)
 
 
-def load(path: str) -> int:
-    """Add the rows of a JSON file to the table."""
+def import_rows(path: str) -> int:
+    """Add the measurements of a JSON file; return the exit code 0."""
     rows = read_table(Path(path))
-    store = TuningDatabase()
-    _usable(store)
-    store.add(rows)
+    database = TuningDatabase()
+    _set_aside_if_damaged(database)
+    database.add(rows)
     Page().line(f"{len(rows)} rows added from {path}")
     return 0
 
 
 def clear(name: str | None) -> int:
-    """Delete the table's rows, or an op's; a damaged table is moved aside.
+    """Delete all measurements, or those of one op; a damaged table is renamed. Return the exit code 0.
 
     Raises:
         UsageError: there is no such op.
     """
-    store = TuningDatabase()
-    _usable(store)
-    _refuse_unknown(name, store.rows())
-    Page().line(f"{store.clear(name)} rows deleted")
+    database = TuningDatabase()
+    _set_aside_if_damaged(database)
+    _check_op_name(name, database.rows())
+    Page().line(f"{database.clear(name)} rows deleted")
     return 0

@@ -1,4 +1,4 @@
-"""`MonitorApp`: the app itself. It holds the runs, the thread that reads them, the theme and the screens."""
+"""`MonitorApp`: the Textual app. It owns the runs, the reader thread, the theme and the screen stack."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.timer import Timer
 
-from burnt.monitor.data.refresher import Refresher, Source
+from burnt.monitor.data.refresher import DataScreen, Refresher
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clean
 from burnt.monitor.screens.run_list import RunsScreen
-from burnt.monitor.terminal_handoff import AttachedDriver, Attachment
+from burnt.monitor.terminal_handoff import Attachment, StdoutDriver
 from burnt.monitor.ui.keymap import APP, Key, bindings, key_text
 from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
 
@@ -35,9 +35,9 @@ __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
 
-# After so long the next key is let through: if the widget that had the one before is gone, and in any case.
-# Beside a training that keeps every core busy a key takes long.
-_GONE_SECONDS, _STUCK_SECONDS = 1.0, 30.0
+# A key waits until the previous one is handled, but at most this long: if the widget that received the
+# previous key was removed, and if it is still there. Keys are slow while a training keeps every core busy.
+_CLOSED_TARGET_SECONDS, _KEY_TIMEOUT_SECONDS = 1.0, 30.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,11 +45,11 @@ class MonitorApp(App[None]):
     """The full-screen monitor.
 
     Args:
-        library: the runs.
-        fps: looks at the disk a second, and pictures at most.
-        attached: the process id of the training whose monitor this is: Ctrl-C goes to it, and when its run
-            ends the app closes after a key or some seconds.
-        attachment: the ties to that training, in whose terminal the app shows.
+        library: the runs to show.
+        fps: maximum number of disk reads and screen updates per second.
+        training_pid: process id of the training that started this monitor. Ctrl-C is sent to it, and when its
+            run ends the app closes after a key press or 10 seconds.
+        attachment: the connection to that training, when the app runs in its terminal.
     """
 
     TITLE = "burnt monitor"
@@ -63,17 +63,17 @@ class MonitorApp(App[None]):
     KEYS = APP
 
     class Loaded(Message):
-        """Something was read, and is to be shown."""
+        """The reader thread has read data for a screen; `show` displays it."""
 
-        def __init__(self, source: Source, show: Callable[[], Any]) -> None:
-            self.source, self.show = source, show
+        def __init__(self, screen: DataScreen, show: Callable[[], Any]) -> None:
+            self.screen, self.show = screen, show
             super().__init__()
 
-    class KeyDone(Message):
-        """A key was handled: posted after it, this comes back from the widget that got it."""
+    class KeyHandled(Message):
+        """A key was handled. Posted to the same widget after the key, so it arrives after it."""
 
-    class Failed(Message):
-        """The reading thread met an error that nothing expected."""
+    class ReadFailed(Message):
+        """The reader thread raised an unexpected error."""
 
         def __init__(self, error: Exception) -> None:
             self.error = error
@@ -84,256 +84,261 @@ class MonitorApp(App[None]):
         library: RunLibrary,
         *,
         fps: float = 2.0,
-        attached: int | None = None,
+        training_pid: int | None = None,
         attachment: Attachment | None = None,
     ) -> None:
         super().__init__(
-            driver_class=None if attachment is None else AttachedDriver,
-            # Without colours the terminal's own are taken, so that no colour is sent at all.
+            driver_class=None if attachment is None else StdoutDriver,
+            # With NO_COLOR, use the terminal's default colours, so that no colour code is sent.
             ansi_color=True if "NO_COLOR" in os.environ else None,
         )
         for theme in (DARK, LIGHT, PLAIN):
             self.register_theme(theme)
         self.theme = PLAIN.name if self.no_color else DARK.name
         self.library = library
-        self.attached = attached
+        self.training_pid = training_pid
         self.attachment = attachment
-        self.smallest = Size(MIN_WIDTH, MIN_HEIGHT)  # below this it says that there is no room
+        self.min_size = Size(MIN_WIDTH, MIN_HEIGHT)  # below this, a "terminal too small" message is shown
         self.refresher = Refresher(
             library,
             1.0 / fps,
             lambda source, show: self.post_message(self.Loaded(source, show)),
-            lambda error: self.post_message(self.Failed(error)),
+            lambda error: self.post_message(self.ReadFailed(error)),
         )
-        self._shown_once = False
-        self._told: set[str] = set()
-        self._was_live = self._ending = False
-        self._small: Screen[None] | None = None
-        self._keys: deque[events.Key] = deque()
-        self._key_sent = -math.inf
+        self._is_first_read_done = False
+        self._reported_errors: set[str] = set()
+        self._was_live = self._is_ending = False
+        self._too_small_screen: Screen[None] | None = None
+        self._pending_keys: deque[events.Key] = deque()
+        self._key_sent_at = -math.inf
         self._key_target: MessagePump = self
         self._key_timer: Timer | None = None
 
-    # --- what is on the screen
+    # --- screens
 
     async def on_mount(self) -> None:
-        """Show the list, or the run of the training whose monitor this is; and begin to read."""
+        """Open the list of runs, or the run of the attached training, and start reading."""
         await self.push_screen(RunsScreen(self.library))
-        if self.attached is not None:
-            self.library.refresh(look=True)  # here: it is one run, and the list is not to be seen before it
+        if self.training_pid is not None:
+            self.library.refresh(rescan=True)  # read now, so that the list never flashes first
             self._open_only_run()
-        self._fit(self.size)
+        self._check_size(self.size)
         self.refresher.start()
         if self.attachment is not None:
-            self.attachment.begin(self)
+            self.attachment.start(self)
 
     def compare(self, views: Sequence[RunView]) -> None:
-        """Show some runs in one chart."""
+        """Open the comparison of several runs."""
         from burnt.monitor.screens.compare import CompareScreen
 
         self.push_screen(CompareScreen(views))
 
     def on_unmount(self) -> None:
-        """Stop reading."""
+        """Stop the reader thread."""
         self.refresher.stop()
 
-    def show_source(self, source: Screen[Any]) -> None:
-        """From now on read what this needs, as soon as its parts are there: it has come on the screen."""
-        if source.is_mounted:
-            self.refresher.source = cast(Source, source)
+    def read_for(self, screen: Screen[Any]) -> None:
+        """Read the data of this screen from now on; waits until the screen is mounted."""
+        if screen.is_mounted:
+            self.refresher.screen = cast(DataScreen, screen)
             self.refresher.wake()
         else:
-            source.call_after_refresh(self.show_source, source)
+            screen.call_after_refresh(self.read_for, screen)
 
     def open_run(self, view: RunView) -> None:
-        """Show a run."""
+        """Open the screen of a run."""
         from burnt.monitor.screens.run import (
-            RunScreen,  # not needed for the first screen, which must show at once
+            RunScreen,  # imported late: the first screen does not need it
         )
 
         self.push_screen(RunScreen(view, self.library))
 
     async def on_monitor_app_loaded(self, message: Loaded) -> None:
-        """Show what was read."""
+        """Display what the reader thread has read."""
         try:
-            # Else the screen was left meanwhile, or the app is about to end.
-            if self.is_running and message.source in cast(list[object], self.screen_stack):
+            # The screen may have been closed meanwhile, or the app may be exiting.
+            if self.is_running and message.screen in cast(list[object], self.screen_stack):
                 await invoke(message.show)
         except Exception as error:
-            self._tell(error, "cannot be shown")
+            self._report_error(error, "cannot show data")
         finally:
-            self.refresher.shown()
-        # Below the smallest size nothing is put over the message; the list is read again when there is room.
-        if not self._shown_once and self._small is None:
+            self.refresher.mark_shown()
+        # Nothing may cover the "terminal too small" message; the list is read again when it closes.
+        if not self._is_first_read_done and self._too_small_screen is None:
             self._open_only_run()
-            self._shown_once = True
+            self._is_first_read_done = True
         views = self.library.views
-        if self.attached is not None and len(views) == 1:
-            self._watch_end(views[0])
+        if self.training_pid is not None and len(views) == 1:
+            self._check_run_ended(views[0])
 
     def _open_only_run(self) -> None:
-        """A folder that is a run itself, or a training's own monitor: there is nothing to choose from."""
+        """Open the run directly if there is only one: a run's own folder, or an attached training."""
         views = self.library.views
-        if len(views) == 1 and (self.attached is not None or views[0].folder in self.library.folders):
-            self._shown_once = True
+        if len(views) == 1 and (self.training_pid is not None or views[0].folder in self.library.folders):
+            self._is_first_read_done = True
             self.open_run(views[0])
 
-    def on_monitor_app_failed(self, message: Failed) -> None:
-        """Something could not be read."""
+    def on_monitor_app_read_failed(self, message: ReadFailed) -> None:
+        """Report an error of the reader thread."""
         if self.is_running:
-            self._tell(message.error, "cannot be read")
+            self._report_error(message.error, "cannot read data")
 
-    def _tell(self, error: Exception, what: str) -> None:
-        """Say once what is the matter with something; all else is shown as before."""
-        text = f"something {what}: {type(error).__name__}: {error}"
-        if text not in self._told:
-            self._told.add(text)
+    def _report_error(self, error: Exception, what: str) -> None:
+        """Notify of an error once per message; the rest of the app keeps working."""
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._reported_errors:
+            self._reported_errors.add(text)
             _LOG.error("%s", text, exc_info=error)
             self.notify(clean(text), severity="error", timeout=30, markup=False)
 
-    def _watch_end(self, view: RunView) -> None:
-        # A training may end before the first look at it.
-        self._was_live |= view.live or any(attempt.pid == self.attached for attempt in view.attempts[-1:])
-        if self._was_live and not view.live and not self._ending:
+    def _check_run_ended(self, view: RunView) -> None:
+        # A training may end before it was read for the first time.
+        self._was_live |= view.is_live or any(
+            attempt.pid == self.training_pid for attempt in view.attempts[-1:]
+        )
+        if self._was_live and not view.is_live and not self._is_ending:
             from burnt.monitor.ui.dialogs import EndScreen
 
-            self._ending = True
-            self._uncover()
-            self.push_screen(EndScreen(view))  # which needs little room
+            self._is_ending = True
+            self._close_too_small_screen()
+            self.push_screen(EndScreen(view))  # fits any terminal size
 
     def on_resize(self, event: events.Resize) -> None:
-        """Below the smallest size say so; show what was there again when there is room."""
-        # The first size comes before the first screen, which a message must not be put under.
+        """Show a message while the terminal is too small, and the previous screen again afterwards."""
+        # The first resize event precedes the first screen; the message must not end up below it.
         if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
-            self._fit(event.size)
+            self._check_size(event.size)
 
-    def _fit(self, size: Size) -> None:
-        if size.width >= self.smallest.width and size.height >= self.smallest.height:
-            self._uncover()
-        elif self._small is None and not self._ending:
+    def _check_size(self, size: Size) -> None:
+        if size.width >= self.min_size.width and size.height >= self.min_size.height:
+            self._close_too_small_screen()
+        elif self._too_small_screen is None and not self._is_ending:
             from burnt.monitor.ui.dialogs import TooSmallScreen
 
-            self._small = TooSmallScreen()
-            self.push_screen(self._small)
+            self._too_small_screen = TooSmallScreen()
+            self.push_screen(self._too_small_screen)
 
-    def _uncover(self) -> None:
-        """Take the message away that there is no room; nothing is shown over it, so it is what shows."""
-        if self._small is not None:
-            self._small = None
+    def _close_too_small_screen(self) -> None:
+        """Close the "terminal too small" message; it is always the top screen."""
+        if self._too_small_screen is not None:
+            self._too_small_screen = None
             self.pop_screen()
 
-    async def settled(self, patience: float) -> None:
-        """Wait until what is on the screen has been read and shown; for pictures and tests.
+    async def wait_until_idle(self, timeout: float) -> None:
+        """Wait until everything on the screen has been read and shown; for screenshots and tests.
+
+        Args:
+            timeout: in seconds.
 
         Raises:
-            TimeoutError: it took longer than so many seconds.
+            TimeoutError: it took longer than `timeout`.
         """
-        async with asyncio.timeout(patience):
-            for _ in range(2):  # what was asked for while something else was read comes after that
-                target = self.refresher.rounds + 1
+        async with asyncio.timeout(timeout):
+            for _ in range(2):  # a request made during a read is served by the next one
+                target_rounds = self.refresher.rounds + 1
                 self.refresher.wake()
-                while self.refresher.rounds < target:
+                while self.refresher.rounds < target_rounds:
                     await asyncio.sleep(0.01)
             await wait_for_idle(0)
 
     # --- keys
 
     async def on_event(self, event: events.Event) -> None:
-        """Keys one after another: each goes where the one before has set the focus, in a dialog it opened."""
+        """Handle keys one at a time, so that a key goes to the dialog that the previous key opened."""
         if not isinstance(event, events.Key) or event.is_forwarded or not self.screen_stack:
             await super().on_event(event)
         else:
-            self._keys.append(event)
+            self._pending_keys.append(event)
             await self._next_key()
 
     async def _send_key(self, key: events.Key) -> None:
         target = self._key_target = self.focused or self.screen
-        self._key_sent = time.monotonic()
-        # The widget that has the key may go before it answers.
+        self._key_sent_at = time.monotonic()
+        # The widget may be removed before it handles the key.
         if self._key_timer is not None:
             self._key_timer.stop()
-        self._key_timer = self.set_interval(_GONE_SECONDS, self._next_key)
+        self._key_timer = self.set_interval(_CLOSED_TARGET_SECONDS, self._next_key)
         await super().on_event(key)
-        if not target.post_message(self.KeyDone()):
-            self.post_message(self.KeyDone())
+        if not target.post_message(self.KeyHandled()):
+            self.post_message(self.KeyHandled())
 
-    async def on_monitor_app_key_done(self) -> None:
-        """The next key."""
-        self._key_sent = -math.inf
+    async def on_monitor_app_key_handled(self) -> None:
+        """Send the next queued key."""
+        self._key_sent_at = -math.inf
         await self._next_key()
 
     async def _next_key(self) -> None:
-        patience = _STUCK_SECONDS if self._key_target.is_running else _GONE_SECONDS
-        if time.monotonic() - self._key_sent < patience:
+        timeout = _KEY_TIMEOUT_SECONDS if self._key_target.is_running else _CLOSED_TARGET_SECONDS
+        if time.monotonic() - self._key_sent_at < timeout:
             return
-        if self._keys:
-            await self._send_key(self._keys.popleft())
+        if self._pending_keys:
+            await self._send_key(self._pending_keys.popleft())
         elif self._key_timer is not None:
             self._key_timer.stop()
 
-    def keys_here(self, screen: Screen[Any] | None = None) -> list[tuple[object, Key]]:
-        """The keys that do something now, nearest first, with whom they belong to.
+    def active_keys(self, screen: Screen[Any] | None = None) -> list[tuple[object, Key]]:
+        """Return the active keys with the nodes they belong to, innermost node first.
 
         Args:
-            screen: on which they are pressed; by default the one that is shown.
+            screen: the screen that receives the keys; by default the current one.
         """
-        here: list[tuple[object, Key]] = []
-        taken: set[str] = set()
+        active: list[tuple[object, Key]] = []
+        seen: set[str] = set()
         for node, _ in (screen or self.screen)._modal_binding_chain:
             for key in getattr(node, "KEYS", ()):
-                if key.keys not in taken:
-                    taken.add(key.keys)
-                    here.append((node, key))
-        return here
+                if key.keys not in seen:
+                    seen.add(key.keys)
+                    active.append((node, key))
+        return active
 
     def action_help(self) -> None:
-        """Show the keys."""
+        """Show the help screen with the active keys."""
         from burnt.monitor.ui.dialogs import HelpScreen
 
-        self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
+        self.push_screen(HelpScreen([key for _, key in self.active_keys()]))
 
     def action_leave(self) -> None:
-        """Leave; trainings go on."""
+        """Exit the monitor; trainings continue."""
         self.exit()
 
     def action_toggle_theme(self) -> None:
-        """Switch between dark and light."""
+        """Switch between the dark and the light theme."""
         if self.no_color:
-            self.notify("no colours are shown, as NO_COLOR is set")
+            self.notify("Colours are off because NO_COLOR is set.")
         else:
             self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
 
-    def action_look_again(self) -> None:
-        """Look for new runs, forget deleted ones."""
-        self.refresher.wake(look=True)
+    def action_rescan(self) -> None:
+        """Search for new runs and drop deleted ones."""
+        self.refresher.wake(rescan=True)
 
     def action_interrupt(self) -> None:
-        """Ctrl-C: what it means is the training's affair, if this is its monitor."""
-        if self.attached is None:
-            self.notify("q leaves the monitor; a training is stopped from its screen")
+        """Ctrl-C: send SIGINT to the training that started this monitor, if any."""
+        if self.training_pid is None:
+            self.notify("Press q to quit the monitor. To stop a training, open it and press X.")
             return
         try:
-            os.kill(self.attached, signal.SIGINT)
+            os.kill(self.training_pid, signal.SIGINT)
         except OSError as error:
-            self.notify(f"process {self.attached} cannot be interrupted: {error.strerror}", severity="error")
+            self.notify(f"Cannot interrupt process {self.training_pid}: {error.strerror}", severity="error")
         else:
-            self.notify("told the training: it finishes the step, saves and stops; again: at once")
+            self.notify("Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now.")
 
     def action_suspend(self) -> None:
-        """Ctrl-Z: back to the shell, until its `fg`."""
+        """Ctrl-Z: suspend to the shell until `fg`."""
         if self.attachment is None:
             self.action_suspend_process()
         else:
             self.attachment.suspend(self)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The command palette: every key that does something on the screen that it covers."""
-        for node, key in self.keys_here(screen):
+        """Yield a palette entry for every active key of the screen below the palette."""
+        for node, key in self.active_keys(screen):
 
             def run(node: object = node, key: Key = key) -> None:
                 self.call_later(self.run_action, key.action, node)
 
             if key.keys != "1-9":
-                # The palette looks at titles alone, which must have every word that a person may think of.
+                # The palette searches titles only, so the title holds the whole help text.
                 yield SystemCommand(f"{key.label}: {key.help}", f"key {key_text(key.keys)}", run)
         yield from getattr(screen, "palette", tuple)()

@@ -1,4 +1,4 @@
-"""How numbers, sizes, ages and runs are put into words, in the monitor and by the commands on runs."""
+"""Format numbers, sizes, ages and run states as text, for the monitor and the commands on runs."""
 
 from __future__ import annotations
 
@@ -16,36 +16,51 @@ if TYPE_CHECKING:
 
 __all__ = [
     "age_text",
-    "better",
+    "better_direction",
     "clean",
     "clock_text",
     "duration_text",
-    "figure_text",
     "fraction",
-    "highest_rate",
-    "label",
+    "full_number_text",
+    "highest_scheduled_rate",
     "main_metric",
-    "note",
-    "number",
     "one_line",
+    "parse_number",
+    "problem_text",
     "progress_text",
-    "rate_leap",
+    "rate_change_warning",
+    "series_label",
     "size_text",
     "value_text",
 ]
 
-# The run store does not say which way a metric is better, so its name must.
-_LOWER = {"loss", "error", "perplexity", "nll", "mse", "rmse", "mae", "wer", "cer", "fid", "bpc", "bpb"}
-_HIGHER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
-           "map", "psnr", "ssim", "r2"}  # fmt: skip
+# The run store does not record the better direction of a metric, so it is inferred from its name.
+_LOWER_IS_BETTER = {
+    "loss",
+    "error",
+    "perplexity",
+    "nll",
+    "mse",
+    "rmse",
+    "mae",
+    "wer",
+    "cer",
+    "fid",
+    "bpc",
+    "bpb",
+}
+_HIGHER_IS_BETTER = {
+    "accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge", "map",
+    "psnr", "ssim", "r2",
+}  # fmt: skip
 
-# By so much people change a learning rate; beyond they may have mistyped it.
-_LEAST_TIMES, _MOST_TIMES = 1e-4, 10.001
-_RATE = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
+# Learning-rate changes by a factor outside of this range may be typing errors.
+_MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
+_RATE_PATTERN = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
 
 
 def clean(text: str) -> str:
-    r"""The text with what a terminal would obey, or cannot show, escaped.
+    r"""Escape control sequences and unprintable characters, to make text from a run file safe to print.
 
     >>> print(clean("red \x1b[31m\n"))
     red \x1b[31m\n
@@ -56,7 +71,7 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""A text of several lines in one.
+    r"""Join the lines of a text with semicolons.
 
     >>> one_line("the loss became nan\n  expected    a finite number\n")
     'the loss became nan; expected a finite number'
@@ -64,40 +79,40 @@ def one_line(text: str) -> str:
     return "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
-def number(value: object) -> float | None:
-    """A number out of the run store's JSON, which has words for those that JSON lacks; None for all else.
+def parse_number(value: object) -> float | None:
+    """Parse a number of the run store's JSON, where NaN and infinities are strings; None for anything else.
 
-    >>> number(1.5), number("NaN"), number("-Infinity"), number("many"), number(True)
-    (1.5, nan, -inf, None, None)
+    >>> [parse_number(value) for value in (1.5, "NaN", "-Infinity", "many", True)]
+    [1.5, nan, -inf, None, None]
     """
     if isinstance(value, str):
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def clock_text(seconds: float, form: str = "%H:%M:%S") -> str:
-    """A time of the clock; ``"?"`` for what is none.
+def clock_text(seconds: float, date_format: str = "%H:%M:%S") -> str:
+    """Format a Unix time in local time; ``"?"`` if it is out of range.
 
     >>> clock_text(1e20), clock_text(float("nan"))
     ('?', '?')
     """
     try:
-        return datetime.fromtimestamp(seconds).strftime(form)
+        return datetime.fromtimestamp(seconds).strftime(date_format)
     except (OverflowError, OSError, TypeError, ValueError):
         return "?"
 
 
-def figure_text(value: float) -> str:
-    """As `value_text`, with large numbers in full.
+def full_number_text(value: float) -> str:
+    """Format a number like `value_text`, but write numbers from 10,000 to 1e9 in full.
 
-    >>> figure_text(0.12345), figure_text(13559.2), figure_text(2e12)
+    >>> full_number_text(0.12345), full_number_text(13559.2), full_number_text(2e12)
     ('0.1235', '13,559', '2e+12')
     """
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else value_text(value)
 
 
 def size_text(size: float) -> str:
-    """Bytes as people read them.
+    """Format a number of bytes with a binary unit.
 
     >>> size_text(12), size_text(1536), size_text(3 * 2**30)
     ('12 B', '1.5 KiB', '3.0 GiB')
@@ -110,7 +125,7 @@ def size_text(size: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago, in one unit.
+    """Format an age in its largest unit.
 
     >>> age_text(4), age_text(300), age_text(8000), age_text(3e5)
     ('4s', '5m', '2h', '3d')
@@ -122,80 +137,87 @@ def age_text(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def rate_leap(rate: float, now: float | None, highest: float | None = None) -> str:
-    """How a learning rate differs from the present one, if it does so by orders of magnitude; else empty.
+def rate_change_warning(rate: float, current: float | None, highest_scheduled: float | None = None) -> str:
+    """Return a warning if a new learning rate differs from the current one by orders of magnitude; else "".
 
     Args:
-        rate: one that somebody wants.
-        now: the present one; None where it is not known.
-        highest: of the schedule's; what lies between it and the present one is no leap.
+        rate: the requested learning rate.
+        current: the current one; None if unknown.
+        highest_scheduled: the schedule's highest; a rate between it and the current one gives no warning.
 
-    >>> rate_leap(1e9, 1e-3), rate_leap(1e-3, 1e-2), rate_leap(1e-3, None)
-    ('1e+12 times the present 0.001', '', '')
-    >>> rate_leap(2e-3, 1e-5, 1e-3), rate_leap(2e-2, 1e-5, 1e-3)
-    ('', '2e+03 times the present 1e-05')
+    >>> rate_change_warning(1e9, 1e-3), rate_change_warning(1e-3, 1e-2), rate_change_warning(1e-3, None)
+    ('1e+12 times the current 0.001', '', '')
+    >>> rate_change_warning(2e-3, 1e-5, 1e-3), rate_change_warning(2e-2, 1e-5, 1e-3)
+    ('', '2e+03 times the current 1e-05')
     """
-    if not now:
+    if not current:
         return ""
-    nearest = min(max(rate, now), max(now, highest or 0.0))
-    times = rate / nearest
-    return "" if _LEAST_TIMES <= times <= _MOST_TIMES else f"{rate / now:.3g} times the present {now:.3g}"
+    nearest = min(max(rate, current), max(current, highest_scheduled or 0.0))
+    ratio = rate / nearest
+    return (
+        ""
+        if _MIN_RATE_RATIO <= ratio <= _MAX_RATE_RATIO
+        else f"{rate / current:.3g} times the current {current:.3g}"
+    )
 
 
-def highest_rate(config: Mapping[str, Any] | None) -> float | None:
-    """The highest learning rate that a run's schedule names; None where it names none.
+def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
+    """Return the highest learning rate in a run's schedule; None if it names no rate.
 
     Args:
-        config: of the run, which has the schedule as text.
+        config: the run's configuration, which holds the schedule as text.
 
-    >>> highest_rate({"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"})
+    >>> schedule = "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"
+    >>> highest_scheduled_rate({"schedule": schedule})
     0.003
-    >>> highest_rate({"schedule": "a function"}), highest_rate(None)
+    >>> highest_scheduled_rate({"schedule": "a function"}), highest_scheduled_rate(None)
     (None, None)
     """
     schedule = config.get("schedule") if isinstance(config, Mapping) else None
-    return max(map(float, _RATE.findall(schedule)), default=None) if isinstance(schedule, str) else None
+    return (
+        max(map(float, _RATE_PATTERN.findall(schedule)), default=None) if isinstance(schedule, str) else None
+    )
 
 
-def label(series: Series) -> str:
-    """A series as checkpoints and logs call it, ``"valid/loss"``."""
+def series_label(series: Series) -> str:
+    """Return the name of a series as checkpoints and logs write it, such as ``"valid/loss"``."""
     return f"{series.split}/{series.name}"
 
 
-def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
-    """Which end of a metric is the better one, ``"lower"`` or ``"higher"``.
+def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str | None:
+    """Return the better direction of a metric, ``"lower"`` or ``"higher"``; None if unknown.
 
     Args:
-        name: of the metric, also with its split.
-        config: of the run, which says so of the metrics that it was given; of others the name tells, or
-            nothing does.
+        name: the metric's name, with or without its split.
+        config: the run's configuration, which declares the direction of the metrics passed to the training.
+            For others it is inferred from the name.
 
-    >>> better("loss"), better("accuracy_top5"), better("learning_rate")
+    >>> better_direction("loss"), better_direction("accuracy_top5"), better_direction("learning_rate")
     ('lower', 'higher', None)
-    >>> better("valid/words", {"metrics": {"words": "higher"}})
+    >>> better_direction("valid/words", {"metrics": {"words": "higher"}})
     'higher'
     """
-    told = config.get("metrics") if isinstance(config, Mapping) else None
-    declared = told.get(name.rpartition("/")[2]) if isinstance(told, Mapping) else None
+    directions = config.get("metrics") if isinstance(config, Mapping) else None
+    declared = directions.get(name.rpartition("/")[2]) if isinstance(directions, Mapping) else None
     if declared in ("lower", "higher"):
         return str(declared)
     words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())
-    return "lower" if words & _LOWER else "higher" if words & _HIGHER else None
+    return "lower" if words & _LOWER_IS_BETTER else "higher" if words & _HIGHER_IS_BETTER else None
 
 
-def main_metric(known: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
-    """The validation loss; else the loss; else the first metric, of those whose better end is known."""
+def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
+    """Return the validation loss, else the loss, else the first metric with a known better direction."""
 
-    def place(series: Series) -> int:
+    def rank(series: Series) -> int:
         if series.name == "loss" and series.split in ("valid", "train"):
             return 0 if series.split == "valid" else 1
-        return 3 if better(series.name, config) is None else 2
+        return 3 if better_direction(series.name, config) is None else 2
 
-    return min(known, key=place, default=None)
+    return min(series_list, key=rank, default=None)
 
 
 def fraction(progress: Progress | None) -> float | None:
-    """The share of a run that is done, 0 to 1; None where its end is not known."""
+    """Return the fraction of a run that is done, 0 to 1; None if its total is unknown."""
     if progress is None:
         return None
     if progress.total_steps:
@@ -206,7 +228,7 @@ def fraction(progress: Progress | None) -> float | None:
 
 
 def progress_text(progress: Progress | None) -> str:
-    """Where a run stands: ``"epoch 3/10 25%"``, ``"step 120"``."""
+    """Format a run's progress, such as ``"epoch 3/10 25%"`` or ``"step 120"``."""
     if progress is None:
         return ""
     if progress.total_epochs and progress.epoch is not None:
@@ -215,18 +237,18 @@ def progress_text(progress: Progress | None) -> str:
         text = f"step {progress.step}/{progress.total_steps}"
     else:
         text = f"step {progress.step}"
-    share = fraction(progress)
-    # Rounded down: what is not done is not shown as 100%.
-    return text if share is None else f"{text} {math.floor(share * 100)}%"
+    done = fraction(progress)
+    # Rounded down, so that an unfinished run never shows 100%.
+    return text if done is None else f"{text} {math.floor(done * 100)}%"
 
 
-def note(summary: RunSummary) -> str:
-    """Why a run ended otherwise than it should, on one line; empty for the others."""
+def problem_text(summary: RunSummary) -> str:
+    """Return one line on why a run did not finish normally or is silent; empty if neither."""
     if summary.state in ("finished", "running"):
         return ""
     if summary.reason is not None:
         return summary.reason.partition("\n")[0]
     if summary.state == "stale":
-        silent = age_text(time.time() - summary.heartbeat)
-        return f"process {summary.pid} lives, but wrote nothing for {silent}"
-    return f"process {summary.pid} on {summary.host} ended without a word"
+        silence = age_text(time.time() - summary.heartbeat)
+        return f"process {summary.pid} is alive but has written nothing for {silence}"
+    return f"process {summary.pid} on {summary.host} ended without closing the run"

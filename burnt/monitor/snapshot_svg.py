@@ -1,4 +1,4 @@
-"""`write_picture`: what the app shows, as an SVG file, without a terminal."""
+"""`write_screenshot`: save what the app shows as an SVG file, without a terminal."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from burnt.errors import RunError
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 
-__all__ = ["write_picture"]
+__all__ = ["write_screenshot"]
 
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
-def write_picture(
+def write_screenshot(
     library: RunLibrary, path: str | os.PathLike[str], size: tuple[int, int], keys: tuple[str, ...] = ()
 ) -> None:
-    """Run the app unseen, press keys, and save what it shows.
+    """Run the app headless, press keys, and save a screenshot.
 
     Args:
         library: the runs.
-        path: the file to write.
-        size: columns and lines.
-        keys: pressed one after another, as Textual names them, each when the app has come to rest.
+        path: the SVG file to write.
+        size: (columns, lines) of the screen.
+        keys: Textual key names, pressed in order; each waits until the app is idle.
 
     Raises:
         RunError: the file cannot be written, or the runs are not read within 30 s.
     """
     app = MonitorApp(library)
-    app.smallest = Size(0, 0)  # a picture may be a strip
-    drawn: list[str] = []
+    app.min_size = Size(0, 0)  # screenshots may be smaller than a usable terminal
+    screenshots: list[str] = []
 
     async def draw(pilot: Pilot[Any]) -> None:
-        await app.settled(_PATIENCE_SECONDS)
+        await app.wait_until_idle(_TIMEOUT_SECONDS)
         for key in keys:
             await pilot.press(key)
-            await app.settled(_PATIENCE_SECONDS)
-        drawn.append(_without_downloads(app.export_screenshot(title="burnt monitor")))
+            await app.wait_until_idle(_TIMEOUT_SECONDS)
+        screenshots.append(_without_font_downloads(app.export_screenshot(title="burnt monitor")))
         app.exit()
 
     app.run(headless=True, size=size, auto_pilot=draw)
-    if not drawn:
+    if not screenshots:
         raise RunError(
-            "the picture was not drawn", where=str(path), hint="are the runs on a disk that answers?"
+            "the screenshot was not drawn", where=str(path), hint="check that the disk with the runs responds"
         )
     try:
-        Path(path).write_text(drawn[0], encoding="utf-8")
+        Path(path).write_text(screenshots[0], encoding="utf-8")
     except OSError as error:
-        raise RunError("the picture cannot be written", where=str(path), found=error.strerror) from error
+        raise RunError("the screenshot cannot be written", where=str(path), found=error.strerror) from error
 
 
-def _without_downloads(svg: str) -> str:
-    """Textual's picture has browsers fetch its font from the net; the reader's own will do."""
+def _without_font_downloads(svg: str) -> str:
+    """Remove Textual's @font-face rules, which make browsers download a font."""
     return re.sub(r"\s*@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)

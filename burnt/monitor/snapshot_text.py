@@ -1,4 +1,4 @@
-"""A snapshot of runs, as lines of plain text or as data for JSON. Without Textual."""
+"""A snapshot of runs as plain text or as JSON data, without Textual."""
 
 from __future__ import annotations
 
@@ -11,41 +11,51 @@ from typing import Any
 from burnt.errors import BurntError
 from burnt.monitor.data.event_text import event_text
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import age_text, clean, clock_text, duration_text, label, progress_text, value_text
+from burnt.monitor.format import (
+    age_text,
+    clean,
+    clock_text,
+    duration_text,
+    progress_text,
+    series_label,
+    value_text,
+)
 
-__all__ = ["lines", "state"]
+__all__ = ["snapshot_data", "snapshot_lines"]
 
 _COLUMNS = ("run", "state", "progress", "eta", "metric", "last", "best", "at step", "age", "took", "note")
 _EVENTS, _LOG_LINES = 5, 5
 
 
-def lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The runs below folders, a line each; of a single one its numbers, last events and log lines too.
+def snapshot_lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return one line per run; for a single run also its metrics, last events and last log lines.
 
     >>> import tempfile
-    >>> lines([tempfile.mkdtemp(prefix="runs-")])  # doctest: +ELLIPSIS
+    >>> snapshot_lines([tempfile.mkdtemp(prefix="runs-")])  # doctest: +ELLIPSIS
     ['no runs in ...runs-...']
     """
-    views = _read(folders)
+    views = _read_views(folders)
     if not views:
         return [clean(f"no runs in {', '.join(map(str, folders))}")]
-    table = _aligned([_COLUMNS, *map(_row, views)], right=("eta", "last", "best", "at step", "age", "took"))
+    table = _align_columns(
+        [_COLUMNS, *map(_row, views)], right=("eta", "last", "best", "at step", "age", "took")
+    )
     if len(views) == 1 and views[0].error is None:
         try:
-            table += _details(views[0])
+            table += _detail_lines(views[0])
         except BurntError as error:
             table += ["", clean(f"{error.what}: {error.found}" if error.found else error.what)]
     return table
 
 
-def state(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
-    """The runs below folders as data: what `lines` shows, and the last value of every metric."""
-    return [_document(view) for view in _read(folders)]
+def snapshot_data(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
+    """Return JSON data of the runs: what `snapshot_lines` shows, and the last value of every metric."""
+    return [_view_data(view) for view in _read_views(folders)]
 
 
-def _read(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
+def _read_views(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
     library = RunLibrary(folders)
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     if len(library.views) == 1:
         library.views[0].follow()
         library.refresh()
@@ -55,33 +65,33 @@ def _read(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
 
 def _row(view: RunView) -> tuple[str, ...]:
     metric, best, eta = view.metric, view.metric_best, view.eta
-    doing = f" ({view.activity})" if view.activity not in ("", "training") else ""
+    activity = f" ({view.activity})" if view.activity not in ("", "training") else ""
     return (
         view.label,
-        view.state + doing,
+        view.state + activity,
         progress_text(view.progress),
         "" if eta is None else duration_text(eta),
-        "" if metric is None else label(metric),
+        "" if metric is None else series_label(metric),
         "" if metric is None else value_text(view.heads[metric].point.value),
         "" if best is None else value_text(best.value),
         "" if best is None else str(best.step),
         "" if math.isnan(view.created) else age_text(time.time() - view.created),
-        duration_text(view.seconds) if view.attempts else "",
-        view.note,
+        duration_text(view.active_seconds) if view.attempts else "",
+        view.problem,
     )
 
 
-def _details(view: RunView) -> list[str]:
+def _detail_lines(view: RunView) -> list[str]:
     rows = [("metric", "last", "at step", "best", "at step")]
     for series, head in view.heads.items():
         best = view.best(series)
         ends = ("", "") if best is None else (value_text(best.value), str(best.step))
-        rows.append((label(series), value_text(head.point.value), str(head.point.step), *ends))
-    found = ["", *_aligned(rows, right=("last", "best", "at step"))]
-    # Early stopping tells its patience after each validation.
+        rows.append((series_label(series), value_text(head.point.value), str(head.point.step), *ends))
+    lines = ["", *_align_columns(rows, right=("last", "best", "at step"))]
+    # Early stopping logs an event after each validation; leave those out.
     if events := [event for event in view.events if event.kind != "stopping"]:
-        found += ["", "last events"]
-        found += _aligned(
+        lines += ["", "last events"]
+        lines += _align_columns(
             [
                 (
                     clock_text(event.time),
@@ -92,14 +102,14 @@ def _details(view: RunView) -> list[str]:
                 for event in events[-_EVENTS:]
             ]
         )
-    if logged := view.log_lines()[-_LOG_LINES:]:
-        found += ["", "last log lines"]
-        found += _aligned([(clock_text(line.time), line.level, line.text) for line in logged])
+    if log_lines := view.log_lines()[-_LOG_LINES:]:
+        lines += ["", "last log lines"]
+        lines += _align_columns([(clock_text(line.time), line.level, line.text) for line in log_lines])
     view.close()
-    return found
+    return lines
 
 
-def _document(view: RunView) -> dict[str, Any]:
+def _view_data(view: RunView) -> dict[str, Any]:
     if view.error is not None:
         return {"folder": view.folder, "state": view.state, "error": str(view.error)}
     newest = view.attempts[-1]
@@ -110,7 +120,7 @@ def _document(view: RunView) -> dict[str, Any]:
         "activity": view.activity or None,
         "reason": newest.end_reason,
         "created": view.created,
-        "seconds": view.seconds,
+        "seconds": view.active_seconds,
         "attempts": len(view.attempts),
         "host": newest.host,
         "pid": newest.pid,
@@ -123,17 +133,17 @@ def _document(view: RunView) -> dict[str, Any]:
     }
 
 
-def _aligned(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
-    """Columns two spaces apart; an empty cell is ``-``, so that programs can count them."""
+def _align_columns(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """Align columns two spaces apart; an empty cell is ``-``, so that programs can split the columns."""
     from rich.cells import cell_len
 
     cells = [[clean(text) or "-" for text in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    found = []
+    lines = []
     for row in cells:
         parts = []
         for name, text, width in zip(rows[0], row, widths, strict=True):
             pad = " " * (width - cell_len(text))
             parts.append(pad + text if name in right else text + pad)
-        found.append("  ".join(parts).rstrip())
-    return found
+        lines.append("  ".join(parts).rstrip())
+    return lines

@@ -1,9 +1,8 @@
-"""The monitor as the child of a training, in whose terminal it shows; the parent is
-`burnt.train.monitor_process`.
+"""The monitor as the child process of a training, in the training's terminal.
 
-The terminal is not the monitor's own. It draws on standard output, since its standard error is a log; it
-tells the parent that it lives; and it goes when the parent is gone, or when the terminal is somebody else's:
-a shell's, that has stopped the training.
+The parent is `burnt.train.monitor_process`. The child draws on standard output, as its standard error is a
+log; it sends the parent a heartbeat; and it exits when the parent has died, or when another process owns the
+terminal, such as a shell that has suspended the training.
 """
 
 from __future__ import annotations
@@ -23,81 +22,79 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from burnt.train.terminal import in_foreground, leave_screen, restore_terminal
 
-__all__ = ["AttachedDriver", "Attachment"]
+__all__ = ["Attachment", "StdoutDriver"]
 
-_PULSE_SECONDS = 0.5
-_GUARD_SECONDS = 0.25
+_HEARTBEAT_SECONDS = 0.5
+_WATCH_SECONDS = 0.25
 
 
 class Attachment:
-    """The ties to the parent; made before the app is started.
+    """The connection to the parent process; create it before the app starts.
 
     Args:
-        parent: its process id.
-        folder: its run's folder.
-        pulse: a pipe to it, if it listens.
+        parent: the parent's process id.
+        folder: the folder of its run.
+        pulse: file descriptor of a pipe to the parent for heartbeats; None sends none.
     """
 
     def __init__(self, parent: int, folder: Path, pulse: int | None = None) -> None:
         self.parent = parent
         self._output = folder / "logs" / "output.log"
         self._pulse = pulse
-        self._suspended = False
-        # The app's own way to the terminal can be cut off without losing this one.
+        self._is_suspended = False
+        # A separate descriptor: the app's can be redirected while this one still reaches the terminal.
         self._terminal = os.dup(1)
         self._attributes = termios.tcgetattr(0)
         if pulse is not None:
             os.set_blocking(pulse, False)
 
-    def begin(self, app: App[Any]) -> None:
-        """The first picture is about to be shown; called where the app handles its keys."""
+    def start(self, app: App[Any]) -> None:
+        """Start the heartbeat and the watch thread; call it in the app's thread before the first screen."""
         if self._pulse is not None:
-            self._beat()
-            app.set_interval(_PULSE_SECONDS, self._beat)
-        # A thread, so that an app that hangs does not keep the terminal of a training that is gone.
-        threading.Thread(target=self._guard, name="burnt-monitor-guard", daemon=True).start()
+            self._send_heartbeat()
+            app.set_interval(_HEARTBEAT_SECONDS, self._send_heartbeat)
+        # A thread, so that even a hanging app releases the terminal of a training that has died.
+        threading.Thread(target=self._watch_parent, name="burnt-monitor-guard", daemon=True).start()
 
     def suspend(self, app: App[Any]) -> None:
-        """Ctrl-Z: give the terminal to the shell, and stop as every process of the job does."""
-        self._suspended = True
+        """Suspend to the shell like every process of the job (Ctrl-Z)."""
+        self._is_suspended = True
         with app.suspend():
             os.kill(0, signal.SIGTSTP)
-        self._suspended = False
+        self._is_suspended = False
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         assert self._pulse is not None
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # a parent that is stopped, or gone
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the parent is suspended or has died
             os.write(self._pulse, b".")
 
-    def _guard(self) -> None:
+    def _watch_parent(self) -> None:
         while True:
-            orphaned, ours = os.getppid() != self.parent, in_foreground(self._terminal)
-            if orphaned or not ours:
-                self._go(orphaned=orphaned, ours=ours)
-            time.sleep(_GUARD_SECONDS)
+            is_orphaned, owns_terminal = os.getppid() != self.parent, in_foreground(self._terminal)
+            if is_orphaned or not owns_terminal:
+                self._exit(is_orphaned=is_orphaned, owns_terminal=owns_terminal)
+            time.sleep(_WATCH_SECONDS)
 
-    def _go(self, *, orphaned: bool, ours: bool) -> None:
+    def _exit(self, *, is_orphaned: bool, owns_terminal: bool) -> None:
         with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 1)  # what the app still draws is not to be seen
-        if not self._suspended:
-            if ours:
+            os.dup2(nothing.fileno(), 1)  # hide what the app still draws
+        if not self._is_suspended:
+            if owns_terminal:
                 restore_terminal(self._terminal, self._attributes, tidy=False)
             else:
                 leave_screen(self._terminal)
-        if orphaned:
-            text = (
-                f"the training (process {self.parent}) is gone without a word: it was killed, or crashed\r\n"
-            )
+        if is_orphaned:
+            text = f"The training (process {self.parent}) has died: it was killed or it crashed.\r\n"
             with contextlib.suppress(OSError):
                 if self._output.stat().st_size:
-                    text += f"what it printed is in {self._output}\r\n"
+                    text += f"Its output is in {self._output}.\r\n"
             with contextlib.suppress(OSError):
                 os.write(self._terminal, text.encode())
         os._exit(0)
 
 
-class AttachedDriver(LinuxDriver):
-    """Textual's driver, on standard output."""
+class StdoutDriver(LinuxDriver):
+    """Textual's driver, drawing on standard output instead of standard error."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -105,7 +102,7 @@ class AttachedDriver(LinuxDriver):
         self._file = sys.__stdout__
 
     def start_application_mode(self) -> None:
-        """Also after the process was stopped; perhaps the shell let it go on in the background."""
+        """Start or resume; exit if the shell has resumed this process in the background."""
         if not in_foreground(self.fileno):
             os._exit(0)
         super().start_application_mode()  # type: ignore[no-untyped-call]

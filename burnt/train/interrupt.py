@@ -19,8 +19,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupted(SystemExit):
     """Raised after a signal interrupted the training and its state was saved.
 
-    It is a `SystemExit`: a program that does not catch it ends without a traceback and with the exit code that
-    shells expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    It is a `SystemExit`: a program that does not catch it ends without a traceback and with the exit code
+    that shells expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     """
 
 

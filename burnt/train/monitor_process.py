@@ -7,7 +7,7 @@ in the run folder; the monitor process's own errors go to ``logs/monitor.log``.
 
 The monitor process is ``burnt monitor FOLDER --attached PID --pulse FD``. About once a second it writes a
 byte to the pipe FD, from the thread that handles keys: a silent pipe means that it hangs. It does not receive
-the terminal's SIGINT: it reads Ctrl-C as a key and sends SIGINT to PID, so the training counts each press once.
+the terminal's SIGINT: it reads Ctrl-C as a key and sends SIGINT to PID, so each press is counted once.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def clocked(monkeypatch):
         doubled.__name__ = doubled.__qualname__ = name
         kernels.op(doubled, examples=lambda device, count=count: [(torch.ones(3),)] * count)
     monkeypatch.setattr("burnt.cli.tune.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
-    monkeypatch.setattr("burnt.cli.tune._measured", measured)
+    monkeypatch.setattr("burnt.cli.tune._measure_example", measured)
     return run
 
 

@@ -37,10 +37,10 @@ from burnt.monitor.screens.panes.log import LogPane
 from burnt.monitor.screens.run import RunScreen
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.dialogs import (
-    AskScreen,
     ConfirmScreen,
     EndScreen,
     HelpScreen,
+    PromptScreen,
     TextScreen,
     TooSmallScreen,
 )
@@ -95,7 +95,7 @@ def use(
     async def session() -> None:
         app = MonitorApp(RunLibrary([folder]), fps=20, **options)
         async with app.run_test(size=size) as pilot:
-            await app.settled(PATIENCE)
+            await app.wait_until_idle(PATIENCE)
             await steps(app, pilot)
 
     asyncio.run(session())
@@ -105,14 +105,14 @@ async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
     """Press keys, each when what the one before asked for is on the screen."""
     for key in keys:
         await pilot.press(key)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
 
 
 async def until(app: MonitorApp, condition: Callable[[], bool]) -> None:
     """Wait until something has become true."""
     async with asyncio.timeout(PATIENCE):
         while not condition():
-            await app.settled(PATIENCE)
+            await app.wait_until_idle(PATIENCE)
 
 
 def screen_text(app: MonitorApp) -> str:
@@ -123,7 +123,10 @@ def screen_text(app: MonitorApp) -> str:
 def table(app: MonitorApp) -> list[str]:
     """The lines of the table that is shown, without the headings."""
     rows = next(rows for rows in app.screen.query(Table) if rows.region.height)
-    return [rows.render_line(y).text.strip() for y in range(rows.head, rows.head + len(rows.keys))]
+    return [
+        rows.render_line(y).text.strip()
+        for y in range(rows.header_height, rows.header_height + len(rows.row_keys))
+    ]
 
 
 def test_the_list_shows_runs_states_and_why(runs: Path) -> None:
@@ -154,16 +157,16 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
         assert len(table(app)) == 2 or len(table(app)) == 3
         await press(app, pilot, "slash")
         app.screen.query_one(Input).value = "/gamma-\\d+/"
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert [line.split()[1] for line in table(app)] == ["gamma-10"]
         for text in ("/^gamma-[0-9]+$", "/10$", "/gam.*stopped", "/^(?!.*(finished|crashed))"):
             app.screen.query_one(Input).value = text
-            await app.settled(PATIENCE)
+            await app.wait_until_idle(PATIENCE)
             assert [line.split()[1] for line in table(app)] == ["gamma-10"], text
         await press(app, pilot, "enter", "escape")
         assert len(table(app)) == 3
         app.screen.query_one(Input).value = "nothing like this"
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert "no run matches the filter" in screen_text(app)
 
     use(runs, steps)
@@ -189,7 +192,7 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
             assert "▲" in screen_text(app).splitlines()[2]
         column = screen_text(app).splitlines()[2].index("state")
         await pilot.click(Table, offset=(column, 0))
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert names(app) == ["beta", "gamma-10", "alpha", "odd"]
 
     use(runs, steps)
@@ -262,7 +265,7 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         await press(app, pilot, "left_square_bracket", "left_square_bracket")
         assert app.screen.current > 1
         await pilot.click("#tabs", offset=(2, 0))
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert app.screen.current == 0
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunsScreen)
@@ -273,7 +276,7 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
 def test_a_double_click_opens_a_run(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.click(Table, offset=(5, 2), times=2)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, RunScreen)
         assert app.screen.view.label == "beta"
 
@@ -385,7 +388,7 @@ def test_a_chart_grows_with_its_run_and_stands_still_without(live: RunWriter) ->
         await until(app, lambda: len(chart.view.curves[0].xs) == 2)
         assert "2/10" in screen_text(app)
         view = chart.view
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert chart.view is view
 
     use(live.folder, steps)
@@ -408,10 +411,10 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         await press(app, pilot, "slash", *"NEEDLE", "enter")
         assert "the needle" in screen_text(app)
         assert "match 1 of 1" in screen_text(app)
-        assert not app.screen.query_one(LogPane)._following
+        assert not app.screen.query_one(LogPane)._is_following
         live.log_line("does not scroll")
         await asyncio.to_thread(live.flush)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert "the needle" in screen_text(app)
         await press(app, pilot, "F")
         await until(app, lambda: "does not scroll" in screen_text(app))
@@ -462,8 +465,8 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: made.append(name) or original(*args))
 
-    counted(log_pane, "_cells")
-    counted(events_pane, "_row")
+    counted(log_pane, "_line_cells")
+    counted(events_pane, "_event_row")
     live.log_line("x" * 20_000)
     live.log_line("second")
     live.event("note", 1, text="first")
@@ -476,7 +479,7 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
         assert max(len(text) for cells in rows._rows for part in cells for text, _ in part) == 1_000
         live.log_line("third")
         live.flush()
-        await until(app, lambda: len(rows.keys) == 3)
+        await until(app, lambda: len(rows.row_keys) == 3)
         assert made == ["_cells"] * 3
         made.clear()
         await press(app, pilot, "6")
@@ -533,7 +536,7 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
 def test_what_is_told_of_a_command_goes_away_when_the_run_has_ended(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(run_module, "_SHOW_ANSWER_SECONDS", 1.0)
     inbox = Inbox(live.folder, live.attempt)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -596,8 +599,8 @@ def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
         await press(app, pilot, "n")
         field = app.screen.query_one(Input)
         # The first key has waited for so long that others may pass the one before it.
-        app._keys.append(events.Key("a", "a"))
-        app._key_sent = -math.inf
+        app._pending_keys.append(events.Key("a", "a"))
+        app._key_sent_at = -math.inf
         app.post_message(events.Key("b", "b"))
         app.post_message(events.Key("c", "c"))
         await until(app, lambda: len(field.value) == 3)
@@ -616,7 +619,7 @@ def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: 
         await note(self)
 
     monkeypatch.setattr(RunScreen, "action_note", slow)
-    monkeypatch.setattr(app_module, "_GONE_SECONDS", 0.05)
+    monkeypatch.setattr(app_module, "_CLOSED_TARGET_SECONDS", 0.05)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         for key in ("n", *"pale", "enter"):
@@ -647,7 +650,7 @@ def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> 
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
-        assert isinstance(app.screen, AskScreen)
+        assert isinstance(app.screen, PromptScreen)
         text = screen_text(app)
         assert "the learning rate is not valid" in text
         assert "a finite number above 0" in text
@@ -735,14 +738,14 @@ def test_a_read_only_folder_refuses_with_the_reason(live: RunWriter) -> None:
 
 def test_help_is_what_can_be_pressed(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        actions = {key.action for _, key in app.keys_here()}
+        actions = {key.action for _, key in app.active_keys()}
         assert {key.action for key in (*LIST, *RUNS, *APP)} <= actions
         await press(app, pilot, "question_mark")
         assert isinstance(app.screen, HelpScreen)
         for key in RUNS:
             assert key.help in screen_text(app)
         await press(app, pilot, "escape", "enter")
-        assert {key.action for key in CHART} <= {key.action for _, key in app.keys_here()}
+        assert {key.action for key in CHART} <= {key.action for _, key in app.active_keys()}
 
     use(runs, steps)
 
@@ -769,7 +772,7 @@ def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
         await press(app, pilot, "enter")
         for pane in "123456789K":
             await press(app, pilot, pane)
-            for node, key in app.keys_here():
+            for node, key in app.active_keys():
                 name = key.action.partition("(")[0].rpartition(".")[2]
                 assert hasattr(node, f"action_{name}"), (node, key)
 
@@ -809,7 +812,7 @@ def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWrite
                 await pilot.pause(0.1)
         assert "key l" in screen_text(app)
         await pilot.press("enter")
-        await until(app, lambda: isinstance(app.screen, AskScreen))
+        await until(app, lambda: isinstance(app.screen, PromptScreen))
 
     use(live.folder, steps)
 
@@ -818,15 +821,15 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
         await pilot.resize_terminal(79, 24)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, TooSmallScreen)
         assert "80x24" in screen_text(app)
         await pilot.resize_terminal(40, 10)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         text = " ".join(screen_text(app).split())
         assert "needs a terminal of 80x24 at least: make it larger, or press q to leave" in text
         await pilot.resize_terminal(100, 30)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, RunScreen)
         assert app.screen.query(Chart)
 
@@ -844,7 +847,7 @@ def test_a_terminal_too_small_from_the_start_is_left_or_made_larger(runs: Path) 
     async def enlarge(app: MonitorApp, pilot: Pilot[None]) -> None:
         assert isinstance(app.screen, TooSmallScreen)
         await pilot.resize_terminal(100, 30)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         await until(app, lambda: isinstance(app.screen, RunScreen))  # a single run is opened at once
         assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
 
@@ -855,16 +858,16 @@ def test_a_terminal_too_small_from_the_start_is_left_or_made_larger(runs: Path) 
 def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.resize_terminal(60, 20)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, TooSmallScreen)
         await asyncio.to_thread(live.close, "finished")
         await until(app, lambda: isinstance(app.screen, EndScreen))
         await pilot.resize_terminal(100, 30)
-        await app.settled(PATIENCE)
+        await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, EndScreen)
         assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
 
-    use(live.folder, steps, attached=os.getpid())
+    use(live.folder, steps, training_pid=os.getpid())
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
@@ -1111,8 +1114,8 @@ def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, 
         assert len(table(app)) == 3
 
     use(runs, steps)
-    assert any("gamma-10" in line for line in snapshot_text.lines([runs]))
-    assert snapshot_text.lines([runs / "beta"])
+    assert any("gamma-10" in line for line in snapshot_text.snapshot_lines([runs]))
+    assert snapshot_text.snapshot_lines([runs / "beta"])
 
 
 def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
@@ -1154,7 +1157,7 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
         await press(app, pilot, "X", "ctrl+c")
         assert len(sent) == 2
 
-    use(live.folder, steps, attached=4321)
+    use(live.folder, steps, training_pid=4321)
 
 
 @pytest.mark.parametrize(
@@ -1162,7 +1165,7 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     [
         (("question_mark",), HelpScreen),
         (("p",), ConfirmScreen),
-        (("n", "a"), AskScreen),
+        (("n", "a"), PromptScreen),
         (("l", *"1e9", "enter"), ConfirmScreen),
         (("6", "enter"), TextScreen),
         (("ctrl+p",), CommandPalette),
@@ -1182,7 +1185,7 @@ def test_ctrl_c_goes_to_the_training_whatever_is_open(
         assert sent == [signal.SIGINT]
         assert isinstance(app.screen, shown)
 
-    use(live.folder, steps, attached=4321)
+    use(live.folder, steps, training_pid=4321)
 
 
 def test_ctrl_c_goes_to_the_training_where_there_is_no_room(
@@ -1195,7 +1198,7 @@ def test_ctrl_c_goes_to_the_training_where_there_is_no_room(
         await pilot.press("ctrl+c")
         assert sent == [signal.SIGINT]
 
-    use(live.folder, steps, size=(60, 20), attached=4321)
+    use(live.folder, steps, size=(60, 20), training_pid=4321)
 
 
 def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1203,7 +1206,7 @@ def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: p
     monkeypatch.setattr(app_module.Refresher, "start", lambda self: None)  # nothing is read later on
 
     async def session() -> None:
-        app = MonitorApp(RunLibrary([live.folder]), attached=4321)
+        app = MonitorApp(RunLibrary([live.folder]), training_pid=4321)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert isinstance(app.screen, RunScreen)
@@ -1224,7 +1227,7 @@ def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
                 await asyncio.sleep(0.01)
         assert app.return_code == 0
 
-    use(live.folder, steps, attached=os.getpid())
+    use(live.folder, steps, training_pid=os.getpid())
 
 
 def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1237,7 +1240,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: py
     def slow(self: RunLibrary, *, look: bool = False) -> bool:
         if hanging.is_set():
             release.wait(PATIENCE)
-        return refresh(self, look=look)
+        return refresh(self, rescan=look)
 
     monkeypatch.setattr(RunLibrary, "refresh", slow)
 

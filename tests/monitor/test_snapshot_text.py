@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from burnt.monitor.snapshot_text import lines, state
+from burnt.monitor.snapshot_text import snapshot_data, snapshot_lines
 from burnt.train.store import RunWriter
 
 
@@ -31,7 +31,7 @@ def test_several_runs_are_a_line_each_newest_first(tmp_path: Path) -> None:
     make(tmp_path / "new", "crashed", "ValueError: no\nsecond line")
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.db").write_bytes(b"nothing")
-    head, first, second, third = lines([tmp_path])
+    head, first, second, third = snapshot_lines([tmp_path])
     assert head.split()[:3] == ["run", "state", "progress"]
     assert first.split()[:5] == ["new", "crashed", "epoch", "2/4", "55%"]
     assert first.endswith("ValueError: no")
@@ -43,7 +43,7 @@ def test_several_runs_are_a_line_each_newest_first(tmp_path: Path) -> None:
 
 def test_a_single_run_shows_its_numbers_events_and_log(tmp_path: Path) -> None:
     make(tmp_path / "run")
-    text = "\n".join(lines([tmp_path / "run"]))
+    text = "\n".join(snapshot_lines([tmp_path / "run"]))
     for word in ("train/loss", "train/accuracy", "1.0000", "hello", "a line of the log", "finished"):
         assert word in text
     assert all(line.isprintable() for line in text.splitlines())
@@ -53,11 +53,11 @@ def test_a_run_that_goes_on_has_an_activity_and_an_end_in_sight(tmp_path: Path) 
     run = RunWriter.create(tmp_path / "run")
     run.progress(5, 1, total_steps=10, activity="validating")
     run.flush()
-    [document] = state([tmp_path])
+    [document] = snapshot_data([tmp_path])
     assert (document["state"], document["activity"]) == ("running", "validating")
     assert document["progress"]["fraction"] == 0.5
     assert document["progress"]["eta"] > 0
-    assert "running (validating)" in lines([tmp_path])[1]
+    assert "running (validating)" in snapshot_lines([tmp_path])[1]
     run.close("finished")
 
 
@@ -65,7 +65,7 @@ def test_the_state_is_json_and_says_what_cannot_be_read(tmp_path: Path) -> None:
     make(tmp_path / "run", "stopped", "by hand")
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.db").write_bytes(b"nothing")
-    found = {Path(document["folder"]).name: document for document in state([tmp_path])}
+    found = {Path(document["folder"]).name: document for document in snapshot_data([tmp_path])}
     assert (found["run"]["state"], found["run"]["reason"]) == ("stopped", "by hand")
     last = {entry["name"]: entry for entry in found["run"]["last"]}
     assert (last["accuracy"]["value"], last["accuracy"]["step"]) == (1.0, 10)
@@ -76,8 +76,8 @@ def test_the_state_is_json_and_says_what_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_has_no_runs(tmp_path: Path) -> None:
-    assert lines([tmp_path]) == [f"no runs in {tmp_path}"]
-    assert state([tmp_path]) == []
+    assert snapshot_lines([tmp_path]) == [f"no runs in {tmp_path}"]
+    assert snapshot_data([tmp_path]) == []
 
 
 def test_a_snapshot_needs_neither_textual_nor_torch(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_snapshot_needs_neither_textual_nor_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["\x1b[31m", "a\nb", "ü"])
 def test_names_are_one_printable_line(tmp_path: Path, name: str) -> None:
     make(tmp_path / name)
-    found = lines([tmp_path])
+    found = snapshot_lines([tmp_path])
     assert found[1].isprintable()
     assert found[1].split()[1] == "finished"
 
@@ -121,7 +121,7 @@ def test_events_are_told_in_words_with_rounded_values(tmp_path: Path) -> None:
     run.event("learning_rate", 9, value=None)
     run.event("error", 9, error="ValueError", message="no\n  hint\x1b[31m", traceback="long")
     run.close("crashed", "ValueError: no")
-    text = "\n".join(lines([tmp_path / "run"]))
+    text = "\n".join(snapshot_lines([tmp_path / "run"]))
     for words in (
         "checkpoint     step-00000008  valid/loss 0.2986  1.2 MiB",
         "command        lr 0.0010: done",
@@ -139,7 +139,7 @@ def test_nothing_that_a_run_says_steers_the_terminal_and_columns_stay_in_line(tm
     run.event("no\x1bte", 1, text="\x1b[2J")
     run.log_line("\x1b[2J", "le\x1bvel")
     run.close("crashed", "\x1b[2J")
-    found = lines([tmp_path])
+    found = snapshot_lines([tmp_path])
     assert all(line.isprintable() for line in found)
     metrics = [line for line in found if line.startswith(("metric  ", "train/"))]
     assert len(metrics) == 3

@@ -1,6 +1,6 @@
-"""Artefacts of a run: images, histograms and tables.
+"""Artefacts of a run: confusion matrices, scores by class, histograms and images.
 
-widgets  the artefact viewer
-render   artefacts as text
+widgets  the artefact view and the step slider
+render   artefacts as lines of styled text
 png      a PNG decoder
 """

@@ -1,7 +1,6 @@
-"""Artefacts as lines of text with colours: confusion matrices, classes, histograms, images. No Textual.
+"""Draw confusion matrices, scores by class, histograms and images as styled text. No Textual.
 
-Each function draws for a width and a height. Nothing is told by colour alone: without colours, shades are
-characters.
+Each function draws for a given size. Without colours, shades are drawn as characters.
 """
 
 from __future__ import annotations
@@ -16,41 +15,50 @@ from burnt.monitor.artefacts.png import Image, fit
 from burnt.monitor.format import clean
 from burnt.monitor.plotting.ticks import linear_ticks, number_text
 
-__all__ = ["Ink", "Lines", "classes", "confusion", "histogram", "image", "is_classes", "is_confusion"]
+__all__ = [
+    "Lines",
+    "StyledText",
+    "draw_class_scores",
+    "draw_confusion_matrix",
+    "draw_histogram",
+    "draw_image",
+    "is_class_scores",
+    "is_confusion_matrix",
+]
 
 _SHADES = " ░▒▓█"
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GREYS = " .:-=+*#%@"  # from dark to light
-_CONFUSED = 5
+_MAX_CONFUSED_PAIRS = 5
 
 
-class Ink(NamedTuple):
-    """Text and its colours.
+class StyledText(NamedTuple):
+    """A text with its colours.
 
     Args:
-        text: what is written.
-        color: a colour, or a variable of the theme such as ``$dim``; "" is the usual one.
-        shade: from 0 to 1, how far the background goes towards the theme's main colour.
-        back: the background's colour.
+        text: the text.
+        color: a colour, or a theme variable such as ``$dim``; "" is the default colour.
+        shade: from 0 to 1, how far the background is blended towards the theme's primary colour.
+        background: the background colour; "" is the default.
         bold: whether the text is bold.
     """
 
     text: str
     color: str = ""
     shade: float = 0.0
-    back: str = ""
+    background: str = ""
     bold: bool = False
 
 
-Lines = list[list[Ink]]
+Lines = list[list[StyledText]]
 
 
 # --- confusion matrices
 
 
-def is_confusion(table: dict[str, Any]) -> bool:
-    """Whether a table has a row and a column for each class, as `ConfusionMatrix` records it."""
+def is_confusion_matrix(table: dict[str, Any]) -> bool:
+    """Whether a table is a confusion matrix as `ConfusionMatrix` records it."""
     columns, rows = table.get("columns") or [], table.get("rows") or []
     return (
         len(columns) > 1
@@ -61,92 +69,109 @@ def is_confusion(table: dict[str, Any]) -> bool:
     )
 
 
-def confusion(table: dict[str, Any], width: int, *, colors: bool = True) -> Lines:
-    """A confusion matrix: targets down, predictions across, shaded by the share of the target's row.
+def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = True) -> Lines:
+    """Draw a confusion matrix: rows are targets, columns predictions, shaded by the share of the row.
 
-    With recall and precision at the margins, and below it the pairs that are confused most. Where numbers
-    find no room the shades alone are shown, of several classes together if need be.
+    Recall and precision are at the margins, the most confused pairs below. If the numbers do not fit, only
+    the shades are drawn, with several classes per cell if needed.
 
     Args:
-        table: as `ConfusionMatrix` records it.
-        width: of the lines at most.
-        colors: whether there are any; otherwise shades are characters.
+        table: the table that `ConfusionMatrix` records.
+        width: maximum width of the lines.
+        colors: whether colours are available; otherwise shades are characters.
     """
     names = [clean(str(name)) for name in table["columns"][1:]]
     counts = [[n if n > 0 else 0 for n in row[1:]] for row in table["rows"]]
     targets = [float(sum(row)) for row in counts]
-    left = max(6, min(max(map(cell_len, names)), 16))
-    if left + 1 + len(names) * 4 > width:  # as it is with many classes, of which no number is looked at then
-        return _shaded(counts, width, colors) + _confused(names, counts, targets, width)
+    label_width = max(6, min(max(map(cell_len, names)), 16))
+    if label_width + 1 + len(names) * 4 > width:  # common with many classes; skips formatting the numbers
+        return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
     predictions = [float(sum(column)) for column in zip(*counts, strict=True)]
-    number = max(max((len(_count(n)) for row in counts for n in row), default=1), 3)
-    longest = max(map(cell_len, names))
-    for cell, recalls in ((min(max(longest, number), 10), True), (number, True), (number, False)):
-        if left + 1 + len(names) * (cell + 1) + 8 * recalls <= width:
+    number_width = max(max((len(_count_text(n)) for row in counts for n in row), default=1), 3)
+    longest_name = max(map(cell_len, names))
+    for cell_width, has_recalls in (
+        (min(max(longest_name, number_width), 10), True),
+        (number_width, True),
+        (number_width, False),
+    ):
+        if label_width + 1 + len(names) * (cell_width + 1) + 8 * has_recalls <= width:
             break
     else:
-        return _shaded(counts, width, colors) + _confused(names, counts, targets, width)
-    head = [Ink(f"{'true':>{left}} ", "$dim")]
-    head += [Ink(f" {_fitted(name, cell, right=True)}", "$dim") for name in names]
+        return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
+    header = [StyledText(f"{'true':>{label_width}} ", "$dim")]
+    header += [StyledText(f" {_pad(name, cell_width, right=True)}", "$dim") for name in names]
     lines: Lines = [
-        [Ink(" " * (left + 2) + "predicted", "$dim")],
-        [*head, *[Ink("  recall", "$dim")] * recalls],
+        [StyledText(" " * (label_width + 2) + "predicted", "$dim")],
+        [*header, *[StyledText("  recall", "$dim")] * has_recalls],
     ]
     for i, row in enumerate(counts):
-        line = [Ink(_fitted(names[i], left, right=True) + " ", bold=True)]
+        line = [StyledText(_pad(names[i], label_width, right=True) + " ", bold=True)]
         for j, n in enumerate(row):
             share = n / targets[i] if targets[i] else 0.0
             mark = " " if colors else _SHADES[round(share * (len(_SHADES) - 1))]
-            line.append(Ink(f"{mark}{_count(n) if n else '.':>{cell}}", shade=share, bold=i == j))
+            line.append(
+                StyledText(f"{mark}{_count_text(n) if n else '.':>{cell_width}}", shade=share, bold=i == j)
+            )
         recall = row[i] / targets[i] if targets[i] else math.nan
-        lines.append([*line, *[Ink(f"  {_share(recall):>6}", "$dim")] * recalls])
+        lines.append([*line, *[StyledText(f"  {_ratio_text(recall):>6}", "$dim")] * has_recalls])
     precisions = [row[i] / predictions[i] if predictions[i] else math.nan for i, row in enumerate(counts)]
-    foot = [Ink(_fitted("precision" if left >= 9 else "prec.", left, right=True) + " ", "$dim")]
-    foot += [Ink(f" {_share(p, cell):>{cell}}", "$dim") for p in precisions]
-    right, total = sum(row[i] for i, row in enumerate(counts)), sum(targets)
-    if total and recalls:
-        foot.append(Ink(f"  {_share(right / total):>6}", bold=True))
-    lines.append(foot)
-    return lines + _confused(names, counts, targets, width)
+    footer = [
+        StyledText(_pad("precision" if label_width >= 9 else "prec.", label_width, right=True) + " ", "$dim")
+    ]
+    footer += [StyledText(f" {_ratio_text(p, cell_width):>{cell_width}}", "$dim") for p in precisions]
+    num_correct, total = sum(row[i] for i, row in enumerate(counts)), sum(targets)
+    if total and has_recalls:
+        footer.append(StyledText(f"  {_ratio_text(num_correct / total):>6}", bold=True))
+    lines.append(footer)
+    return lines + _draw_most_confused(names, counts, targets, width)
 
 
-def _shaded(counts: list[list[float]], width: int, colors: bool) -> Lines:
-    """The matrix without numbers, two characters a cell."""
+def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> Lines:
+    """Draw the matrix without numbers, two characters per cell."""
     size = len(counts)
-    across = max(min(size, width // 2), 1)
-    block = -(-size // across)
-    title = "true down, predicted across" + f", {block} classes a cell" * (block > 1)
-    lines: Lines = [[Ink(_cut(title, width), "$dim")]]
-    for top in range(0, size, block):
-        total = sum(sum(row) for row in counts[top : top + block])
+    num_cells = max(min(size, width // 2), 1)
+    classes_per_cell = -(-size // num_cells)
+    title = "rows: true, columns: predicted" + f", {classes_per_cell} classes per cell" * (
+        classes_per_cell > 1
+    )
+    lines: Lines = [[StyledText(_truncate(title, width), "$dim")]]
+    for top in range(0, size, classes_per_cell):
+        total = sum(sum(row) for row in counts[top : top + classes_per_cell])
         line = []
-        for start in range(0, size, block):
-            n = sum(sum(row[start : start + block]) for row in counts[top : top + block])
+        for start in range(0, size, classes_per_cell):
+            n = sum(
+                sum(row[start : start + classes_per_cell]) for row in counts[top : top + classes_per_cell]
+            )
             share = n / total if total else 0.0
-            # The root, as one mistake in a hundred should be seen.
+            # The square root makes one error in a hundred visible.
             shade = math.sqrt(share)
             character = _SHADES[math.ceil(shade * (len(_SHADES) - 1))]
-            line.append(Ink("  " if colors else character * 2, shade=shade))
+            line.append(StyledText("  " if colors else character * 2, shade=shade))
         lines.append(line)
     return lines
 
 
-def _confused(names: list[str], counts: list[list[float]], targets: list[float], width: int) -> Lines:
-    """The pairs that are confused most often."""
+def _draw_most_confused(
+    names: list[str], counts: list[list[float]], targets: list[float], width: int
+) -> Lines:
+    """Draw the list of the most confused pairs."""
     pairs: list[tuple[float, int, int]] = []
     for i, row in enumerate(counts):
-        # Of large matrices most are no larger than the smallest of those that are shown.
-        least = pairs[-1][0] if len(pairs) == _CONFUSED else 0.0
+        # In large matrices most counts are below the smallest shown, so they are skipped early.
+        least = pairs[-1][0] if len(pairs) == _MAX_CONFUSED_PAIRS else 0.0
         pairs += [(n, i, j) for j, n in enumerate(row) if n > least and i != j]
         pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
-        del pairs[_CONFUSED:]
+        del pairs[_MAX_CONFUSED_PAIRS:]
     if not pairs:
-        return [[], [Ink("nothing is confused" if sum(targets) else "nothing was counted", "$dim")]]
-    lines: Lines = [[], [Ink("most confused", "$dim")]]
+        return [[], [StyledText("no confusions" if sum(targets) else "no samples counted", "$dim")]]
+    lines: Lines = [[], [StyledText("most confused", "$dim")]]
     for n, i, j in pairs:
-        text = f"  {names[i]} taken for {names[j]}"
+        text = f"  {names[i]} predicted as {names[j]}"
         lines.append(
-            [Ink(_cut(text, max(width - 24, 8))), Ink(f"  {_count(n)} of {_count(targets[i])}", bold=True)]
+            [
+                StyledText(_truncate(text, max(width - 24, 8))),
+                StyledText(f"  {_count_text(n)} of {_count_text(targets[i])}", bold=True),
+            ]
         )
     return lines
 
@@ -154,212 +179,225 @@ def _confused(names: list[str], counts: list[list[float]], targets: list[float],
 # --- classes
 
 
-def is_classes(table: dict[str, Any]) -> bool:
-    """Whether a table tells of precision, recall and F1 of classes, as `ConfusionMatrix` records it."""
+def is_class_scores(table: dict[str, Any]) -> bool:
+    """Whether a table holds precision, recall and F1 by class, as `ConfusionMatrix` records it."""
     return list(table.get("columns") or []) == ["class", "precision", "recall", "f1", "count"]
 
 
-def classes(table: dict[str, Any], width: int) -> Lines:
-    """Precision, recall and F1 of each class in numbers and bars, and the number of targets.
+def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
+    """Draw precision, recall and F1 of each class as numbers and bars, and the number of targets.
 
     Args:
-        table: as `ConfusionMatrix` records it.
-        width: of the lines at most.
+        table: the table that `ConfusionMatrix` records.
+        width: maximum width of the lines.
     """
     rows = [[clean(str(row[0])), *row[1:]] for row in table["rows"]]
-    left = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
-    wide = max([5, *(len(_count(_number(row[4]))) for row in rows)])
-    bar = min((width - left - wide - 2 - 3 * 11) // 3, 20)
-    bar = bar if bar >= 3 else 0
-    column = 8 + (bar + 1 if bar else 0)
-    head = f"{'class':>{left}}  " + "".join(f"{name:<{column + 2}}" for name in ("precision", "recall", "F1"))
-    lines: Lines = [[Ink(f"{head}{'count':>{wide}}".rstrip(), "$dim")]]
+    label_width = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
+    count_width = max([5, *(len(_count_text(_parse_number(row[4]))) for row in rows)])
+    bar_width = min((width - label_width - count_width - 2 - 3 * 11) // 3, 20)
+    bar_width = bar_width if bar_width >= 3 else 0
+    column_width = 8 + (bar_width + 1 if bar_width else 0)
+    header = f"{'class':>{label_width}}  " + "".join(
+        f"{name:<{column_width + 2}}" for name in ("precision", "recall", "F1")
+    )
+    lines: Lines = [[StyledText(f"{header}{'count':>{count_width}}".rstrip(), "$dim")]]
     for name, *scores, count in rows:
-        line = [Ink(_fitted(name, left, right=True), bold=True), Ink("  ")]
-        for score in map(_number, scores):
-            if bar:
-                filled = _bar(score, bar)
-                line += [Ink(filled, "$primary"), Ink("·" * (bar - len(filled)) + " ", "$faint")]
-            line.append(Ink(f"{_share(score):<8}  "))
-        lines.append([*line, Ink(f"{_count(_number(count)):>{wide}}")])
+        line = [StyledText(_pad(name, label_width, right=True), bold=True), StyledText("  ")]
+        for score in map(_parse_number, scores):
+            if bar_width:
+                filled = _bar_text(score, bar_width)
+                line += [
+                    StyledText(filled, "$primary"),
+                    StyledText("·" * (bar_width - len(filled)) + " ", "$faint"),
+                ]
+            line.append(StyledText(f"{_ratio_text(score):<8}  "))
+        lines.append([*line, StyledText(f"{_count_text(_parse_number(count)):>{count_width}}")])
     return lines
 
 
 # --- histograms
 
 
-def histogram(
+def draw_histogram(
     histograms: Sequence[tuple[int | None, dict[str, Any]]],
-    chosen: int,
+    selected: int,
     width: int,
     height: int,
     *,
     colors: bool = True,
 ) -> Lines:
-    """A histogram, and below it all of its name: a line a step, shaded.
+    """Draw one histogram in full, and below it the histograms of all steps as one shaded line each.
 
     Args:
         histograms: (step, ``{"counts", "edges"}``) pairs by ascending step.
-        chosen: the index of the one that is drawn in full.
-        width: of the lines at most.
-        height: how many lines at most.
-        colors: whether there are any; otherwise shades are characters.
+        selected: index of the one that is drawn in full.
+        width: maximum width of the lines.
+        height: maximum number of lines.
+        colors: whether colours are available; otherwise shades are characters.
     """
-    read = [(step, *_bins(data)) for step, data in histograms]
-    finite = [edge for _, _, edges in read for edge in edges if math.isfinite(edge)]
+    parsed = [(step, *_parse_bins(data)) for step, data in histograms]
+    finite = [edge for _, _, edges in parsed for edge in edges if math.isfinite(edge)]
     if not finite or width < 12 or height < 3:
-        return [[Ink("no finite values" if not finite else "no room", "$dim")]]
+        return [[StyledText("no finite values" if not finite else "not enough room", "$dim")]]
     low, high = min(finite), max(finite)
-    if high - low < 1e-300:  # nothing can be divided by less
+    if high - low < 1e-300:  # too small to divide by
         half = max(0.5, abs(low) * 1e-9)
         low, high = low - half, high + half
-    step, counts, edges = read[chosen]
-    rest = min(len(read), height // 2) if len(read) > 1 else 0
-    rows = max(height - 3 - (rest + 2 if rest else 0), 1)
-    left = max(len(_count(max(counts, default=0.0))), 6) + 1
-    columns = max(width - left, 1)
-    shares = _spread(counts, edges, low, high, columns)
-    top = max(shares, default=0.0)
+    step, counts, edges = parsed[selected]
+    num_lines_below = min(len(parsed), height // 2) if len(parsed) > 1 else 0
+    rows = max(height - 3 - (num_lines_below + 2 if num_lines_below else 0), 1)
+    label_width = max(len(_count_text(max(counts, default=0.0))), 6) + 1
+    columns = max(width - label_width, 1)
+    column_counts = _column_counts(counts, edges, low, high, columns)
+    max_count = max(column_counts, default=0.0)
     lines: Lines = []
     for row in range(rows):
         text = ""
-        for share in shares:
-            full = share / top * rows * 8 if top else 0.0
+        for share in column_counts:
+            full = share / max_count * rows * 8 if max_count else 0.0
             eighths = min(max(math.ceil(full) - (rows - 1 - row) * 8, 0), 8)
             text += _EIGHTHS[eighths]
-        label = _count(max(counts, default=0.0)) if row == 0 else ""
-        lines.append([Ink(f"{label:>{left - 1}} ", "$dim"), Ink(text, "$primary")])
-    lines += _axis(low, high, left, columns)
+        label = _count_text(max(counts, default=0.0)) if row == 0 else ""
+        lines.append([StyledText(f"{label:>{label_width - 1}} ", "$dim"), StyledText(text, "$primary")])
+    lines += _draw_axis(low, high, label_width, columns)
     total = sum(counts)
     mean = sum(n * (a / 2 + b / 2) for n, a, b in zip(counts, edges, edges[1:], strict=False) if n)
-    facts = f"{_count(total)} values, {len(counts)} bins"
+    facts = f"{_count_text(total)} values, {len(counts)} bins"
     if total and math.isfinite(mean):
         facts += f", mean about {number_text(mean / total)}"
-    lines.append([Ink(" " * left + facts, "$dim")])
-    if rest:
-        lines.append([Ink(_cut(f"{'step':>{left - 1}} all of them, a line each", width), "$dim")])
-        # Those around the chosen one.
-        first = min(max(chosen - rest // 2, 0), len(read) - rest)
-        for i in range(first, first + rest):
-            step, counts, edges = read[i]
-            shares = _spread(counts, edges, low, high, columns)
-            most = max(shares, default=0.0)
-            line = [Ink(_fitted("-" if step is None else str(step), left - 1, right=True), bold=i == chosen)]
-            line.append(Ink("▸" if i == chosen else " ", "$primary"))
-            for share in shares:
-                shade = share / most if most else 0.0
-                line.append(Ink(" " if colors else _SHADES[math.ceil(shade * 4)], shade=shade))
-            lines.append(_joined(line))
+    lines.append([StyledText(" " * label_width + facts, "$dim")])
+    if num_lines_below:
+        lines.append(
+            [StyledText(_truncate(f"{'step':>{label_width - 1}} all steps, one line each", width), "$dim")]
+        )
+        # The steps around the selected one.
+        first = min(max(selected - num_lines_below // 2, 0), len(parsed) - num_lines_below)
+        for i in range(first, first + num_lines_below):
+            step, counts, edges = parsed[i]
+            column_counts = _column_counts(counts, edges, low, high, columns)
+            max_share = max(column_counts, default=0.0)
+            line = [
+                StyledText(
+                    _pad("-" if step is None else str(step), label_width - 1, right=True), bold=i == selected
+                )
+            ]
+            line.append(StyledText("▸" if i == selected else " ", "$primary"))
+            for share in column_counts:
+                shade = share / max_share if max_share else 0.0
+                line.append(StyledText(" " if colors else _SHADES[math.ceil(shade * 4)], shade=shade))
+            lines.append(_merge_equal_styles(line))
     return lines[:height]
 
 
-def _bins(data: dict[str, Any]) -> tuple[list[float], list[float]]:
-    return [max(_number(n), 0.0) for n in data["counts"]], [_number(edge) for edge in data["edges"]]
+def _parse_bins(data: dict[str, Any]) -> tuple[list[float], list[float]]:
+    return [max(_parse_number(n), 0.0) for n in data["counts"]], [
+        _parse_number(edge) for edge in data["edges"]
+    ]
 
 
-def _spread(
+def _column_counts(
     counts: Sequence[float], edges: Sequence[float], low: float, high: float, columns: int
 ) -> list[float]:
-    """What of the counts falls into each of so many columns, if each bin's values lie evenly in it."""
+    """Distribute the counts to `columns` columns, assuming uniform values within each bin."""
     scale = columns / (high - low) if math.isfinite(high - low) else 0.0
-    found = [0.0] * columns
+    column_counts = [0.0] * columns
     for n, start, end in zip(counts, edges, edges[1:], strict=False):
         if not (n > 0 and math.isfinite(start) and math.isfinite(end) and scale):
             continue
         a, b = (start - low) * scale, (end - low) * scale
         first, last = min(int(a), columns - 1), min(max(math.ceil(b) - 1, int(a)), columns - 1)
         for column in range(first, last + 1):
-            inside = min(b, column + 1) - max(a, column)
-            found[column] += n * (inside / (b - a) if b > a else 1.0)
-    return found
+            overlap = min(b, column + 1) - max(a, column)
+            column_counts[column] += n * (overlap / (b - a) if b > a else 1.0)
+    return column_counts
 
 
-def _axis(low: float, high: float, left: int, columns: int) -> Lines:
-    line, labels = ["─"] * columns, [" "] * (left + columns)
+def _draw_axis(low: float, high: float, label_width: int, columns: int) -> Lines:
+    line, labels = ["─"] * columns, [" "] * (label_width + columns)
     end = 0
     for tick in linear_ticks(low, high, max(columns // 10, 2)):
         column = min(max(round((tick.at - low) / (high - low) * columns), 0), columns - 1)
-        start = max(left + column - len(tick.text) // 2, 0)
+        start = max(label_width + column - len(tick.text) // 2, 0)
         line[column] = "┬"
         if start >= end and start + len(tick.text) <= len(labels):
             labels[start : start + len(tick.text)] = tick.text
             end = start + len(tick.text) + 1
-    return [[Ink(" " * left + "".join(line), "$dim")], [Ink("".join(labels), "$dim")]]
+    return [[StyledText(" " * label_width + "".join(line), "$dim")], [StyledText("".join(labels), "$dim")]]
 
 
 # --- images
 
 
-def image(picture: Image, width: int, height: int, *, colors: bool = True) -> Lines:
-    """An image in half blocks, two pixels a character; without colours, in characters from dark to light.
+def draw_image(image: Image, width: int, height: int, *, colors: bool = True) -> Lines:
+    """Draw an image in half blocks, two pixels per cell; without colours, in characters from dark to light.
 
     Args:
-        picture: what to show.
-        width: cells across at most.
-        height: cells down at most.
-        colors: whether there are any.
+        image: the image.
+        width: maximum number of columns.
+        height: maximum number of lines.
+        colors: whether colours are available.
     """
-    small = fit(picture, width, 2 * height)
+    scaled = fit(image, width, 2 * height)
     lines: Lines = []
-    for y in range(0, small.height, 2):
+    for y in range(0, scaled.height, 2):
         line = []
-        for x in range(small.width):
-            above = small.rgb[(y * small.width + x) * 3 :][:3]
-            below = small.rgb[((y + 1) * small.width + x) * 3 :][:3] if y + 1 < small.height else b""
+        for x in range(scaled.width):
+            upper = scaled.rgb[(y * scaled.width + x) * 3 :][:3]
+            lower = scaled.rgb[((y + 1) * scaled.width + x) * 3 :][:3] if y + 1 < scaled.height else b""
             if colors:
-                back = f"#{below.hex()}" if below else ""
-                line.append(Ink("▀", f"#{above.hex()}", back=back))
+                background = f"#{lower.hex()}" if lower else ""
+                line.append(StyledText("▀", f"#{upper.hex()}", background=background))
             else:
-                levels = [sum(pixel) / 765 for pixel in (above, below) if pixel]
-                line.append(Ink(_GREYS[round(sum(levels) / len(levels) * (len(_GREYS) - 1))]))
-        lines.append(_joined(line))
+                levels = [sum(pixel) / 765 for pixel in (upper, lower) if pixel]
+                line.append(StyledText(_GREYS[round(sum(levels) / len(levels) * (len(_GREYS) - 1))]))
+        lines.append(_merge_equal_styles(line))
     return lines
 
 
-# --- words
+# --- text
 
 
-def _joined(line: list[Ink]) -> list[Ink]:
-    """Neighbours of one colour as one."""
-    joined: list[Ink] = []
+def _merge_equal_styles(line: list[StyledText]) -> list[StyledText]:
+    """Merge neighbouring texts of the same style."""
+    merged: list[StyledText] = []
     for ink in line:
-        if joined and joined[-1][1:] == ink[1:]:
-            joined[-1] = joined[-1]._replace(text=joined[-1].text + ink.text)
+        if merged and merged[-1][1:] == ink[1:]:
+            merged[-1] = merged[-1]._replace(text=merged[-1].text + ink.text)
         else:
-            joined.append(ink)
-    return joined
+            merged.append(ink)
+    return merged
 
 
-def _number(value: object) -> float:
-    """A number of a JSON column, where those that are not finite are words."""
+def _parse_number(value: object) -> float:
+    """Parse a number of a JSON column, where infinities are strings; anything else is NaN."""
     if isinstance(value, int | float):
         return float(value)
     return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value), math.nan)
 
 
-def _count(value: float) -> str:
+def _count_text(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:.0f}" if value == int(value) and value < 1e7 else number_text(value)
 
 
-def _share(value: float, width: int = 6) -> str:
+def _ratio_text(value: float, width: int = 6) -> str:
     if not math.isfinite(value):
         return "-"
     text = f"{value:.{min(width - 1, 4)}f}"
     return text if len(text) <= width else text.removeprefix("0")[:width]
 
 
-def _bar(share: float, width: int) -> str:
+def _bar_text(share: float, width: int) -> str:
     eighths = round(min(max(share, 0.0), 1.0) * width * 8) if math.isfinite(share) else 0
     return "█" * (eighths // 8) + (_LEFT_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
-def _fitted(text: str, width: int, *, right: bool = False) -> str:
-    text = _cut(text, width)
+def _pad(text: str, width: int, *, right: bool = False) -> str:
+    text = _truncate(text, width)
     space = " " * (width - cell_len(text))
     return space + text if right else text + space

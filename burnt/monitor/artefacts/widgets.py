@@ -1,4 +1,4 @@
-"""Widgets that show artefacts: `Picture`, which scrolls, and `Slider`, which moves along steps."""
+"""Widgets for artefacts: `Picture`, a scrollable drawing, and `Slider`, which selects a step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from burnt.monitor.artefacts.render import Ink, Lines
+from burnt.monitor.artefacts.render import Lines, StyledText
 
-__all__ = ["Draw", "Picture", "Slider"]
+__all__ = ["DrawFunction", "Picture", "Slider"]
 
-Draw = Callable[[int, int, bool], Lines]
-"""Draws for so many cells across and down, with colours or without."""
+DrawFunction = Callable[[int, int, bool], Lines]
+"""Draws lines for a width and height in cells, with or without colours."""
 
-_SHADE = 0.75  # how far the darkest shade goes towards the theme's main colour
+_MAX_SHADE = 0.75  # how far the darkest shade is blended towards the theme's primary colour
 
 
 class Picture(ScrollView, can_focus=False):
-    """Lines of text with colours, drawn for the size there is."""
+    """Shows styled lines that are drawn for the widget's size."""
 
     DEFAULT_CSS = """
     Picture {
@@ -40,26 +40,26 @@ class Picture(ScrollView, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draw: Draw | None = None
+        self._draw_function: DrawFunction | None = None
         self._drawn_for: object = None
         self._lines: Lines = []
-        self._styles: dict[Ink, Style] = {}
+        self._styles: dict[StyledText, Style] = {}
 
-    def show(self, draw: Draw) -> None:
-        """Show something else; nothing is drawn again for what is shown."""
-        if draw is not self._draw or self._drawn_for != (self.size, self._colors):
-            self._draw = draw
+    def show(self, draw: DrawFunction) -> None:
+        """Show another drawing; does not redraw if it is the same."""
+        if draw is not self._draw_function or self._drawn_for != (self.size, self._colors):
+            self._draw_function = draw
             self._redraw()
 
     def on_resize(self) -> None:
-        """Another size, another drawing."""
+        """Redraw for the new size."""
         self._redraw()
 
     def notify_style_update(self) -> None:
-        """Another theme has other colours."""
+        """Redraw with the new theme's colours."""
         super().notify_style_update()
         self._styles = {}
-        if self._draw is not None and self._drawn_for != (self.size, self._colors):
+        if self._draw_function is not None and self._drawn_for != (self.size, self._colors):
             self._redraw()
 
     @property
@@ -69,15 +69,15 @@ class Picture(ScrollView, can_focus=False):
     def _redraw(self) -> None:
         self._styles = {}
         width, height = self.size
-        if self._draw is not None and width and height:
+        if self._draw_function is not None and width and height:
             self._drawn_for = self.size, self._colors
-            # A space before it, and one for the scrollbar that the drawing may bring about.
-            self._lines = self._draw(max(width - 2, 1), height, self._colors)
+            # Two columns less: a left margin, and a scrollbar that the drawing may need.
+            self._lines = self._draw_function(max(width - 2, 1), height, self._colors)
             self.virtual_size = Size(width, len(self._lines))
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """A line of the screen."""
+        """Render a line of the widget."""
         number = y + int(self.scroll_offset.y)
         if number >= len(self._lines):
             return Strip.blank(self.size.width, self.rich_style)
@@ -85,30 +85,30 @@ class Picture(ScrollView, can_focus=False):
         line += [Segment(ink.text, self._style(ink)) for ink in self._lines[number]]
         return Strip(line).adjust_cell_length(self.size.width, self.rich_style)
 
-    def _style(self, ink: Ink) -> Style:
+    def _style(self, ink: StyledText) -> Style:
         key = ink._replace(text="")
         style = self._styles.get(key)
         if style is None:
             style = self._styles[key] = self._new_style(key)
         return style
 
-    def _new_style(self, ink: Ink) -> Style:
+    def _new_style(self, ink: StyledText) -> Style:
         style = self.rich_style + Style(bold=ink.bold)
         if not self._colors:
             return style + Style(dim=ink.color in ("$dim", "$faint"))
         _, background = self.background_colors
         color = self._color(ink.color) if ink.color else None
-        if ink.back:
-            background = self._color(ink.back) or background
+        if ink.background:
+            background = self._color(ink.background) or background
             style += Style(bgcolor=background.rich_color)
         elif ink.shade:
-            background = background.blend(self._color("$primary") or background, ink.shade * _SHADE)
+            background = background.blend(self._color("$primary") or background, ink.shade * _MAX_SHADE)
             color = color or background.get_contrast_text(0.95)
             style += Style(bgcolor=background.rich_color)
         return style if color is None else style + Style(color=color.rich_color)
 
     def _color(self, name: str) -> Color | None:
-        """A colour, or what a variable of the theme says; None if the theme has no such variable."""
+        """Parse a colour or a theme variable; None if the theme lacks the variable."""
         if name.startswith("$"):
             name = self.app.theme_variables.get(name[1:], "")
         try:
@@ -118,7 +118,7 @@ class Picture(ScrollView, can_focus=False):
 
 
 class Slider(Widget, can_focus=False):
-    """A line on which one of several places is chosen."""
+    """A slider that selects one of several positions with the mouse."""
 
     DEFAULT_CSS = """
     Slider { height: 1; padding: 0 1; }
@@ -126,66 +126,66 @@ class Slider(Widget, can_focus=False):
     ALLOW_SELECT: ClassVar[bool] = False
 
     class Moved(Message):
-        """Another place was chosen with the mouse."""
+        """Another position was selected with the mouse."""
 
-        def __init__(self, slider: Slider, at: int) -> None:
-            self.slider, self.at = slider, at
+        def __init__(self, slider: Slider, position: int) -> None:
+            self.slider, self.position = slider, position
             super().__init__()
 
         @property
         def control(self) -> Slider:
-            """The slider."""
+            """The slider that posted the message."""
             return self.slider
 
     def __init__(self) -> None:
         super().__init__()
         self._state = (0, 0, "")
-        self._bar = (0, 1)  # where the line begins, and how long it is
-        self._held = False
+        self._bar = (0, 1)  # start column and length of the line
+        self._is_dragging = False
 
-    def show(self, at: int, count: int, label: str) -> None:
-        """Stand at one of so many places, and say what is there."""
-        if (at, count, label) != self._state:
-            self._state = at, count, label
+    def show(self, position: int, count: int, label: str) -> None:
+        """Set the position, the number of positions and the label."""
+        if (position, count, label) != self._state:
+            self._state = position, count, label
             self.refresh()
 
     def render(self) -> Content:
-        """What it is, the line, and which of how many."""
-        at, count, label = self._state
+        """Render the label, the line and the position."""
+        position, count, label = self._state
         if count < 2:
             return Content.assemble((label, "$dim"))
-        before, after = f"{label}  ", f"  {at + 1} of {count}"
+        before, after = f"{label}  ", f"  {position + 1} of {count}"
         length = max(self.size.width - len(before) - len(after), 3)
         self._bar = len(before), length
-        place = round(at / (count - 1) * (length - 1))
+        offset = round(position / (count - 1) * (length - 1))
         return Content.assemble(
             (before, ""),
-            ("━" * place, "$primary"),
+            ("━" * offset, "$primary"),
             ("●", "bold $primary"),
-            ("─" * (length - 1 - place), "$faint"),
+            ("─" * (length - 1 - offset), "$faint"),
             (after, "$dim"),
         )
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Take hold of it."""
-        self._held = True
+        """Start dragging."""
+        self._is_dragging = True
         self.capture_mouse()
         self._move(event)
 
     def on_mouse_up(self) -> None:
-        """Let go of it."""
-        self._held = False
+        """Stop dragging."""
+        self._is_dragging = False
         self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Drag."""
-        if self._held:
+        """Move while dragging."""
+        if self._is_dragging:
             self._move(event)
 
     def _move(self, event: events.MouseEvent) -> None:
-        at, count, _ = self._state
+        position, count, _ = self._state
         start, length = self._bar
-        share = (event.x - self.gutter.left - start) / max(length - 1, 1)
-        chosen = round(min(max(share, 0.0), 1.0) * (count - 1))
-        if count > 1 and chosen != at:
-            self.post_message(self.Moved(self, chosen))
+        fraction = (event.x - self.gutter.left - start) / max(length - 1, 1)
+        new_position = round(min(max(fraction, 0.0), 1.0) * (count - 1))
+        if count > 1 and new_position != position:
+            self.post_message(self.Moved(self, new_position))

@@ -1,8 +1,8 @@
-"""What the monitor knows of runs, read from run folders as they grow.
+"""Reading runs while they grow, and sending commands to them. Nothing here imports Textual.
 
-runs                the runs of a folder, and one run
-refresher           reading them in a thread
-downsampled_series  a series reduced to what a screen shows
+runs                views of one run and of all runs below some folders
+refresher           the thread that reads them
+downsampled_series  a metric series at a bounded number of points
 event_text          events as text
-commands            commands sent to a run
+commands            commands sent to a run, and their answers
 """

@@ -1,4 +1,4 @@
-"""What was asked of a training from here, and what became of it. Without Textual."""
+"""Commands sent from the monitor to a training, and the answers to them. Without Textual."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import value_text
 from burnt.train.store.control import send
 
-__all__ = ["CommandSender", "Request", "refusal", "request_text"]
+__all__ = ["CommandSender", "Request", "request_text", "unavailable_reason"]
 
-_WORDS = {
+_COMMAND_NAMES = {
     "pause": "pause",
-    "resume": "go on",
+    "resume": "resume",
     "stop": "stop with a checkpoint",
-    "save": "checkpoint now",
+    "save": "save a checkpoint",
     "lr": "learning rate",
     "note": "note",
 }
 
 
 class Request(NamedTuple):
-    """A command given here; since `time` it is "sending", "sent", "done" or "refused"."""
+    """A command sent from this monitor; `status` is "sending", "sent", "done" or "refused" since `time`."""
 
     kind: str
     value: float | str | None
@@ -34,10 +34,10 @@ class Request(NamedTuple):
 
 
 class CommandSender:
-    """The commands that were sent to one run from here.
+    """Sends commands to one run and tracks their status.
 
     Args:
-        view: the run, which is followed.
+        view: the run; it must be followed, as answers are read from its events.
     """
 
     def __init__(self, view: RunView) -> None:
@@ -45,57 +45,57 @@ class CommandSender:
         self.requests: list[Request] = []
 
     def send(self, kind: str, value: float | str | None = None) -> Request:
-        """Send a command; to be called in a worker. Never raises: what cannot be sent is refused."""
-        number = len(self.requests)
+        """Send a command; call it in a worker. Never raises: a failure to send gives status "refused"."""
+        index = len(self.requests)
         self.requests.append(Request(kind, value, "sending", None, time.time()))
         try:
             id = send(self.view.folder, kind, value)
         except BurntError as error:
-            found = f": {error.found}" if error.found else ""
-            request = self.requests[number]._replace(status="refused", reason=f"{error.what}{found}")
+            detail = f": {error.found}" if error.found else ""
+            request = self.requests[index]._replace(status="refused", reason=f"{error.what}{detail}")
         else:
-            request = self.requests[number]._replace(status="sent", id=id)
-        self.requests[number] = request
+            request = self.requests[index]._replace(status="sent", id=id)
+        self.requests[index] = request
         return request
 
-    def answered(self) -> list[Request]:
-        """The requests that the training has answered since the last call."""
+    def newly_answered(self) -> list[Request]:
+        """Return the requests answered since the last call, or left unanswered by an ended training."""
         answers = {event.data.get("id"): event for event in self.view.events if event.kind == "command"}
-        fresh = []
-        for number, request in enumerate(self.requests):
+        newly_answered = []
+        for index, request in enumerate(self.requests):
             if request.status != "sent":
                 continue
             answer = answers.get(request.id)
             if answer is not None:
                 status = "done" if answer.data.get("status") == "done" else "refused"
                 request = request._replace(status=status, reason=answer.data.get("reason"), time=time.time())
-            elif not self.view.live:
-                request = request._replace(status="refused", reason="the training ended before it answered")
+            elif not self.view.is_live:
+                request = request._replace(status="refused", reason="the training ended without answering")
             else:
                 continue
-            self.requests[number] = request
-            fresh.append(request)
-        return fresh
+            self.requests[index] = request
+            newly_answered.append(request)
+        return newly_answered
 
 
-def refusal(view: RunView) -> str | None:
-    """Why no command can be given to a run; None if one can."""
-    if view.live:
+def unavailable_reason(view: RunView) -> str | None:
+    """Return why no command can be sent to a run; None if it accepts commands."""
+    if view.is_live:
         return None
     reason = {
         "deleted": "it was deleted",
-        "unreadable": "its store cannot be read",
+        "unreadable": "its database cannot be read",
     }.get(view.state, f"it is {view.state}")
-    return f"{view.label} takes no commands: {reason}"
+    return f"Cannot send commands to {view.label}: {reason}"
 
 
 def request_text(request: Request) -> str:
-    """A request on one line: ``"learning rate 0.001: done"``."""
-    text = _WORDS.get(request.kind, request.kind)
+    """Format a request on one line, such as ``"learning rate 0.001: done"``."""
+    text = _COMMAND_NAMES.get(request.kind, request.kind)
     if request.value is not None:
         value = value_text(request.value) if isinstance(request.value, float) else request.value
         text += f" {value}"
     text += f": {request.status}"
     if request.status == "sent":
-        text += ", the training has not answered yet"
+        text += ", waiting for the training to answer"
     return text + (f", {request.reason}" if request.reason else "")

@@ -1,7 +1,6 @@
-"""`DownsampledSeries`: the course of one series at a bounded size, extended by what is new since the last
-look.
+"""`DownsampledSeries`: one metric series in a bounded number of buckets, extended as new points arrive.
 
-A plot of a million points reads a few thousand buckets once, and after that only the points that came.
+A plot of a million points reads a few thousand buckets once, and after that only the new points.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from burnt.train.store.reader import group, marked_points, mean_points
 
 __all__ = ["DownsampledSeries"]
 
-# Twice as many are held before they are merged. A braille plot 200 cells wide has 400 columns of dots.
-_BUCKETS = 512
-_PAGE = 20_000
+# Merged to this many at twice the number. A braille plot 200 cells wide has 400 columns of dots.
+_MIN_BUCKETS = 512
+_PAGE_POINTS = 20_000
 
 
 class DownsampledSeries:
-    """What is known of a series: its shape, its ends and its extremes, in at most 1024 buckets.
+    """A series as at most 1,024 buckets, which keep its first and last point and its extremes.
 
     Args:
-        series: which one.
+        series: the series to read.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -45,84 +44,84 @@ class DownsampledSeries:
     def __init__(self, series: Series) -> None:
         self.series = series
         self._buckets: list[Bucket] = []
-        self._width = 0
+        self._bucket_points = 0
         self._first: Point | None = None
         self._last: Point | None = None
         self._attempt = 0
-        self._written = 0
+        self._num_read = 0
         self._points: Points | None = None
         self._means: Points | None = None
-        self._settled = Points([], [], [])  # of the first `_closed` buckets, which change no more
-        self._closed = 0
+        self._final_points = Points([], [], [])  # of buckets that no longer change
+        self._num_final_buckets = 0
 
     def refresh(self, reader: RunReader) -> None:
-        """Read what is new; all of it the first time, and after the run was resumed.
+        """Read the new points; the first time and after a resume, read the whole series.
 
         Raises:
             MetricError: the run has no such series.
             RunError: the run cannot be read.
         """
         if self._attempt == 0 or reader.newest_attempt() != self._attempt:
-            outline = reader.outline(*self.series, _BUCKETS)
+            outline = reader.outline(*self.series, _MIN_BUCKETS)
             self._buckets = outline.buckets
-            self._width = max((bucket.points for bucket in self._buckets), default=1)
+            self._bucket_points = max((bucket.points for bucket in self._buckets), default=1)
             self._first, self._last = outline.first, outline.last
-            self._attempt, self._written = outline.attempt, outline.written
-            self._unsettle()
+            self._attempt, self._num_read = outline.attempt, outline.written
+            self._clear_points()
             return
-        while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE):
+        while new_points := reader.raw_points(*self.series, self._attempt, self._num_read, _PAGE_POINTS):
             self._points = self._means = None
-            for position, point in fresh:
-                self._add(point)
-                self._written = position + 1
-            if len(fresh) < _PAGE:
+            for position, point in new_points:
+                self._append(point)
+                self._num_read = position + 1
+            if len(new_points) < _PAGE_POINTS:
                 break
 
-    def _add(self, point: Point) -> None:
+    def _append(self, point: Point) -> None:
         self._first = self._first or point
         self._last = point
         bucket = single(point.step, point.time, point.value)
-        if self._buckets and self._buckets[-1].points < self._width:
+        if self._buckets and self._buckets[-1].points < self._bucket_points:
             self._buckets[-1:] = group([self._buckets[-1], bucket], 1)
             return
         self._buckets.append(bucket)
-        if len(self._buckets) >= 2 * _BUCKETS:
-            self._buckets = group(self._buckets, _BUCKETS)
-            self._width = max(bucket.points for bucket in self._buckets)
-            self._unsettle()
+        if len(self._buckets) >= 2 * _MIN_BUCKETS:
+            self._buckets = group(self._buckets, _MIN_BUCKETS)
+            self._bucket_points = max(bucket.points for bucket in self._buckets)
+            self._clear_points()
 
-    def _unsettle(self) -> None:
+    def _clear_points(self) -> None:
         self._points = self._means = None
-        self._settled, self._closed = Points([], [], []), 0
+        self._final_points, self._num_final_buckets = Points([], [], []), 0
 
     def points(self) -> Points:
-        """The ends, and the lowest, the highest and the first NaN or infinite value of every bucket."""
+        """Return the first and last point, and each bucket's lowest, highest and first non-finite value."""
         if self._points is None:
-            # Only the last bucket still changes: of the others everything is known from the last time.
-            if len(self._buckets) - 1 > self._closed:
-                first = None if self._closed else self._first
-                fresh = marked_points(self._buckets[self._closed : -1], first, None)
-                self._settled = _joined(self._settled, fresh)
-                self._closed = len(self._buckets) - 1
-            first = None if self._closed else self._first
+            # Only the last bucket still changes; reuse the points of the others.
+            if len(self._buckets) - 1 > self._num_final_buckets:
+                first = None if self._num_final_buckets else self._first
+                new_points = marked_points(self._buckets[self._num_final_buckets : -1], first, None)
+                self._final_points = _concatenate(self._final_points, new_points)
+                self._num_final_buckets = len(self._buckets) - 1
+            first = None if self._num_final_buckets else self._first
             tail = marked_points(self._buckets[-1:], first, self._last)
-            self._points = _joined(self._settled, tail)
+            self._points = _concatenate(self._final_points, tail)
             if any(map(operator.gt, self._points.steps, self._points.steps[1:])):
-                # Steps that were not logged in ascending order.
+                # The steps were not logged in ascending order.
                 self._points = marked_points(self._buckets, self._first, self._last)
         return self._points
 
     def means(self) -> Points:
-        """The mean of the finite values of every bucket: what a smoothed curve starts from."""
+        """Return the mean of the finite values of every bucket, the input of smoothed curves."""
         if self._means is None:
             self._means = mean_points(self._buckets)
         return self._means
 
     @property
     def last(self) -> Point | None:
-        """The newest point."""
+        """The newest point; None before the first."""
         return self._last
 
 
-def _joined(left: Points, right: Points) -> Points:
+def _concatenate(left: Points, right: Points) -> Points:
     return Points(left.steps + right.steps, left.times + right.times, left.values + right.values)

@@ -1,7 +1,7 @@
-"""What a run's events say, in words: each on a line, the countdown of early stopping, why a run ended.
+"""A run's events as text: one line per event, the state of early stopping, why the run ended.
 
-Without Textual. Anybody may write into a run's file: nothing here is sure that an event has the data that a
-training gives it.
+Without Textual. Other programs may write to a run's file, so no function relies on an event having the
+documented data.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnt.monitor.format import clean, number, one_line, size_text, value_text
+from burnt.monitor.format import clean, one_line, parse_number, size_text, value_text
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
     from burnt.train.store import Event
 
-__all__ = ["command_text", "countdown", "event_text", "held_rate", "why_ended"]
+__all__ = ["command_text", "early_stopping_text", "end_reason_text", "event_text", "manual_learning_rate"]
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
-    """What an event says beside its kind, on one line, with rounded values.
+    """Format an event's data on one line, without its kind, with rounded values.
 
     >>> event_text("epoch", {"epoch": 3, "values": {"loss": 0.29855883041083864}})
     '3  loss 0.2986'
@@ -37,63 +37,63 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts = [one_line(f"{data.get('error')}: {data.get('message')}")]
         case "command":
             reason = data.get("reason")
-            asked = command_text(data.get("command"), data.get("value"))
-            parts = [f"{asked}: {data.get('status')}" + (f", {reason}" if reason else "")]
+            command = command_text(data.get("command"), data.get("value"))
+            parts = [f"{command}: {data.get('status')}" + (f", {reason}" if reason else "")]
         case "checkpoint":
             size = data.get("bytes")
-            parts = [str(data.get("path")), _value(data.get("values") or {})]
+            parts = [str(data.get("path")), _format_value(data.get("values") or {})]
             parts += [size_text(size)] if isinstance(size, int) else []
         case "epoch":
-            parts = [str(data.get("epoch")), _value(data.get("values") or {})]
+            parts = [str(data.get("epoch")), _format_value(data.get("values") or {})]
         case "note":
             parts = [str(data.get("text"))]
         case "signal":
             parts = [str(data.get("signal"))]
         case "learning_rate":
             value = data.get("value")
-            parts = ["as the schedule says" if value is None else _value(value)]
+            parts = ["follows the schedule" if value is None else _format_value(value)]
         case _:
-            parts = [f"{key} {_value(value)}" for key, value in data.items()]
+            parts = [f"{key} {_format_value(value)}" for key, value in data.items()]
     lines = "  ".join(filter(None, parts)).splitlines()
     return clean("; ".join(line.strip() for line in lines if line.strip()))
 
 
 def command_text(kind: object, value: object) -> str:
-    """A command with its value, if it has one.
+    """Format a command with its value, if any.
 
     >>> command_text("lr", 0.00012345678), command_text("pause", None)
     ('lr 0.000123', 'pause')
     """
-    return str(kind) if value is None else f"{kind} {_value(value)}"
+    return str(kind) if value is None else f"{kind} {_format_value(value)}"
 
 
-def countdown(events: Sequence[Event]) -> str:
-    """How long early stopping still waits, as the newest validation left it; empty if there is none."""
+def early_stopping_text(events: Sequence[Event]) -> str:
+    """Return the early-stopping status after the newest validation; empty without early stopping."""
     newest = next((event for event in reversed(events) if event.kind == "stopping"), None)
     if newest is None:
         return ""
     data = newest.data
     return (
-        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
-        f"{clean(str(data.get('metric')))} than {_value(data.get('best'))}"
+        f"early stopping: {data.get('waited')} of {data.get('patience')} without improving on "
+        f"{clean(str(data.get('metric')))} {_format_value(data.get('best'))}"
     )
 
 
-def held_rate(view: RunView) -> float | None:
-    """The learning rate that somebody set, which holds instead of the schedule; None where that does."""
+def manual_learning_rate(view: RunView) -> float | None:
+    """Return the learning rate set by hand, which overrides the schedule; None if there is none."""
     attempt = view.attempts[-1].id if view.attempts else 0
-    # An attempt that goes on with a rate of the one before begins by telling it.
-    told = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
-    newest = next(told, None)
-    return None if newest is None else number(newest.data.get("value"))
+    # An attempt that inherits the previous attempt's rate logs it as its first event.
+    rate_events = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
+    newest = next(rate_events, None)
+    return None if newest is None else parse_number(newest.data.get("value"))
 
 
-def why_ended(view: RunView) -> str:
-    """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
-    if view.live or view.state == "finished":
+def end_reason_text(view: RunView) -> str:
+    """Return why a run ended early, in one sentence; empty if it is live or finished normally."""
+    if view.is_live or view.state == "finished":
         return ""
     attempt = view.attempts[-1].id if view.attempts else 0
-    ending = next(
+    cause_event = next(
         (
             event
             for event in reversed(view.events)
@@ -101,25 +101,25 @@ def why_ended(view: RunView) -> str:
         ),
         None,
     )
-    if ending is None:
-        return view.note
-    return _cause(ending) or view.note
+    if cause_event is None:
+        return view.problem
+    return _cause_text(cause_event) or view.problem
 
 
-def _cause(event: Event) -> str:
+def _cause_text(event: Event) -> str:
     data = event.data
     at = "" if event.step is None else f" at step {event.step:,}"
     if event.kind == "signal":
-        return f"ended by {data.get('signal')}{at}"
+        return f"stopped by {data.get('signal')}{at}"
     message = one_line(str(data.get("message") or ""))
-    words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
+    cause = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
     error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
-    return f"{words}{at}: {error}" if words else f"{error}{at}"
+    return f"{cause}{at}: {error}" if cause else f"{error}{at}"
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, Mapping):
-        return "  ".join(f"{name} {_value(entry)}" for name, entry in value.items())
+        return "  ".join(f"{name} {_format_value(entry)}" for name, entry in value.items())
     if isinstance(value, float):
         return value_text(value)
     return value if isinstance(value, str) else json.dumps(value, default=str)

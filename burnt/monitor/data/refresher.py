@@ -1,4 +1,4 @@
-"""The thread that reads: a slow disk holds it up, and never the keys."""
+"""The thread that reads runs, so that a slow disk never blocks the keys."""
 
 from __future__ import annotations
 
@@ -9,129 +9,132 @@ from typing import Any, Protocol
 
 from burnt.monitor.data.runs import RunLibrary
 
-__all__ = ["Refresher", "Source"]
+__all__ = ["DataScreen", "Refresher"]
 
-_PATIENCE_SECONDS = 5.0
-# Of a core, at most, on a machine whose cores are all busy: the threads of a training's step wait for each
-# other, so that what one of its cores loses the training loses. And how long it waits for that.
-_SHARE, _LONGEST_SECONDS = 0.006, 5.0
-# As much of a core must be idle, or else all of them are busy.
-_ROOM = 0.5
+_SHOW_TIMEOUT_SECONDS = 5.0
+# Maximum share of a core used while all cores are busy, and the longest interval that limit can cause. The
+# threads of a training step wait for each other, so time taken from one core slows the whole training.
+_MAX_CPU_SHARE, _MAX_INTERVAL_SECONDS = 0.006, 5.0
+# All cores count as busy if less than this much of a core is idle.
+_MIN_IDLE_CORES = 0.5
 
 
-class Source(Protocol):
-    """What shows something that has to be read."""
+class DataScreen(Protocol):
+    """A screen whose data is read in the reader thread."""
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """Read, in the reading thread; returns what shows it, in the app's, or None for nothing new.
+        """Read new data in the reader thread.
 
         Args:
             changed: whether a run has changed since the last call.
+
+        Returns:
+            A function that displays the data, to be called in the app's thread; None if nothing is new.
         """
 
 
-class Meter:
-    """What happened to the machine's cores between two readings."""
+class CpuMeter:
+    """Measures CPU use between two readings."""
 
     def __init__(self) -> None:
-        from psutil import cpu_times  # takes longer to import than the first screen has
+        from psutil import cpu_times  # imported late: it would delay the first screen
 
-        self._times = cpu_times
-        self._at, self._own, self._idle = self._now()
+        self._cpu_times = cpu_times
+        self._time, self._own_seconds, self._idle_seconds = self._sample()
 
-    def _now(self) -> tuple[float, float, float]:
-        times = self._times()
+    def _sample(self) -> tuple[float, float, float]:
+        times = self._cpu_times()
         return time.monotonic(), time.process_time(), times.idle + getattr(times, "iowait", 0.0)
 
     def read(self) -> tuple[float, float]:
-        """Seconds of a core that this process has used, and how many cores would be idle without it."""
-        (at, own, idle), now = (self._at, self._own, self._idle), self._now()
-        self._at, self._own, self._idle = now
-        spent = now[1] - own
-        return spent, (now[2] - idle + spent) / max(now[0] - at, 1e-6)
+        """Return the core-seconds this process used, and how many cores would be idle without it."""
+        (at, own, idle), new = (self._time, self._own_seconds, self._idle_seconds), self._sample()
+        self._time, self._own_seconds, self._idle_seconds = new
+        used = new[1] - own
+        return used, (new[2] - idle + used) / max(new[0] - at, 1e-6)
 
 
 class Refresher:
-    """Refreshes a library at an interval and lets what is on the screen read what it needs.
+    """A thread that refreshes a library at an interval and reads the data of the current screen.
 
     Args:
         library: the runs.
-        seconds: between two looks; more where all cores are busy and a look takes long.
-        deliver: called in the reading thread with a source and something to be called, and awaited if it
-            wants that, in the app's thread, which then calls `shown`.
-        failed: the same with an exception that nothing here expected; the next look comes all the same.
+        seconds: interval between two reads; longer while all cores are busy and a read takes long.
+        deliver: called in the reader thread with a screen and a display function. The app's thread must call
+            that function, await its result if it is awaitable, and then call `mark_shown`.
+        report_error: called in the reader thread with an unexpected exception; reading continues.
     """
 
     def __init__(
         self,
         library: RunLibrary,
         seconds: float,
-        deliver: Callable[[Source, Callable[[], Any]], Any],
-        failed: Callable[[Exception], Any],
+        deliver: Callable[[DataScreen, Callable[[], Any]], Any],
+        report_error: Callable[[Exception], Any],
     ) -> None:
-        self.source: Source | None = None
-        self.rounds = 0  # how often it has looked and what it found was shown
+        self.screen: DataScreen | None = None
+        self.rounds = 0  # number of completed reads, including their display
         self._library = library
         self._seconds = seconds
-        self._deliver, self._failed = deliver, failed
-        self._wake, self._shown = threading.Event(), threading.Event()
-        self._meter: Meter | None = None
-        self._stopping = self._looking = False
-        # A daemon: leaving the app must not wait for a disk that does not answer.
-        self._thread = threading.Thread(target=self._work, name="burnt-monitor-reader", daemon=True)
+        self._deliver, self._report_error = deliver, report_error
+        self._wake_event, self._shown_event = threading.Event(), threading.Event()
+        self._cpu_meter: CpuMeter | None = None
+        self._is_stopping = self._rescan_requested = False
+        # A daemon thread: exiting the app must not wait for a disk that does not respond.
+        self._thread = threading.Thread(target=self._run, name="burnt-monitor-reader", daemon=True)
 
     def start(self) -> None:
-        """Begin, with a look at once."""
+        """Start the thread; it reads immediately."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what is being read just now."""
-        self._stopping = True
-        self._wake.set()
-        self._shown.set()
+        """Stop after the read in progress."""
+        self._is_stopping = True
+        self._wake_event.set()
+        self._shown_event.set()
 
-    def wake(self, *, look: bool = False) -> None:
-        """Read now: something else is on the screen.
+    def wake(self, *, rescan: bool = False) -> None:
+        """Read now, without waiting for the interval.
 
         Args:
-            look: for new runs as well.
+            rescan: also search for new runs.
         """
-        self._looking |= look
-        self._wake.set()
+        self._rescan_requested |= rescan
+        self._wake_event.set()
 
-    def shown(self) -> None:
-        """What was delivered is on the screen."""
-        self._shown.set()
+    def mark_shown(self) -> None:
+        """Tell the thread that the delivered data is displayed."""
+        self._shown_event.set()
 
-    def _work(self) -> None:
-        while not self._stopping:
+    def _run(self) -> None:
+        while not self._is_stopping:
             try:
-                self._look()
-            except Exception as error:  # of one run or pane; the others are shown nevertheless
-                self._failed(error)
+                self._refresh()
+            except Exception as error:  # from one run or pane; the others must keep working
+                self._report_error(error)
             self.rounds += 1
-            self._wake.wait(self.pause())
-            self._wake.clear()
+            self._wake_event.wait(self.next_interval())
+            self._wake_event.clear()
 
-    def pause(self) -> float:
-        """Seconds until the next look, by what this process has used since the last one, to draw as well."""
-        if self._meter is None:  # the first look, which had to import what it draws with, says nothing
-            self._meter = Meter()
+    def next_interval(self) -> float:
+        """Return the seconds until the next read, from the CPU time used since the last, drawing included."""
+        if self._cpu_meter is None:  # the first read includes imports, so it is not representative
+            self._cpu_meter = CpuMeter()
             return self._seconds
-        spent, idle = self._meter.read()
-        if idle >= _ROOM:
+        used, idle = self._cpu_meter.read()
+        if idle >= _MIN_IDLE_CORES:
             return self._seconds
-        return max(self._seconds, min(spent / _SHARE, _LONGEST_SECONDS))
+        return max(self._seconds, min(used / _MAX_CPU_SHARE, _MAX_INTERVAL_SECONDS))
 
-    def _look(self) -> None:
-        looking, self._looking = self._looking, False
-        if looking:
+    def _refresh(self) -> None:
+        rescan, self._rescan_requested = self._rescan_requested, False
+        if rescan:
             self._library.drop_deleted()
-        changed = self._library.refresh(look=looking) or looking
-        source = self.source
-        show = None if source is None else source.load(changed)
-        if source is not None and show is not None and not self._stopping:
-            # The next look waits until this one is shown, so that a slow terminal gets fewer.
-            self._shown.clear()
-            self._deliver(source, show)
-            self._shown.wait(_PATIENCE_SECONDS)
+        changed = self._library.refresh(rescan=rescan) or rescan
+        screen = self.screen
+        show = None if screen is None else screen.load(changed)
+        if screen is not None and show is not None and not self._is_stopping:
+            # Wait until the data is displayed, so that a slow terminal gets fewer updates.
+            self._shown_event.clear()
+            self._deliver(screen, show)
+            self._shown_event.wait(_SHOW_TIMEOUT_SECONDS)

@@ -1,8 +1,8 @@
-"""What the app knows of runs: `RunView` of one run, `RunLibrary` of those below some folders.
+"""In-memory views of runs: `RunView` for one run, `RunLibrary` for all runs below some folders.
 
-Nothing here draws, and nothing here raises because of what lies on the disk: a run that cannot be read has
-an `error`. `refresh` reads what has changed, in a worker thread; a run whose files are as they were costs
-two calls of `stat`. What a screen asks for beyond the line of a list is read when it is asked for.
+Nothing here draws, and `refresh` never raises because of what is on the disk: a run that cannot be read has
+an `error`. `refresh` runs in a worker thread and reads only what has changed; a run whose files are unchanged
+costs two `stat` calls. Data that the list of runs does not show is read when a screen asks for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
-from burnt.monitor.format import better, fraction, main_metric, note, number
+from burnt.monitor.format import better_direction, fraction, main_metric, parse_number, problem_text
 from burnt.train.store import (
     Artefact,
     ArtefactName,
@@ -54,16 +54,16 @@ _MAX_LOG_LINES = 20_000
 _MAX_LOG_CHARACTERS = 16_000_000
 _MAX_SAMPLES = 1_800  # an hour
 _RETRY_SECONDS = 5.0
-_PACE_SECONDS = 180.0  # the time to the end is told by the pace of so long
+_PACE_WINDOW_SECONDS = 180.0  # the remaining time is estimated from the pace of this window
 
-# A walk through the folders takes at most this share of the time.
-_WALKING_SHARE = 0.005
-_WALK_SECONDS = 2.0
-_RESTING_SECONDS = 2.0
+# Maximum share of the time spent on searching the folders for runs.
+_MAX_SCAN_SHARE = 0.005
+_MIN_SCAN_SECONDS = 2.0
+_IDLE_REFRESH_SECONDS = 2.0
 
 
 class Checkpoint(NamedTuple):
-    """A folder in a run's `checkpoints/`, and what its event tells of it."""
+    """A folder in a run's `checkpoints/`, with the step and metric values from its event."""
 
     name: str
     step: int | None
@@ -73,15 +73,15 @@ class Checkpoint(NamedTuple):
 
 
 class RunView:
-    """One run, as far as it is known.
+    """A cached view of one run, updated by `refresh`.
 
     Args:
         folder: the run's folder.
-        label: what the run is called in lists; the folder's path by default.
-        colour: its number among the looks of runs, `burnt.monitor.plotting.curves.LOOKS`.
+        label: the run's name in lists; by default the folder's path.
+        style_index: index of its line style in `burnt.monitor.plotting.curves.RUN_STYLES`.
 
-    `refresh` and what reads (`points`, `best`, `artefacts`, `log_lines`, `system_samples`, `checkpoints`) may
-    be called from any thread, and belong into a worker; the attributes are what the last `refresh` found.
+    The attributes hold the state at the last `refresh`. `refresh` and the reading methods (`points`, `best`,
+    `artefacts`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -95,10 +95,12 @@ class RunView:
     ('finished', [Series(name='loss', split='train')], [0.5])
     """
 
-    def __init__(self, folder: str | os.PathLike[str], label: str | None = None, colour: int = 0) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], label: str | None = None, style_index: int = 0
+    ) -> None:
         self.folder = Path(folder)
         self.label = str(folder) if label is None else label
-        self.colour = colour
+        self.style_index = style_index
         self.error: RunError | None = None
         self.state: ViewState = "unreadable"
         self.name = self.folder.name
@@ -114,37 +116,37 @@ class RunView:
         self.version = 0
         self._lock = threading.RLock()
         self._reader: RunReader | None = None
-        self._paces: deque[tuple[float, int]] = deque()
-        self._paced = 0
-        self._followers = 0
-        self._followed = False
+        self._pace_marks: deque[tuple[float, int]] = deque()
+        self._num_pace_attempts = 0
+        self._num_followers = 0
+        self._was_followed = False
         self._stamp: object = None
         self._read_at = -math.inf
-        self._seen: object = None
-        self._traces: dict[Series, DownsampledSeries] = {}
-        self._bests: dict[Series, tuple[int, Extreme | None]] = {}
-        self._log: list[LogLine] = []
+        self._last_state: object = None
+        self._series_cache: dict[Series, DownsampledSeries] = {}
+        self._best_cache: dict[Series, tuple[int, Extreme | None]] = {}
+        self._log_lines: list[LogLine] = []
         self._samples: list[SystemSample] = []
 
-    # --- what is known
+    # --- state at the last refresh
 
     def series(self) -> list[Series]:
-        """The metrics that have a value, by name."""
+        """Return the metrics that have at least one value."""
         return list(self.heads)
 
     @property
-    def live(self) -> bool:
-        """Whether a process writes the run."""
+    def is_live(self) -> bool:
+        """Whether a process is writing the run."""
         return self.state in LIVE
 
     @property
     def activity(self) -> str:
-        """What the training does just now; empty when it does nothing any more."""
-        return self.progress.activity if self.live and self.progress is not None else ""
+        """What the training is doing, such as ``"validating"``; empty after it has ended."""
+        return self.progress.activity if self.is_live and self.progress is not None else ""
 
     @property
     def summary(self) -> RunSummary | None:
-        """The run in one line; None if it cannot be read."""
+        """The run's summary; None if it cannot be read."""
         if self.error is not None or not self.attempts:
             return None
         newest = self.attempts[-1]
@@ -164,54 +166,59 @@ class RunView:
         )
 
     @property
-    def note(self) -> str:
-        """Why the run cannot be read, or ended otherwise than it should, on one line; or empty."""
+    def problem(self) -> str:
+        """One line on why the run cannot be read or did not finish normally; empty if neither."""
         if self.error is not None:
             return f"{self.error.what}: {self.error.found}" if self.error.found else self.error.what
         summary = self.summary
-        return "" if summary is None else note(summary)
+        return "" if summary is None else problem_text(summary)
 
     @property
     def fraction(self) -> float | None:
-        """The share that is done, 0 to 1; None where the end is not known."""
+        """Fraction of the training that is done, 0 to 1; None if the total is unknown."""
         return fraction(self.progress)
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end at the pace of the last minutes; None where that cannot be told."""
-        progress, share = self.progress, self.fraction
-        if not self.live or progress is None or share is None or not self.attempts:
+        """Estimated seconds until the end, from the pace of the last minutes; None if unknown."""
+        progress, fraction = self.progress, self.fraction
+        if not self.is_live or progress is None or fraction is None or not self.attempts:
             return None
         if progress.activity == "paused":
             return None
         if not progress.total_steps:
-            passed, done, left = _worked(progress) - self.attempts[-1].started, share, 1.0 - share
+            elapsed, done, left = _active_time(progress) - self.attempts[-1].started, fraction, 1.0 - fraction
         else:
-            since, step = self._paces[0]
-            passed, done = _worked(progress) - since, progress.step - step
+            start_time, step = self._pace_marks[0]
+            elapsed, done = _active_time(progress) - start_time, progress.step - step
             left = progress.total_steps - progress.step
-        return None if done <= 0 or passed <= 0 else max(passed / done * left, 0.0)
+        return None if done <= 0 or elapsed <= 0 else max(elapsed / done * left, 0.0)
 
-    def _note_pace(self) -> None:
-        """Remember when which step was reached: from the start of the attempt, then for some minutes."""
+    def _record_pace(self) -> None:
+        """Record (time, step) marks for `eta`: the start of the attempt, later only the last minutes."""
         newest, progress = self.attempts[-1], self.progress
-        if len(self.attempts) != self._paced:
-            self._paced = len(self.attempts)
-            self._paces = deque([(newest.started, newest.resumed_from_step or 0)])
+        if len(self.attempts) != self._num_pace_attempts:
+            self._num_pace_attempts = len(self.attempts)
+            self._pace_marks = deque([(newest.started, newest.resumed_from_step or 0)])
         if progress is None or progress.attempt != newest.id:
             return
-        worked = _worked(progress)
+        active_time = _active_time(progress)
         if progress.activity == "paused":
-            self._paces = deque([(worked, progress.step)])
-        elif progress.step > self._paces[-1][1] and worked - self._paces[-1][0] >= _PACE_SECONDS / 20:
-            self._paces.append((worked, progress.step))
-        while len(self._paces) > 2 and worked - self._paces[1][0] > _PACE_SECONDS:
-            self._paces.popleft()
+            self._pace_marks = deque([(active_time, progress.step)])
+        elif (
+            progress.step > self._pace_marks[-1][1]
+            and active_time - self._pace_marks[-1][0] >= _PACE_WINDOW_SECONDS / 20
+        ):
+            self._pace_marks.append((active_time, progress.step))
+        while len(self._pace_marks) > 2 and active_time - self._pace_marks[1][0] > _PACE_WINDOW_SECONDS:
+            self._pace_marks.popleft()
 
     @property
-    def seconds(self) -> float:
-        """How long the run was worked on, over all its attempts, without the newest one's pauses."""
-        return max(sum(max(end - begin, 0.0) for begin, end in self.spans) - self._paused_seconds, 0.0)
+    def active_seconds(self) -> float:
+        """Total training time in seconds over all attempts, without the pauses of the newest one."""
+        return max(
+            sum(max(end - begin, 0.0) for begin, end in self.attempt_spans) - self._paused_seconds, 0.0
+        )
 
     @property
     def _paused_seconds(self) -> float:
@@ -219,25 +226,25 @@ class RunView:
         if progress is None or not self.attempts or progress.attempt != self.attempts[-1].id:
             return 0.0
         paused = float(progress.data.get("paused_seconds", 0.0))
-        if progress.activity == "paused":  # this pause is counted when it is over
-            paused += max(self.spans[-1][1] - progress.time, 0.0)
+        if progress.activity == "paused":  # the store counts a pause only when it ends
+            paused += max(self.attempt_spans[-1][1] - progress.time, 0.0)
         return paused
 
     @property
-    def spans(self) -> list[tuple[float, float]]:
-        """When each attempt began and ended, or last gave a sign of life; Unix seconds."""
+    def attempt_spans(self) -> list[tuple[float, float]]:
+        """(start, end) of each attempt in Unix seconds; the last heartbeat if it has not ended."""
         return [(a.started, a.heartbeat if a.ended is None else a.ended) for a in self.attempts]
 
     @property
     def epoch_ends(self) -> list[tuple[int, int]]:
-        """(steps, epochs) done at the end of each epoch, as far as they hold; known of a followed run."""
-        until = {attempt.id: attempt.visible_until for attempt in self.attempts}
+        """(step, epoch) at each completed epoch, without those a resume discarded; only of followed runs."""
+        visible_until = {attempt.id: attempt.visible_until for attempt in self.attempts}
         ends = [
             (event.step, event.data["epoch"])
             for event in self.events
             if event.kind == "epoch"
             and event.step is not None
-            and event.step <= until.get(event.attempt, 0)
+            and event.step <= visible_until.get(event.attempt, 0)
             and isinstance(event.data.get("epoch"), int)
         ]
         return sorted(set(ends))
@@ -246,7 +253,7 @@ class RunView:
 
     @property
     def reader(self) -> RunReader:
-        """The run's reader, opened if it was not.
+        """The run's reader; opens the database if needed.
 
         Raises:
             RunError: the run cannot be read.
@@ -257,309 +264,311 @@ class RunView:
             return self._reader
 
     def follow(self) -> None:
-        """From the next `refresh` on, keep the file open and read events too: a screen shows the run."""
-        self._followers += 1
+        """Keep the file open and read events from the next `refresh` on, because a screen shows the run."""
+        self._num_followers += 1
 
     def unfollow(self) -> None:
-        """The opposite of `follow`; what was read for screens is forgotten with the last of them."""
-        self._followers -= 1
+        """Undo one `follow`; after the last, the next `refresh` clears what was cached for screens."""
+        self._num_followers -= 1
 
     @property
-    def followed(self) -> bool:
+    def is_followed(self) -> bool:
         """Whether a screen shows the run."""
-        return self._followers > 0
+        return self._num_followers > 0
 
     def close(self) -> None:
-        """Let go of the file; whatever reads opens it again."""
+        """Close the database; the next read opens it again."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
 
     def refresh(self) -> bool:
-        """Read what has changed; returns whether there is something else to show."""
+        """Read what has changed; return whether anything shown has changed."""
         with self._lock:
             try:
                 self._refresh()
             except Exception as error:
-                # Anybody may write into a run's file, and its content may be odd in ways nobody thought of.
-                self._fail(_unexpected(self.label, error))
-            seen = (
+                # Other programs may write to a run's file, so its content can be invalid in unforeseen ways.
+                self._set_error(_unexpected_error(self.label, error))
+            state = (
                 self.state,
                 None if self.error is None else str(self.error),
                 self.progress,
                 [attempt._replace(heartbeat=0.0) for attempt in self.attempts],
                 self.heads,
                 self.newest,
-                self._followed,
+                self._was_followed,
             )
-            changed = seen != self._seen
-            self._seen = seen
+            changed = state != self._last_state
+            self._last_state = state
             self.version += changed
         return changed
 
     def _refresh(self) -> None:
-        if self._followed != bool(self._followers):
-            self._followed = bool(self._followers)
-            if self._followed:
+        if self._was_followed != bool(self._num_followers):
+            self._was_followed = bool(self._num_followers)
+            if self._was_followed:
                 self._stamp = None
             else:
-                self._forget()
-                if not self.live:
+                self._clear_cache()
+                if not self.is_live:
                     self.close()
         now = time.monotonic()
         try:
-            stamp = _stamp(self.folder)
+            stamp = _database_stamp(self.folder)
         except PermissionError as error:
             self.close()
-            self._fail(unreadable(self.folder / DATABASE, error))
+            self._set_error(unreadable(self.folder / DATABASE, error))
             return
         if stamp is None:
             self.close()
-            # The folder is looked at first: a run is deleted when somebody deleted it, not before it began.
+            # Only a run that was seen before counts as deleted; otherwise it does not exist yet.
             if self.attempts or self._stamp is not None:
                 self.state, self.error = "deleted", RunError(f"{self.label} was deleted")
             else:
-                self._fail(RunError(f"{self.label} holds no run", expected=DATABASE))
+                self._set_error(RunError(f"{self.label} holds no run", expected=DATABASE))
             return
-        if stamp == self._stamp and not self._due(now):
-            if self.live:
+        if stamp == self._stamp and not self._should_reread(now):
+            if self.is_live:
                 self.state = state_of(self.attempts[-1])
                 if self.state == "crashed":
-                    self._read(stamp, now)  # it may have closed the run before it went
+                    self._read(stamp, now)  # it may have closed the run just before it exited
             return
         if self._stamp is not None and isinstance(self._stamp, tuple) and stamp[0][0] != self._stamp[0][0]:
-            self._forget()  # another file took its place
+            self._clear_cache()  # the file was replaced by another one
             self.close()
         self._read(stamp, now)
 
-    def _due(self, now: float) -> bool:
-        """Whether to read although the files look unchanged."""
+    def _should_reread(self, now: float) -> bool:
+        """Whether to read the database even though its files look unchanged."""
         if self.error is not None:
             return now - self._read_at > _RETRY_SECONDS
-        # Times of files on a network may be old; the database itself is read through their locks.
-        silent = self.live and time.time() - self.attempts[-1].heartbeat > SILENT_SECONDS / 2
-        return silent and now - self._read_at > 1.0
+        # Network file systems may report stale modification times; reading the database takes its locks.
+        is_silent = self.is_live and time.time() - self.attempts[-1].heartbeat > SILENT_SECONDS / 2
+        return is_silent and now - self._read_at > 1.0
 
     def _read(self, stamp: object, now: float) -> None:
         self._read_at = now
         try:
             reader = self.reader
             attempts = reader.attempts()
-            if self.attempts and _beginning(attempts[0]) != _beginning(self.attempts[0]):
-                # Another run took its place, in a file that may even have the number of the one before.
-                self._forget()
-                self._paced, self.attempts = 0, ()
+            if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
+                # Another run replaced this one; the new file may even have the same inode.
+                self._clear_cache()
+                self._num_pace_attempts, self.attempts = 0, ()
             if len(attempts) != len(self.attempts):
-                self._bests.clear()
+                self._best_cache.clear()
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
                 if self.config is not None:
-                    self.config = _mapping(self.config)
+                    self.config = _as_mapping(self.config)
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             if self.progress is not None:
-                self.progress = self.progress._replace(data=_mapping(self.progress.data))
+                self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
             self.attempts = attempts
-            self._note_pace()
+            self._record_pace()
             self.metric = main_metric(list(self.heads), self.config)
-            self.metric_best = None if self.metric is None else self._best(self.metric)
-            if self._followed and self.newest.event:
+            self.metric_best = None if self.metric is None else self._find_best(self.metric)
+            if self._was_followed and self.newest.event:
                 after = self.events[-1].id if self.events else 0
                 if self.newest.event > after:
-                    fresh = [
-                        event._replace(data=_mapping(event.data)) for event in reader.events(after=after)
+                    new_events = [
+                        event._replace(data=_as_mapping(event.data)) for event in reader.events(after=after)
                     ]
-                    self.events = [*self.events, *fresh]
-            # Asked last, since a process that closed the run meanwhile must not seem crashed.
+                    self.events = [*self.events, *new_events]
+            # Read last: a process that closed the run during this read must not look crashed.
             self.state = reader.state()
             self.error, self._stamp = None, stamp
         except RunError as error:
-            self._fail(error)
+            self._set_error(error)
             self._stamp = stamp
         except Exception as error:
-            self._fail(_unexpected(self.label, error))
+            self._set_error(_unexpected_error(self.label, error))
             self._stamp = stamp
-        if not self.live and not self._followed:
+        if not self.is_live and not self._was_followed:
             self.close()
 
-    def _fail(self, error: RunError) -> None:
+    def _set_error(self, error: RunError) -> None:
         self.close()
         if error.__cause__ is not None and str(error) != str(self.error):
             _LOG.error("%s", error, exc_info=error)
         self.state, self.error = "unreadable", error
 
-    def _forget(self) -> None:
-        self._traces.clear()
-        self._bests.clear()
-        self._log, self._samples, self.events = [], [], ()
+    def _clear_cache(self) -> None:
+        self._series_cache.clear()
+        self._best_cache.clear()
+        self._log_lines, self._samples, self.events = [], [], ()
 
     @contextmanager
-    def _reading(self) -> Iterator[RunReader]:
+    def _open_reader(self) -> Iterator[RunReader]:
         with self._lock:
-            opened = self._reader is None
+            was_closed = self._reader is None
             try:
                 yield self.reader
             except BurntError:
                 raise
             except Exception as error:
-                raise _unexpected(self.label, error) from error
+                raise _unexpected_error(self.label, error) from error
             finally:
-                if opened and not self._followed and not self.live:
+                if was_closed and not self._was_followed and not self.is_live:
                     self.close()
 
     def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
-        """The shape of a series: at most some thousand points, among them both ends and the extremes.
+        """Return a series downsampled to a few thousand points, including both ends and the extremes.
 
         Args:
             name: the metric.
-            split: what it was computed on.
-            max_points: at least 8; so many at most.
+            split: the split it was computed on.
+            max_points: maximum number of points, at least 8; by default the cached downsampling.
 
         Raises:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             if max_points is not None:
                 return reader.points(name, split, max_points)
-            return self._trace(Series(name, split), reader).points()
+            return self._refresh_series(Series(name, split), reader).points()
 
     def means(self, name: str, split: str = "train") -> Points:
-        """The course of a series as at most some hundred means: what a smoothed curve starts from.
+        """Return a series as at most 1,024 bucket means, the input of smoothed curves.
 
-        The points of `points` are extremes where a series is long, and their average lies where the noise
-        is widest, not where the values are.
+        Smoothing the result of `points` would be biased: for long series those points are extremes, whose
+        average depends on the noise, not on the mean of the values.
 
         Raises:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
-            return self._trace(Series(name, split), reader).means()
+        with self._open_reader() as reader:
+            return self._refresh_series(Series(name, split), reader).means()
 
-    def _trace(self, series: Series, reader: RunReader) -> DownsampledSeries:
-        trace = self._traces.get(series) or DownsampledSeries(series)
-        trace.refresh(reader)
-        self._traces[series] = trace
-        return trace
+    def _refresh_series(self, series: Series, reader: RunReader) -> DownsampledSeries:
+        downsampled = self._series_cache.get(series) or DownsampledSeries(series)
+        downsampled.refresh(reader)
+        self._series_cache[series] = downsampled
+        return downsampled
 
     def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
-        """A part of a series in more detail than `points` has.
+        """Return the points of a step range, in more detail than `points`.
 
         Args:
-            series: which one.
-            first: step; shown from there.
-            last: step; up to there, included.
-            max_buckets: of each, the extremes are points.
+            series: the series.
+            first: first step.
+            last: last step, inclusive.
+            max_buckets: maximum number of buckets; the extremes of each are returned.
 
         Raises:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             buckets = reader.outline(*series, max_buckets, steps=(first, last)).buckets
         return marked_points(buckets, None, None)
 
     def means_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
-        """As `points_between`, for `means`."""
-        with self._reading() as reader:
+        """Return the means of a step range; see `points_between`."""
+        with self._open_reader() as reader:
             return mean_points(reader.outline(*series, max_buckets, steps=(first, last)).buckets)
 
     def best(self, series: Series) -> Extreme | None:
-        """The best value of a series; None where nobody knows which way is better.
+        """Return the best value of a series; None if its better direction is unknown.
 
         Raises:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading():
-            return self._best(series)
+        with self._open_reader():
+            return self._find_best(series)
 
-    def _best(self, series: Series) -> Extreme | None:
-        way = better(series.name, self.config)
+    def _find_best(self, series: Series) -> Extreme | None:
+        direction = better_direction(series.name, self.config)
         head = self.heads.get(series)
-        if way is None or head is None:
+        if direction is None or head is None:
             return None
-        known = self._bests.get(series)
-        if known is None or known[0] != head.written:
-            known = head.written, self.reader.best(*series, higher=way == "higher")
-            self._bests[series] = known
-        return known[1]
+        cached = self._best_cache.get(series)
+        if cached is None or cached[0] != head.written:
+            cached = head.written, self.reader.best(*series, higher=direction == "higher")
+            self._best_cache[series] = cached
+        return cached[1]
 
     def artefacts(self, kind: str | None = None, name: str | None = None) -> list[Artefact]:
-        """As `RunReader.artefacts`.
+        """See `RunReader.artefacts`.
 
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return reader.artefacts(kind, name)
 
     def artefact_names(self) -> list[ArtefactName]:
-        """As `RunReader.artefact_names`.
+        """See `RunReader.artefact_names`.
 
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return reader.artefact_names()
 
     def artefact(self, id: int) -> Artefact | None:
-        """As `RunReader.artefact`.
+        """See `RunReader.artefact`.
 
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return reader.artefact(id)
 
     def log_lines(self) -> Sequence[LogLine]:
-        """The newest 20,000 lines of the log, fewer if they are very long, oldest first.
+        """Return the newest 20,000 log lines (16 million characters at most), oldest first.
 
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
-            lines = _grown(self._log, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
-            if lines is not self._log:
-                first, left = len(lines), _MAX_LOG_CHARACTERS
-                while first > 0 and (left := left - len(lines[first - 1].text)) >= 0:
+        with self._open_reader() as reader:
+            lines = _extend_rows(self._log_lines, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
+            if lines is not self._log_lines:
+                first, characters_left = len(lines), _MAX_LOG_CHARACTERS
+                while first > 0 and (characters_left := characters_left - len(lines[first - 1].text)) >= 0:
                     first -= 1
-                self._log = lines[min(first, len(lines) - 1) :]
-            return self._log
+                self._log_lines = lines[min(first, len(lines) - 1) :]
+            return self._log_lines
 
     def system_samples(self) -> Sequence[SystemSample]:
-        """The samples of the machine's state of the last hour, oldest first.
+        """Return the system samples of the last hour, oldest first.
 
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             newest = self.newest.system_sample
-            self._samples = _grown(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
+            self._samples = _extend_rows(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
             return self._samples
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that are there, oldest first."""
-        told = {str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"}
-        found = []
+        """Return the checkpoints on disk, oldest first."""
+        events_by_path = {
+            str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"
+        }
+        checkpoints = []
         for folder in sorted((self.folder / "checkpoints").glob("step-*")):
             try:
                 size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
                 written = folder.stat().st_mtime
-            except OSError:  # a training that runs has removed it meanwhile
+            except OSError:  # the training has removed it in the meantime
                 continue
-            event = told.get(folder.name)
+            event = events_by_path.get(folder.name)
             values = event.data.get("values") if event is not None else None
             step = event.step if event is not None else None
-            found.append(Checkpoint(folder.name, step, size, written, _mapping(values or {})))
-        return found
+            checkpoints.append(Checkpoint(folder.name, step, size, written, _as_mapping(values or {})))
+        return checkpoints
 
 
 class RunLibrary:
-    """The runs at and below folders; new ones are found while it is open.
+    """All runs at and below some folders; `refresh` also discovers new ones.
 
     Args:
-        folders: where to look.
+        folders: the folders to search.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -568,126 +577,128 @@ class RunLibrary:
     >>> library.refresh(), library.views
     (False, [])
     >>> RunWriter.create(f"{root}/digits").close("finished")
-    >>> library.refresh(look=True), [view.label for view in library.views]
+    >>> library.refresh(rescan=True), [view.label for view in library.views]
     (True, ['digits'])
     """
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]]) -> None:
         self.folders = [Path(folder) for folder in folders]
         self.views: list[RunView] = []
-        self._known: dict[str, RunView] = {}  # by absolute path
-        self._colours = 0
-        self._walked = self._asked_all = -math.inf
-        self._pause = 0.0
+        self._views_by_path: dict[str, RunView] = {}  # by absolute path
+        self._next_style_index = 0
+        self._scanned_at = self._refreshed_all_at = -math.inf
+        self._scan_interval = 0.0
 
-    def refresh(self, *, look: bool = False) -> bool:
-        """Look for runs, and read what has changed; returns whether there is something else to show.
+    def refresh(self, *, rescan: bool = False) -> bool:
+        """Search for new runs and read what has changed; return whether anything shown has changed.
 
         Args:
-            look: for new runs as well, although it was done a moment ago.
+            rescan: search the folders even if they were searched a moment ago.
         """
         now = time.monotonic()
-        fresh: list[RunView] = []
-        if look or now - self._walked >= self._pause:
-            fresh = self._look()
-            self._walked = time.monotonic()
-            self._pause = max(_WALK_SECONDS, (self._walked - now) / _WALKING_SHARE)
-        # What nobody writes or looks at is asked for less often: it may be resumed or deleted.
-        resting = not look and now - self._asked_all < _RESTING_SECONDS
-        asked = [view for view in self.views if not resting or view.live or view.followed]
-        if not resting:
-            self._asked_all = now
-        changed = [view.refresh() for view in [*asked, *fresh]]
-        if fresh:
-            # Colours go by age, so that a run has the same one tomorrow. NaN is of those that are unreadable.
-            fresh.sort(key=lambda view: (math.isnan(view.created), view.created))
-            for view in fresh:
-                view.colour = self._colours
-                self._colours += 1
-                self._known[os.path.abspath(view.folder)] = view
-            self.views = [*self.views, *fresh]
+        new_views: list[RunView] = []
+        if rescan or now - self._scanned_at >= self._scan_interval:
+            new_views = self._find_new_runs()
+            self._scanned_at = time.monotonic()
+            self._scan_interval = max(_MIN_SCAN_SECONDS, (self._scanned_at - now) / _MAX_SCAN_SHARE)
+        # Runs that are neither live nor shown are refreshed less often; they may be resumed or deleted.
+        skip_idle = not rescan and now - self._refreshed_all_at < _IDLE_REFRESH_SECONDS
+        to_refresh = [view for view in self.views if not skip_idle or view.is_live or view.is_followed]
+        if not skip_idle:
+            self._refreshed_all_at = now
+        changed = [view.refresh() for view in [*to_refresh, *new_views]]
+        if new_views:
+            # Line styles go by age, so a run keeps its style across sessions. Unreadable runs have NaN.
+            new_views.sort(key=lambda view: (math.isnan(view.created), view.created))
+            for view in new_views:
+                view.style_index = self._next_style_index
+                self._next_style_index += 1
+                self._views_by_path[os.path.abspath(view.folder)] = view
+            self.views = [*self.views, *new_views]
         return any(changed)
 
-    def _look(self) -> list[RunView]:
-        fresh: dict[str, RunView] = {}  # folders to look in may lie in each other
+    def _find_new_runs(self) -> list[RunView]:
+        new_views: dict[str, RunView] = {}  # by path, as the searched folders may be nested
         for root in self.folders:
             for folder in find_runs(root):
                 path = os.path.abspath(folder)
-                if path not in self._known and path not in fresh:
-                    fresh[path] = RunView(folder, self._label(root, folder))
-        return list(fresh.values())
+                if path not in self._views_by_path and path not in new_views:
+                    new_views[path] = RunView(folder, self._make_label(root, folder))
+        return list(new_views.values())
 
-    def _label(self, root: Path, folder: Path) -> str:
-        """A path that tells the runs apart, without what all of them share."""
+    def _make_label(self, root: Path, folder: Path) -> str:
+        """Return a label that is unique among the runs, without their common parent folder."""
         if folder == root:
             return str(folder)
         return str(folder if len(self.folders) > 1 else folder.relative_to(root))
 
     def drop_deleted(self) -> None:
-        """Forget the runs that were deleted; they are found again when they are back."""
+        """Remove deleted runs from the list; a scan finds them again if they reappear."""
         for view in self.views:
             if view.state == "deleted":
                 view.close()
-                del self._known[os.path.abspath(view.folder)]
+                del self._views_by_path[os.path.abspath(view.folder)]
         self.views = [view for view in self.views if view.state != "deleted"]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all databases."""
         for view in self.views:
             view.close()
 
 
-def _grown(known: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], most: int) -> list[_Row]:
-    """The known rows of a table and those written since, so many of the newest; `known` if there are none."""
-    after: int = known[-1].id if known else 0
+def _extend_rows(
+    cached: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], max_rows: int
+) -> list[_Row]:
+    """Append the new rows and keep the newest `max_rows`; return `cached` itself if there are none."""
+    after: int = cached[-1].id if cached else 0
     if newest <= after:
-        return known
-    rows = list(known)
-    rows += read(after=after, newest=most)
-    return rows[-most:]
+        return cached
+    rows = list(cached)
+    rows += read(after=after, newest=max_rows)
+    return rows[-max_rows:]
 
 
-def _worked(progress: Progress) -> float:
-    """The time of a progress on a clock that stands still while the training is paused."""
-    return progress.time - (number(progress.data.get("paused_seconds")) or 0.0)
+def _active_time(progress: Progress) -> float:
+    """Return the time of a progress record on a clock that stops while the training is paused."""
+    return progress.time - (parse_number(progress.data.get("paused_seconds")) or 0.0)
 
 
-def _beginning(attempt: Attempt) -> tuple[object, ...]:
-    """What tells a run from another in the same folder, of its first attempt."""
+def _attempt_identity(attempt: Attempt) -> tuple[object, ...]:
+    """Return what identifies a run by its first attempt, to detect another run in the same folder."""
     return attempt.host, attempt.pid, attempt.process_started, attempt.started
 
 
-def _mapping(data: Any) -> dict[str, Any]:
-    """An object of the run store's JSON; what is another thing than documented is its only value."""
+def _as_mapping(data: Any) -> dict[str, Any]:
+    """Return a JSON object as a dict; anything else becomes the value of the key ``"?"``."""
     return data if isinstance(data, dict) else {"?": data}
 
 
-def _unexpected(label: str, error: Exception) -> RunError:
-    """What says that reading met something that nothing here thought of."""
-    found = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
-    found.__cause__ = error
-    return found
+def _unexpected_error(label: str, error: Exception) -> RunError:
+    """Wrap an unexpected exception raised while reading in a `RunError`."""
+    wrapped = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
-def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
-    """What changes when a run's database is written; None when there is none.
+def _database_stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
+    """Return the file stamps of a run's database and its WAL, which change on every write; None if missing.
 
     Raises:
-        PermissionError: the folder may not be looked into.
+        PermissionError: the folder is not accessible.
     """
     path = os.path.join(folder, DATABASE)
     try:
-        database = _file(path)
+        database = _file_stamp(path)
     except PermissionError:
         raise
     except OSError:
         return None
     try:
-        return database, _file(f"{path}-wal")
+        return database, _file_stamp(f"{path}-wal")
     except OSError:
         return database, None
 
 
-def _file(path: str) -> tuple[int, int, int]:
+def _file_stamp(path: str) -> tuple[int, int, int]:
     stat = os.stat(path)
     return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -1,9 +1,9 @@
 """Plots in a terminal.
 
-chart_widget  the widget: zoom, pan, crosshair
-plot          a plot as text
-curves        curves: smoothing, reduction, styles
-run_curves    the curves of runs
-braille       lines as braille characters
+chart_widget  the chart widget: zoom, pan, crosshair
+plot          layout of a plot as lines of styled text
+curves        curves: downsampling, smoothing, axis units, styles
+run_curves    the metrics of a run as curves
+braille       drawing lines in braille characters
 ticks         axis ticks and their labels
 """

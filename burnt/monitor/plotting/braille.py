@@ -1,7 +1,7 @@
-"""Lines in dots of braille, two across and four down in each character.
+"""Draw lines in braille characters, each of which holds 2 x 4 dots.
 
-A canvas holds a number for each column of dots, whose bits are the dots from top to bottom: a line is drawn
-by a shift and an "or" for each column, so that it costs what the plot is wide, not what it is high.
+A canvas has one integer per column of dots, whose bits are the dots from top to bottom. A line takes one
+shift and one "or" per column, so that its cost depends on the width of the plot, not on its height.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["CHARACTERS", "Masks", "dash_bits", "line_masks", "sample"]
+__all__ = ["CHARACTERS", "Masks", "dash_bits", "line_masks", "line_sample"]
 
 Masks = list[int]
 
-# What bits 0 to 3 (the left column of dots, from top to bottom) and 4 to 7 (the right one) are in Unicode.
+# Unicode braille bits of bits 0 to 3 (left column of dots, top to bottom) and 4 to 7 (right column).
 _DOTS = (0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80)
 CHARACTERS = "".join(
     chr(0x2800 + sum(dot for bit, dot in enumerate(_DOTS) if bits >> bit & 1)) for bits in range(256)
@@ -21,7 +21,7 @@ CHARACTERS = "".join(
 
 
 def dash_bits(lengths: Sequence[int], height: int) -> tuple[int, int]:
-    """A pattern of dots on and off as bits, and its period; (0, 0) for an unbroken line."""
+    """Return a dash pattern as bits, and its period; (0, 0) for a solid line."""
     if not lengths:
         return 0, 0
     period, bits, at = sum(lengths), 0, 0
@@ -38,29 +38,29 @@ def dash_bits(lengths: Sequence[int], height: int) -> tuple[int, int]:
 def line_masks(
     xs: Sequence[float], ys: Sequence[float], width: int, height: int, dashes: Sequence[int] = ()
 ) -> Masks:
-    """A line through points.
+    """Draw a line through points.
 
     Args:
-        xs: ascending; 0 is the middle of the leftmost column of dots.
-        ys: 0 is the middle of the top row of dots; NaN breaks the line.
-        width: columns of dots. What lies outside is cut off.
-        height: rows of dots.
-        dashes: lengths of dots on and off.
+        xs: x coordinates in dots, ascending; 0 is the centre of the leftmost column.
+        ys: y coordinates in dots; 0 is the centre of the top row; NaN breaks the line.
+        width: number of columns of dots; parts outside are clipped.
+        height: number of rows of dots.
+        dashes: alternating numbers of dots on and off; empty for a solid line.
 
     Returns:
-        For each column its dots as bits, the lowest bit on top. A point with no neighbours is a square of
-        four dots, as one is easily missed.
+        For each column its dots as bits, the lowest bit at the top. An isolated point is a square of four
+        dots, as a single dot is easily overlooked.
     """
     masks = [0] * width
     pattern, period = dash_bits(dashes, height)
     bottom = height - 1
-    length = 0  # dots of the line so far, for the dashes
+    length = 0  # dots drawn so far, for the dash pattern
 
-    def span(column: int, start: float, end: float, closed: bool) -> None:
+    def span(column: int, start: float, end: float, is_last: bool) -> None:
         nonlocal length
         first, last = math.floor(start + 0.5), math.floor(end + 0.5)
-        # The next column begins with the last row of this one, so that a slope is one dot thick.
-        if not closed and last != first:
+        # The next column starts at this one's last row, so that slopes are one dot thick.
+        if not is_last and last != first:
             last += 1 if last < first else -1
         top, low = (first, last) if first <= last else (last, first)
         count = low - top + 1
@@ -80,16 +80,16 @@ def line_masks(
                 if 0 <= c < width and -1 <= column <= width:
                     masks[c] |= (0b11 << row) & ((1 << height) - 1)
 
-    started = False  # whether the point before is part of a line
+    in_line = False  # whether the previous point belongs to the line
     for i in range(len(xs)):
         x1, y1 = xs[i], ys[i]
         if y1 != y1:
-            started = False
+            in_line = False
             continue
-        follows = i + 1 < len(xs) and ys[i + 1] == ys[i + 1]
-        if not started:
-            started = True
-            if not follows:
+        has_next = i + 1 < len(xs) and ys[i + 1] == ys[i + 1]
+        if not in_line:
+            in_line = True
+            if not has_next:
                 dot(x1, y1)
             x0, y0 = x1, y1
             continue
@@ -104,14 +104,14 @@ def line_masks(
                 column = 0
                 at = y0 + slope * (-0.5 - x0)
             for c in range(column, min(end, width - 1) + 1):
-                to = y1 if c == end else y0 + slope * (c + 0.5 - x0)
-                span(c, at, to, c == end)
-                at = to
+                next_y = y1 if c == end else y0 + slope * (c + 0.5 - x0)
+                span(c, at, next_y, c == end)
+                at = next_y
         x0, y0 = x1, y1
     return masks
 
 
-def sample(dashes: Sequence[int], cells: int) -> str:
-    """A piece of a line, for a legend."""
+def line_sample(dashes: Sequence[int], cells: int) -> str:
+    """Return a sample of a line for legends."""
     masks = line_masks([0, 2 * cells - 1], [1, 1], 2 * cells, 4, dashes)
     return "".join(CHARACTERS[masks[2 * c] | masks[2 * c + 1] << 4] for c in range(cells))

@@ -1,9 +1,8 @@
-"""The chart widget: shows a `Plot`, and zooms, pans and reads it by key and mouse.
+"""`Chart`: a widget that shows a `Plot`, with zoom, pan and crosshair by key and mouse.
 
-This is the one place that knows how curves get on the screen; the rest of the monitor calls `Chart.show`.
-It is drawn here because no widget at hand is cheap enough: at 2 redraws a second, six of them alone are to
-stay well under a tenth of a core. ``python benchmarks/chart_widgets.py`` (six plots of 160 and 20 points,
-160 x 45 cells, processor time):
+The rest of the monitor draws curves through `Chart.show` only. It is a widget of our own because existing
+ones cost too much: six charts at 2 redraws per second must stay well below a tenth of a core.
+``python benchmarks/chart_widgets.py`` (six plots of 160 and 20 points, 160 x 45 cells, CPU time):
 
 ====================  ======  =============  =======  ========  ===========  =========  =================
 widget                redraw  at 2 a second  import   log y     zoom, pan    crosshair  gaps at NaN
@@ -14,8 +13,8 @@ textual-plotext 1.0   80 ms   16.0 %         20 ms    yes       no           no 
 plotext 5.3.2         81 ms   16.2 %         19 ms    yes       no           no         yes
 ====================  ======  =============  =======  ========  ===========  =========  =================
 
-All draw in braille. textual-plot needs numpy and is alive; textual-plotext pins plotext 5 and has seen no
-release since 2024.
+All draw in braille. textual-plot requires numpy and is maintained; textual-plotext pins plotext 5 and has had
+no release since 2024.
 """
 
 from __future__ import annotations
@@ -36,24 +35,23 @@ from textual.widget import Widget
 
 from burnt.monitor.format import clean
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import Plot, Range, Span, View, XAxis
+from burnt.monitor.plotting.plot import Plot, PlotView, Range, Span, XAxis
 from burnt.monitor.ui.keymap import CHART, bindings
 
 __all__ = ["Chart"]
 
-_ZOOM = 1.25  # by a notch of the wheel; a key does two
-_CONTRAST = 3.0  # of a line to its background, as the accessibility guidelines ask of graphics
-_FAINT = 0.6  # how far raw values go towards the background, under a smoothed line
+_ZOOM_FACTOR = 1.25  # per notch of the wheel; a key zooms by two notches
+_MIN_CONTRAST = 3.0  # of a line to its background, as WCAG requires for graphics
+_FAINT_BLEND = 0.6  # how far raw values below a smoothed line are blended towards the background
 
 
 class Chart(Widget, can_focus=True):
-    """Curves over steps, epochs or time.
+    """A chart of curves over steps, epochs or time.
 
-    Its keys are `burnt.monitor.ui.keymap.CHART`. The mouse: the wheel zooms the x axis around the pointer
-    (with ctrl: the y axis), dragging pans, a double click shows everything, and the crosshair follows the
-    pointer.
+    Keys: `burnt.monitor.ui.keymap.CHART`. Mouse: the wheel zooms the x axis around the pointer (with ctrl the
+    y axis), dragging pans, a double click resets the zoom, and the crosshair follows the pointer.
 
-    Several charts are kept in step by handing one's messages to the others::
+    To synchronize several charts, pass the messages of one to the others::
 
         def on_chart_zoomed(self, message: Chart.Zoomed) -> None:
             for chart in self.query(Chart):
@@ -61,7 +59,7 @@ class Chart(Widget, can_focus=True):
     """
 
     class CrosshairMoved(Message):
-        """The crosshair is at `x` now; None when it is hidden."""
+        """The crosshair moved to `x`; None if it is hidden."""
 
         def __init__(self, chart: Chart, x: float | None) -> None:
             super().__init__()
@@ -69,11 +67,11 @@ class Chart(Widget, can_focus=True):
 
         @property
         def control(self) -> Chart:
-            """The chart."""
+            """The chart that posted the message."""
             return self.chart
 
     class Zoomed(Message):
-        """The x axis shows this range now; None when it shows everything."""
+        """The x axis was zoomed or panned to a range; None if it shows everything."""
 
         def __init__(self, chart: Chart, range: Range | None) -> None:
             super().__init__()
@@ -81,7 +79,7 @@ class Chart(Widget, can_focus=True):
 
         @property
         def control(self) -> Chart:
-            """The chart."""
+            """The chart that posted the message."""
             return self.chart
 
     DEFAULT_CSS = """
@@ -112,13 +110,13 @@ class Chart(Widget, can_focus=True):
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
-        self._view = View()
+        self._view = PlotView()
         self._plot: Plot | None = None
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
-        self._dragged: tuple[int, int, Range, Range] | None = None
+        self._drag_start: tuple[int, int, Range, Range] | None = None
 
-    # --- what the app calls
+    # --- called by the app
 
     def show(
         self,
@@ -130,22 +128,22 @@ class Chart(Widget, can_focus=True):
         title: str = "",
         markers: bool = True,
     ) -> None:
-        """Show these curves; nothing is drawn again if nothing changed.
+        """Show curves; does not redraw if nothing changed.
 
         Args:
-            curves: at most a few points for each column are needed: more cost time and show nothing.
-            x: the unit of the curves' `xs`; when it changes, zoom and crosshair are given up.
-            log_y: a logarithmic y axis.
-            smoothing: from 0 (none) to less than 1.
+            curves: the curves; a few points per column suffice, more cost time without being visible.
+            x: the unit of the curves' `xs`; a change resets zoom and crosshair.
+            log_y: whether the y axis is logarithmic.
+            smoothing: weight of the past in the moving average, from 0 (none) to less than 1.
             title: the metric's name.
-            markers: marks the lowest and the highest value.
+            markers: whether to mark the lowest and the highest value.
         """
         view = self._view
         if x != view.x:
             view = view._replace(range_x=None, crosshair=None)
         if log_y != view.log_y:
             view = view._replace(range_y=None)
-        self._look(
+        self._set_view(
             view._replace(
                 curves=tuple(curve._replace(label=clean(curve.label)) for curve in curves),
                 x=x,
@@ -157,19 +155,19 @@ class Chart(Widget, can_focus=True):
         )
 
     @property
-    def view(self) -> View:
-        """What is shown."""
+    def view(self) -> PlotView:
+        """The current view: curves, axes, zoom and crosshair."""
         return self._view
 
     def zoom(self, range: Range | None) -> None:
-        """Show this range of the x axis, or all of it. Posts no message."""
-        self._look(self._view._replace(range_x=range))
+        """Show a range of the x axis, or all of it (None). Posts no message."""
+        self._set_view(self._view._replace(range_x=range))
 
     def move_crosshair(self, x: float | None) -> None:
-        """Put the crosshair here, or hide it. Posts no message."""
-        self._look(self._view._replace(crosshair=x))
+        """Move the crosshair, or hide it (None). Posts no message."""
+        self._set_view(self._view._replace(crosshair=x))
 
-    def _look(self, view: View) -> None:
+    def _set_view(self, view: PlotView) -> None:
         if view == self._view:
             return
         self._view = view
@@ -177,18 +175,18 @@ class Chart(Widget, can_focus=True):
             self._plot = None
             self.refresh()
             return
-        before = self._strips
+        old_strips = self._strips
         self._paint()
-        # Only lines that differ are sent to the terminal: over SSH their bytes are what is slow.
+        # Repaint only lines that differ: over SSH, the number of bytes limits the speed.
         gutter = self.gutter
         for y, strip in enumerate(self._strips):
-            if y >= len(before) or strip != before[y]:
+            if y >= len(old_strips) or strip != old_strips[y]:
                 self.refresh(Region(gutter.left, gutter.top + y, self.size.width, 1))
 
     # --- drawing
 
     def render_line(self, y: int) -> Strip:
-        """A line of the widget's content."""
+        """Render a line of the widget."""
         if self._plot is None or (self._plot.width, self._plot.height) != self.size:
             self._paint()
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
@@ -196,7 +194,7 @@ class Chart(Widget, can_focus=True):
     def _paint(self) -> None:
         width, height = self.size
         self._plot = Plot(self._view, width, height)
-        # Colours depend on the background and the theme, which may change without notice.
+        # Recomputed on every paint: the background and the theme may change without notice.
         plain = self.rich_style
         self._styles = {"": plain}
         self._strips = [
@@ -205,52 +203,52 @@ class Chart(Widget, can_focus=True):
         ]
 
     def _style(self, span: Span) -> Style:
-        found = self._styles.get(span.style)
-        if found is None:
-            found = self._styles[span.style] = self._new_style(span.style)
-        return found
+        style = self._styles.get(span.style)
+        if style is None:
+            style = self._styles[span.style] = self._new_style(span.style)
+        return style
 
     def _new_style(self, key: str) -> Style:
         if not key.lstrip("-").isdigit():
             return self.get_component_rich_style(f"chart--{key}")
         _, background = self.background_colors
         curve = self._view.curves[int(key.lstrip("-"))]
-        color = readable(curve.color, background)
+        color = ensure_contrast(curve.color, background)
         if key.startswith("-"):
-            if background.ansi is not None:  # the terminal's own, of which nothing is known
+            if background.ansi is not None:  # the terminal's default, whose colour is unknown
                 return self._styles[""] + Style(color=color.rich_color, dim=True)
-            color = color.blend(background, _FAINT)
+            color = color.blend(background, _FAINT_BLEND)
         return self._styles[""] + Style(color=color.rich_color)
 
     def notify_style_update(self) -> None:
-        """The theme has changed."""
+        """Redraw with the new theme's colours."""
         super().notify_style_update()
         self._plot = None
 
     # --- keys
 
     def action_zoom_x(self, direction: int) -> None:
-        """Zoom the x axis around the crosshair, or its middle."""
+        """Zoom the x axis around the crosshair, or around its centre."""
         if self._plot is not None:
             low, high = self._plot.range_x
             at = self._view.crosshair
             around = at if at is not None and low <= at <= high else (low + high) / 2
-            self._zoom_x(around, _ZOOM ** (2 * direction))
+            self._zoom_x(around, _ZOOM_FACTOR ** (2 * direction))
 
     def action_zoom_y(self, direction: int) -> None:
-        """Zoom the y axis around its middle."""
+        """Zoom the y axis around its centre."""
         if self._plot is not None:
             low, high = self._plot.range_y
-            self._zoom_y(low / 2 + high / 2, _ZOOM ** (2 * direction))
+            self._zoom_y(low / 2 + high / 2, _ZOOM_FACTOR ** (2 * direction))
 
     def action_pan(self, direction: int) -> None:
-        """Move along the x axis by a quarter of what is seen."""
+        """Pan the x axis by a quarter of the visible range."""
         if self._plot is not None:
             low, high = self._plot.range_x
-            self._move((high - low) / 4 * direction)
+            self._pan((high - low) / 4 * direction)
 
     def action_crosshair(self, direction: int) -> None:
-        """Move the crosshair by a cell; at the edge of what is seen, move that."""
+        """Move the crosshair by one cell; at the edge, pan the x axis."""
         if self._plot is None:
             return
         low, high = self._plot.range_x
@@ -260,26 +258,26 @@ class Chart(Widget, can_focus=True):
         else:
             at += (high - low) / max(self._plot.columns, 1) * direction
         if not low <= at <= high:
-            self._move((high - low) / 4 * direction)
+            self._pan((high - low) / 4 * direction)
             low, high = self._plot.range_x
-        self._read(min(max(at, low), high))
+        self._set_crosshair(min(max(at, low), high))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Escape hides the crosshair; without one it means what it means elsewhere."""
+        """Let escape hide the crosshair; without one, the screen handles escape."""
         return action != "hide_crosshair" or self._view.crosshair is not None
 
     def action_hide_crosshair(self) -> None:
-        """Hide the crosshair; without one, escape is for the screen."""
+        """Hide the crosshair; without one, pass escape on to the screen."""
         if self._view.crosshair is None:
             raise SkipAction
-        self._read(None)
+        self._set_crosshair(None)
 
     def action_reset(self) -> None:
-        """Show everything."""
-        self._look(self._view._replace(range_y=None))
+        """Reset the zoom of both axes."""
+        self._set_view(self._view._replace(range_y=None))
         self._set_range_x(None)
 
-    def _read(self, x: float | None) -> None:
+    def _set_crosshair(self, x: float | None) -> None:
         if x != self._view.crosshair:
             self.move_crosshair(x)
             self.post_message(self.CrosshairMoved(self, x))
@@ -290,7 +288,7 @@ class Chart(Widget, can_focus=True):
             self.post_message(self.Zoomed(self, range))
 
     def _zoom_x(self, around: float, factor: float) -> None:
-        """Zoom in by a factor, or out, as far as there are values."""
+        """Zoom the x axis by a factor, limited to the range of the values."""
         if self._plot is None:
             return
         low, high = self._plot.range_x
@@ -307,10 +305,10 @@ class Chart(Widget, can_focus=True):
         low, high = self._plot.range_y
         low, high = around - (around - low) / factor, around + (high - around) / factor
         if high - low > 1e-12 * max(abs(low), abs(high)) and abs(low) < 1e307 and abs(high) < 1e307:
-            self._look(self._view._replace(range_y=(low, high)))
+            self._set_view(self._view._replace(range_y=(low, high)))
 
-    def _move(self, by: float) -> None:
-        """Move along the x axis, as far as there are values."""
+    def _pan(self, by: float) -> None:
+        """Pan the x axis, limited to the range of the values."""
         if self._plot is None or self._view.range_x is None:
             return
         low, high = self._view.range_x
@@ -320,8 +318,8 @@ class Chart(Widget, can_focus=True):
 
     # --- mouse
 
-    def _inside(self, event: events.MouseEvent) -> tuple[int, int] | None:
-        """Column and row of the event in the content, if it is over the plot."""
+    def _plot_position(self, event: events.MouseEvent) -> tuple[int, int] | None:
+        """Return column and row of a mouse event in the content; None outside of the plot."""
         offset = event.get_content_offset(self)
         plot = self._plot
         if offset is None or plot is None:
@@ -333,14 +331,14 @@ class Chart(Widget, can_focus=True):
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Zoom in."""
-        self._scroll(event, _ZOOM)
+        self._zoom_by_wheel(event, _ZOOM_FACTOR)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Zoom out."""
-        self._scroll(event, 1 / _ZOOM)
+        self._zoom_by_wheel(event, 1 / _ZOOM_FACTOR)
 
-    def _scroll(self, event: events.MouseEvent, factor: float) -> None:
-        at = self._inside(event)
+    def _zoom_by_wheel(self, event: events.MouseEvent, factor: float) -> None:
+        at = self._plot_position(event)
         if at is None or self._plot is None:
             return
         event.stop()
@@ -350,51 +348,53 @@ class Chart(Widget, can_focus=True):
             self._zoom_x(self._plot.x_at(at[0]), factor)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Begin to pan."""
-        if self._inside(event) is not None and self._plot is not None:
+        """Start panning."""
+        if self._plot_position(event) is not None and self._plot is not None:
             self.capture_mouse()
-            self._dragged = (event.screen_x, event.screen_y, self._plot.range_x, self._plot.range_y)
+            self._drag_start = (event.screen_x, event.screen_y, self._plot.range_x, self._plot.range_y)
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
-        """End of panning."""
-        if self._dragged is not None:
-            self._dragged = None
+        """Stop panning."""
+        if self._drag_start is not None:
+            self._drag_start = None
             self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Pan, or read under the pointer."""
+        """Pan while dragging; otherwise move the crosshair to the pointer."""
         plot = self._plot
         if plot is None:
             return
-        if self._dragged is None:
-            at = self._inside(event)
-            self._read(None if at is None else plot.x_at(at[0]))
+        if self._drag_start is None:
+            at = self._plot_position(event)
+            self._set_crosshair(None if at is None else plot.x_at(at[0]))
             return
-        column, row, (low, high), (bottom, top) = self._dragged
+        column, row, (low, high), (bottom, top) = self._drag_start
         if self._view.range_x is not None and self._view.range_x != (low, high):
-            # What earlier moves did is undone first, as the drag is measured from its beginning.
+            # The drag is measured from its start, so undo earlier moves first.
             self.zoom((low, high))
         if event.screen_x != column:
-            self._move((high - low) * (column - event.screen_x) / max(plot.columns, 1))
+            self._pan((high - low) * (column - event.screen_x) / max(plot.columns, 1))
         if self._view.range_y is not None:
             by = (top - bottom) * (event.screen_y - row) / max(plot.rows, 1)
-            self._look(self._view._replace(range_y=(bottom + by, top + by)))
+            self._set_view(self._view._replace(range_y=(bottom + by, top + by)))
 
     def on_click(self, event: events.Click) -> None:
-        """A double click shows everything."""
+        """Reset the zoom on a double click."""
         if event.chain == 2:
             self.action_reset()
 
     def on_leave(self, event: events.Leave) -> None:
-        """The pointer reads elsewhere."""
-        self._read(None)
+        """Hide the crosshair when the pointer leaves."""
+        self._set_crosshair(None)
 
 
-def readable(color: str, background: Color) -> Color:
-    """The colour, moved towards white or black until it stands out from the background.
+def ensure_contrast(color: str, background: Color) -> Color:
+    """Blend a colour towards white or black until it contrasts with the background.
 
-    >>> readable("#4477aa", Color.parse("#000000")).hex, readable("#ccbb44", Color.parse("#ffffff")).hex
-    ('#4477AA', '#A39536')
+    >>> ensure_contrast("#4477aa", Color.parse("#000000")).hex
+    '#4477AA'
+    >>> ensure_contrast("#ccbb44", Color.parse("#ffffff")).hex
+    '#A39536'
     """
     try:
         parsed = Color.parse(color)
@@ -402,16 +402,16 @@ def readable(color: str, background: Color) -> Color:
         parsed = background.get_contrast_text(1.0)
     if background.ansi is not None:
         return parsed
-    end = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
+    target = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
     for step in range(11):
-        moved = parsed.blend(end, step / 10)
-        if _contrast(moved, background) >= _CONTRAST:
+        adjusted = parsed.blend(target, step / 10)
+        if _contrast_ratio(adjusted, background) >= _MIN_CONTRAST:
             break
-    return moved
+    return adjusted
 
 
-def _contrast(one: Color, other: Color) -> float:
-    """The ratio of luminances that the web's accessibility guidelines define, from 1 to 21."""
+def _contrast_ratio(one: Color, other: Color) -> float:
+    """Return the contrast ratio defined by WCAG, from 1 to 21."""
     lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 

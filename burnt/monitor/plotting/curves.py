@@ -1,6 +1,6 @@
-"""Curves as numbers: what a plot is made of before anything is drawn. No Textual, no numpy.
+"""Curves as numbers, before drawing: downsampling, smoothing, axis units and styles. No Textual, no numpy.
 
-Values may be NaN or infinite everywhere: NaN is a gap, and what is infinite lies above or below all else.
+Values may be NaN, which is a gap, or infinite, which lies above or below all other values.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
-    "LOOKS",
+    "DASH_PATTERNS",
     "PALETTE",
-    "STYLES",
+    "RUN_STYLES",
     "Curve",
-    "elapsed",
-    "epochs",
-    "extremes",
+    "extreme_indices",
     "nearest_index",
-    "reduce",
+    "reduce_points",
     "smooth",
+    "steps_to_epochs",
+    "times_to_active_seconds",
 ]
 
-# Paul Tol's bright and vibrant schemes, ordered so that neighbours differ for the colour-blind as well. All
-# are of middle lightness; the chart moves them towards black or white where the background needs it.
+# Paul Tol's bright and vibrant schemes, ordered so that neighbours also differ for colour-blind readers. All
+# have medium lightness; the chart blends them towards black or white for contrast with the background.
 PALETTE = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#66ccee", "#aa4499", "#ccbb44", "#999999")
 
-# How a line is broken, as lengths of dots on and off.
-STYLES: dict[str, tuple[int, ...]] = {
+# Dash patterns, as alternating numbers of dots on and off.
+DASH_PATTERNS: dict[str, tuple[int, ...]] = {
     "solid": (),
     "dashed": (2, 2),
     "dotted": (1, 3),
     "dashdot": (5, 2, 1, 2),
 }
 
-# Colour and kind of line of runs, by their number: when the colours come again, the lines are others.
-LOOKS = tuple((color, style) for style in STYLES for color in PALETTE)
+# (colour, dash pattern) of runs by index: when the colours repeat, the pattern changes.
+RUN_STYLES = tuple((color, style) for style in DASH_PATTERNS for color in PALETTE)
 
 
 class Curve(NamedTuple):
-    """A line of a chart.
+    """A curve of a chart.
 
     Args:
         label: its name in the legend.
-        color: what Textual takes for a colour, such as ``"#4477aa"``.
-        xs: ascending, finite.
-        ys: as many; NaN is a gap.
-        style: a key of `STYLES`; by default the curves of a chart take one after the other.
-        tag: a character or two, set beside the line's end.
-        means: xs and ys from which smoothing starts, if the curve's own are the extremes of many values.
+        color: a Textual colour, such as ``"#4477aa"``.
+        xs: x values, ascending and finite.
+        ys: y values, one per x; NaN is a gap.
+        style: a key of `DASH_PATTERNS`; by default the curves of a chart take them in turn.
+        tag: one or two characters beside the curve's end.
+        means: (xs, ys) to smooth instead, if the curve's own points are extremes of many values.
     """
 
     label: str
@@ -61,27 +61,27 @@ class Curve(NamedTuple):
     means: tuple[Sequence[float], Sequence[float]] | None = None
 
 
-def reduce(
+def reduce_points(
     xs: Sequence[float],
     ys: Sequence[float],
     columns: int,
     low: float | None = None,
     high: float | None = None,
 ) -> tuple[list[float], list[float]]:
-    """At most five points for each column of a plot, such that the plot looks the same.
+    """Downsample to at most five points per column of a plot, such that the plot looks the same.
 
-    Of each column stay the first and the last point (so that lines between columns run as before), the
-    lowest and the highest finite value, and the first value that is not finite, in the order they had; the
-    nearest point to the left and to the right of the range stay as well.
+    Each column keeps, in order, its first and last point (so that lines between columns do not change), its
+    lowest and highest finite value, and its first non-finite value. The nearest points outside of the range
+    are kept too.
 
     Args:
-        xs: ascending.
-        ys: as many.
-        columns: at least 1.
-        low: the left edge of the plot; by default the first of `xs`.
-        high: the right edge; by default the last.
+        xs: x values, ascending.
+        ys: y values, one per x.
+        columns: number of columns, at least 1.
+        low: left edge of the plot; by default the first of `xs`.
+        high: right edge; by default the last of `xs`.
 
-    >>> reduce([0, 1, 2, 3, 4, 5], [3.0, 1.0, 9.0, 2.0, 5.0, 4.0], columns=1)
+    >>> reduce_points([0, 1, 2, 3, 4, 5], [3.0, 1.0, 9.0, 2.0, 5.0, 4.0], columns=1)
     ([0, 1, 2, 5], [3.0, 1.0, 9.0, 4.0])
     """
     if not xs:
@@ -93,51 +93,51 @@ def reduce(
         return list(xs[start:stop]), list(ys[start:stop])
     first, last = bisect_left(xs, low, start, stop), bisect_right(xs, high, start, stop)
     scale = columns / (high - low) if high > low else 0.0
-    places = [int((x - low) * scale) for x in xs[first:last]]
-    at_the_edge = bisect_left(places, columns)
-    places[at_the_edge:] = [columns - 1] * (len(places) - at_the_edge)
-    kept = list(range(start, first))  # the neighbour to the left
+    columns_of_points = [int((x - low) * scale) for x in xs[first:last]]
+    at_the_edge = bisect_left(columns_of_points, columns)
+    columns_of_points[at_the_edge:] = [columns - 1] * (len(columns_of_points) - at_the_edge)
+    indices = list(range(start, first))  # the nearest point left of the range
     at = 0
-    while at < len(places):
-        end = bisect_right(places, places[at], at)
-        kept += _column(ys, first + at, first + end)
+    while at < len(columns_of_points):
+        end = bisect_right(columns_of_points, columns_of_points[at], at)
+        indices += _column_points(ys, first + at, first + end)
         at = end
-    kept += range(last, stop)
-    return [xs[i] for i in kept], [ys[i] for i in kept]
+    indices += range(last, stop)
+    return [xs[i] for i in indices], [ys[i] for i in indices]
 
 
-def _column(ys: Sequence[float], start: int, stop: int) -> list[int]:
-    """The points of a column that a plot needs."""
+def _column_points(ys: Sequence[float], start: int, stop: int) -> list[int]:
+    """Return the indices of a column's points that a plot needs."""
     if stop - start < 3:
         return list(range(start, stop))
-    keep = {start, stop - 1}
+    indices = {start, stop - 1}
     part = ys[start:stop]
     if math.isfinite(sum(part)):
-        return sorted(keep | {start + part.index(min(part)), start + part.index(max(part))})
+        return sorted(indices | {start + part.index(min(part)), start + part.index(max(part))})
     finite = [i for i in range(start, stop) if math.isfinite(ys[i])]
     if finite:
-        keep.add(min(finite, key=ys.__getitem__))
-        keep.add(max(finite, key=ys.__getitem__))
+        indices.add(min(finite, key=ys.__getitem__))
+        indices.add(max(finite, key=ys.__getitem__))
     if len(finite) < stop - start:
-        keep.add(next(i for i in range(start, stop) if not math.isfinite(ys[i])))
-    return sorted(keep)
+        indices.add(next(i for i in range(start, stop) if not math.isfinite(ys[i])))
+    return sorted(indices)
 
 
 def smooth(ys: Sequence[float], weight: float) -> list[float]:
-    """The exponential moving average, as TensorBoard shows it: started at nothing and then debiased.
+    """Return the debiased exponential moving average, as TensorBoard computes it.
 
     Args:
-        ys: values; those that are not finite stay as they are and do not enter the average.
-        weight: of the past, from 0 (nothing is smoothed) to less than 1.
+        ys: values; non-finite ones are returned unchanged and do not enter the average.
+        weight: weight of the past, from 0 (no smoothing) to less than 1.
 
     Raises:
-        ValueError: the weight is outside of this.
+        ValueError: the weight is outside of that range.
 
     >>> smooth([1.0, 2.0, float("nan"), 3.0], 0.5)
     [1.0, 1.6666666666666667, nan, 2.4285714285714284]
     """
     if not 0 <= weight < 1:
-        raise ValueError(f"smoothing is from 0 to less than 1, not {weight}")
+        raise ValueError(f"the smoothing weight must be from 0 to less than 1, not {weight}")
     smoothed: list[float] = []
     mean, bias = 0.0, 1.0
     for y in ys:
@@ -149,10 +149,10 @@ def smooth(ys: Sequence[float], weight: float) -> list[float]:
     return smoothed
 
 
-def extremes(ys: Sequence[float]) -> tuple[int, int] | None:
-    """Where the lowest and the highest finite value are (the first of equals); None if there is none.
+def extreme_indices(ys: Sequence[float]) -> tuple[int, int] | None:
+    """Return the indices of the lowest and highest finite value (the first of equals); None if there is none.
 
-    >>> extremes([2.0, float("inf"), 1.0, 5.0]), extremes([float("nan")])
+    >>> extreme_indices([2.0, float("inf"), 1.0, 5.0]), extreme_indices([float("nan")])
     ((2, 3), None)
     """
     finite = [i for i, y in enumerate(ys) if math.isfinite(y)]
@@ -162,7 +162,7 @@ def extremes(ys: Sequence[float]) -> tuple[int, int] | None:
 
 
 def nearest_index(xs: Sequence[float], x: float) -> int | None:
-    """The index of the value nearest to `x` in an ascending sequence, the first of equals; None if empty.
+    """Return the index of the value nearest to `x` in an ascending sequence (first of equals); None if empty.
 
     >>> nearest_index([1, 4, 9], 6), nearest_index([1, 4, 9], 100), nearest_index([], 1)
     (1, 2, None)
@@ -177,47 +177,47 @@ def nearest_index(xs: Sequence[float], x: float) -> int | None:
     return right
 
 
-def epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[float]:
-    """Steps as epochs with fractions.
+def steps_to_epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[float]:
+    """Convert steps to fractional epochs.
 
     Args:
-        steps: counts of steps done.
-        ends: (step, epoch) pairs at which epochs were done, ascending. Between them, and after the last by
-            the length of the last epoch, it is interpolated.
+        steps: numbers of completed steps.
+        ends: (step, epoch) pairs at which epochs were completed, ascending. Steps in between are
+            interpolated, steps after the last extrapolated by the length of the last epoch.
 
     Returns:
-        An epoch for each step; the step's number itself if no epoch was done yet.
+        The epoch of each step; the step itself if no epoch was completed.
 
-    >>> epochs([0, 50, 100, 300, 400], [(100, 1), (300, 2)])
+    >>> steps_to_epochs([0, 50, 100, 300, 400], [(100, 1), (300, 2)])
     [0.0, 0.5, 1.0, 2.0, 2.5]
     """
     if not ends:
         return [float(step) for step in steps]
     marks = [(0.0, 0.0), *((float(s), float(e)) for s, e in ends if s > 0)]
-    at = [step for step, _ in marks]
-    found = []
+    mark_steps = [step for step, _ in marks]
+    epochs = []
     for step in steps:
-        i = min(max(bisect_left(at, step), 1), len(marks) - 1)
+        i = min(max(bisect_left(mark_steps, step), 1), len(marks) - 1)
         (left, before), (right, after) = marks[i - 1], marks[i]
-        found.append(before + (after - before) * (step - left) / (right - left))
-    return found
+        epochs.append(before + (after - before) * (step - left) / (right - left))
+    return epochs
 
 
-def elapsed(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
-    """Times of the clock as seconds at work: what lies between two attempts does not count.
+def times_to_active_seconds(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
+    """Convert Unix times to seconds of training, without the gaps between attempts.
 
     Args:
-        times: Unix seconds.
-        attempts: (began, ended) of each of the run's attempts, ascending; the last may still go on.
+        times: Unix times in seconds.
+        attempts: (start, end) of each attempt of the run, ascending; the last may still be running.
 
-    >>> elapsed([10, 12, 105, 120], [(10, 15), (105, 110)])
+    >>> times_to_active_seconds([10, 12, 105, 120], [(10, 15), (105, 110)])
     [0.0, 2.0, 5.0, 20.0]
     """
-    found = []
+    result = []
     for time in times:
-        passed = 0.0
+        active = 0.0
         for i, (began, ended) in enumerate(attempts):
             last = i == len(attempts) - 1
-            passed += max((time if last else min(time, ended)) - began, 0.0)
-        found.append(passed)
-    return found
+            active += max((time if last else min(time, ended)) - began, 0.0)
+        result.append(active)
+    return result

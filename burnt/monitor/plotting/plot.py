@@ -1,6 +1,6 @@
-"""A plot as lines of text with styles: axes, legend, curves in braille, markers, crosshair. No Textual.
+"""A plot as lines of styled text: axes, legend, curves in braille, markers, crosshair. No Textual.
 
-`Plot` lays a `View` out for a size; `burnt.monitor.plotting.chart_widget` shows it and moves the view.
+`Plot` draws a `PlotView` for a size; `burnt.monitor.plotting.chart_widget` shows it and changes the view.
 """
 
 from __future__ import annotations
@@ -13,35 +13,41 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from burnt.monitor.format import clean
-from burnt.monitor.plotting.braille import CHARACTERS, line_masks, sample
-from burnt.monitor.plotting.curves import STYLES, Curve, extremes, nearest_index, reduce, smooth
+from burnt.monitor.plotting.braille import CHARACTERS, line_masks, line_sample
+from burnt.monitor.plotting.curves import (
+    DASH_PATTERNS,
+    Curve,
+    extreme_indices,
+    nearest_index,
+    reduce_points,
+    smooth,
+)
 from burnt.monitor.plotting.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
 
-__all__ = ["Plot", "Range", "View", "XAxis"]
+__all__ = ["Plot", "PlotView", "Range", "XAxis"]
 
 Range = tuple[float, float]
 XAxis = Literal["step", "epoch", "time"]
 
 _CELLS = " " + CHARACTERS[1:]
-_FAR = 1e6  # dots; what lies farther outside looks the same
-_SAMPLE = 3  # cells of a line in the legend
+_MAX_DOT = 1e6  # dot coordinates are clamped to this; points farther out look the same
+_SAMPLE_CELLS = 3  # cells of a line sample in the legend
 
 
-class View(NamedTuple):
+class PlotView(NamedTuple):
     """What a plot shows.
 
     Args:
-        curves: drawn in this order, so that the last lies on top.
-        x: the unit of the curves' `xs`: steps, epochs, or seconds at work.
-        log_y: a logarithmic y axis; values of zero and below are left out, which the plot says.
-        smoothing: the weight of the past in `burnt.monitor.plotting.curves.smooth`; the values themselves
-        stay,
+        curves: the curves, drawn in this order, the last on top.
+        x: the unit of the curves' `xs`: steps, epochs, or seconds of training.
+        log_y: whether the y axis is logarithmic; values of zero and below are then omitted, with a note.
+        smoothing: weight of the past in `burnt.monitor.plotting.curves.smooth`; the raw values are drawn
             faintly.
-        title: in bold, before the legend.
-        markers: marks the lowest and the highest value, with their values.
-        range_x: what of the x axis is seen; None is all of it.
-        range_y: what of the y axis is seen (of its logarithm, if it is logarithmic); None fits the values.
-        crosshair: where on the x axis to read the curves' values.
+        title: text in bold before the legend.
+        markers: whether to mark the lowest and the highest value.
+        range_x: visible range of the x axis; None shows all.
+        range_y: visible range of the y axis (of the logarithms if it is logarithmic); None fits the values.
+        crosshair: x position at which the curves' values are shown.
     """
 
     curves: tuple[Curve, ...] = ()
@@ -56,34 +62,35 @@ class View(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Text and the name of its style.
+    """A text and the name of its style.
 
-    That is ``title``, ``axis``, ``label``, ``note``, ``cross``, or a curve's number, after a ``-`` if faint.
+    A style is ``title``, ``axis``, ``label``, ``note``, ``cross``, or a curve's number, after a ``-`` if
+    faint.
     """
 
     text: str
     style: str
 
 
-class _Line(NamedTuple):
-    """A curve, made ready: reduced, in the axis' unit."""
+class _PreparedLine(NamedTuple):
+    """A curve downsampled and converted to axis values, ready to be drawn."""
 
     curve: int
     xs: list[float]
-    ys: list[float]  # NaN where nothing is drawn
+    ys: list[float]  # NaN is a gap
     faint: bool
 
 
 class Plot:
-    """A view laid out for a number of cells.
+    """A view drawn for a size in cells.
 
     Args:
         view: what to show.
-        width: cells across.
-        height: cells down. Legend, axes and labels appear as there is room for them.
+        width: number of columns.
+        height: number of lines. Legend, axes and labels are omitted if there is no room for them.
 
     >>> curve = Curve("train", "blue", range(100), [1 / (1 + i) for i in range(100)])
-    >>> print(Plot(View((curve,), title="loss", markers=False), 32, 8).text())
+    >>> print(Plot(PlotView((curve,), title="loss", markers=False), 32, 8).text())
     loss  ⠒⠒⠒ train 0.01
     1.0 ┤⡆
         │⡇
@@ -94,80 +101,82 @@ class Plot:
          0           50         step
     """
 
-    def __init__(self, view: View, width: int, height: int) -> None:
+    def __init__(self, view: PlotView, width: int, height: int) -> None:
         self.view, self.width, self.height = view, max(width, 0), max(height, 0)
-        self.range_x = view.range_x or _whole_range(view.curves)
-        legend = self._legend()
+        self.range_x = view.range_x or _full_x_range(view.curves)
+        legend = self._draw_legend()
         self.top = len(legend)
         self.bottom = 2 if self.height - self.top >= 5 else 0
         self.rows = max(self.height - self.top - self.bottom, 0)
         self.right = max((len(curve.tag) + 1 for curve in view.curves if curve.tag), default=0)
-        lines = self._lines(max(self.width, 1) * 2)
-        self.range_y = view.range_y or self._fitting_range(lines)
-        self._y_ticks = self._ticks_of_y()
+        lines = self._prepare_lines(max(self.width, 1) * 2)
+        self.range_y = view.range_y or self._fit_y_range(lines)
+        self._y_ticks = self._compute_y_ticks()
         labels = max((len(tick.text) for tick in self._y_ticks), default=0)
         self.left = labels + 2 if self.width >= 20 + labels else 0
         self.columns = max(self.width - self.left - self.right, 0)
-        self._cells: dict[tuple[int, int], tuple[str, str]] = {}  # over the curves, by row and column
+        self._overlays: dict[
+            tuple[int, int], tuple[str, str]
+        ] = {}  # (character, style) drawn over the curves, by (row, column)
         self.lines: list[list[Span]] = legend
         if self.rows and self.columns:
-            self.lines = legend + self._body(lines)
+            self.lines = legend + self._draw_body(lines)
         self.lines = self.lines[: self.height]
 
     def text(self) -> str:
-        """Without styles, for pipes and tests."""
+        """Return the plot without styles, for pipes and tests."""
         return "\n".join("".join(span.text for span in line).rstrip() for line in self.lines)
 
-    # --- from cells to values and back
+    # --- conversion between cells and values
 
     def x_at(self, column: int) -> float:
-        """The x under a cell of the plot's width, and beyond its ends."""
+        """Return the x value at a column; also extrapolates beyond the plot."""
         low, high = self.range_x
         return low + (high - low) * (2 * (column - self.left) + 0.5) / max(2 * self.columns - 1, 1)
 
     def y_at(self, row: int) -> float:
-        """The y (its logarithm on a logarithmic axis) under a cell of the plot's height."""
+        """Return the y value at a row; its logarithm on a logarithmic axis."""
         low, high = self.range_y
         return high + (low - high) * (4 * (row - self.top) + 1.5) / max(4 * self.rows - 1, 1)
 
-    def _dot_x(self, x: float) -> float:
+    def _x_to_dot(self, x: float) -> float:
         low, high = self.range_x
-        return min(max((x - low) / (high - low) * (2 * self.columns - 1), -_FAR), _FAR)
+        return min(max((x - low) / (high - low) * (2 * self.columns - 1), -_MAX_DOT), _MAX_DOT)
 
-    def _dot_y(self, y: float) -> float:
+    def _y_to_dot(self, y: float) -> float:
         low, high = self.range_y
-        # Halved, as the difference of two huge numbers may be an infinity; not of two that are all but 0.
+        # Halved, as the difference of two huge numbers may overflow; not for denormals, whose halves vanish.
         half = high / 2 - low / 2
         share = (high / 2 - y / 2) / half if half else (high - y) / (high - low)
         dot = share * (4 * self.rows - 1)
-        return min(max(dot, -_FAR), _FAR) if dot == dot else dot
+        return min(max(dot, -_MAX_DOT), _MAX_DOT) if dot == dot else dot
 
     def _cell(self, x: float, y: float) -> tuple[int, int]:
-        """Row and column of a point; both may lie outside of the plot."""
-        return math.floor(self._dot_y(y) + 0.5) // 4, math.floor(self._dot_x(x) + 0.5) // 2
+        """Return row and column of a point; both may be outside of the plot."""
+        return math.floor(self._y_to_dot(y) + 0.5) // 4, math.floor(self._x_to_dot(x) + 0.5) // 2
 
-    def _unit(self, y: float) -> float:
-        """A value on the y axis: NaN if a logarithmic one has no place for it."""
+    def _axis_value(self, y: float) -> float:
+        """Return the y axis value: the logarithm on a logarithmic axis, NaN if it is undefined."""
         if not self.view.log_y:
             return y
         return math.log10(y) if y > 0 else math.nan
 
     # --- the curves
 
-    def _lines(self, columns: int) -> list[_Line]:
+    def _prepare_lines(self, columns: int) -> list[_PreparedLine]:
         low, high = self.range_x
         lines = []
         for i, curve in enumerate(self.view.curves):
-            courses = [(curve.xs, curve.ys, self.view.smoothing > 0)]
+            series = [(curve.xs, curve.ys, self.view.smoothing > 0)]
             if self.view.smoothing:
                 means_xs, means = curve.means or (curve.xs, curve.ys)
-                courses.append((means_xs, smooth(means, self.view.smoothing), False))
-            for xs, ys, faint in courses:
-                xs, ys = reduce(xs, ys, columns, low, high)
-                lines.append(_Line(i, xs, [self._unit(y) for y in ys], faint))
+                series.append((means_xs, smooth(means, self.view.smoothing), False))
+            for xs, ys, faint in series:
+                xs, ys = reduce_points(xs, ys, columns, low, high)
+                lines.append(_PreparedLine(i, xs, [self._axis_value(y) for y in ys], faint))
         return sorted(lines, key=lambda line: not line.faint)
 
-    def _fitting_range(self, lines: Sequence[_Line]) -> Range:
+    def _fit_y_range(self, lines: Sequence[_PreparedLine]) -> Range:
         low, high = self.range_x
         seen = [
             y
@@ -182,23 +191,23 @@ class Plot:
         if span <= 1e-12 * max(abs(top), abs(bottom)):
             half = 0.5 if self.view.log_y else abs(top) / 10 or 0.5
             return max(bottom - half, -1.7e308), min(top + half, 1.7e308)
-        # Room for the markers above and below, if there are any.
+        # Leave room for the markers above and below.
         share = 1 / self.rows if self.view.markers and self.rows >= 8 else 0.25 / max(self.rows, 1)
         if abs(top) > 1e307 or abs(bottom) > 1e307:
             return bottom, top
         return bottom - 2 * span * share, top + 2 * span * share
 
-    def _body(self, lines: list[_Line]) -> list[list[Span]]:
+    def _draw_body(self, lines: list[_PreparedLine]) -> list[list[Span]]:
         bits = [[0] * self.columns for _ in range(self.rows)]
         owners = [[""] * self.columns for _ in range(self.rows)]
         for line in lines:
             curve = self.view.curves[line.curve]
             masks = line_masks(
-                [self._dot_x(x) for x in line.xs],
-                [self._dot_y(y) if math.isfinite(y) else math.nan for y in line.ys],
+                [self._x_to_dot(x) for x in line.xs],
+                [self._y_to_dot(y) if math.isfinite(y) else math.nan for y in line.ys],
                 2 * self.columns,
                 4 * self.rows,
-                _dashes(line.curve, curve),
+                _dash_pattern(line.curve, curve),
             )
             style = f"-{line.curve}" if line.faint else str(line.curve)
             for column in range(self.columns):
@@ -206,28 +215,28 @@ class Plot:
                 row = 0
                 while left or right:
                     if dots := left & 15 | (right & 15) << 4:
-                        # What is faint gives way in its cell, or it would thicken the line above it.
-                        under = owners[row][column].startswith("-") and not line.faint
-                        bits[row][column] = dots if under else bits[row][column] | dots
+                        # A line replaces faint dots in its cell; otherwise they would thicken it.
+                        covers_faint = owners[row][column].startswith("-") and not line.faint
+                        bits[row][column] = dots if covers_faint else bits[row][column] | dots
                         owners[row][column] = style
                     left, right, row = left >> 4, right >> 4, row + 1
-        drawn = any(any(row) for row in bits)
-        self._overlay_values_that_are_not_finite()
-        if not drawn and not self._cells:
-            self._overlay(self.rows // 2, max(self.columns // 2 - 6, 0), self._emptiness(), "note")
+        has_dots = any(any(row) for row in bits)
+        self._overlay_non_finite()
+        if not has_dots and not self._overlays:
+            self._overlay(self.rows // 2, max(self.columns // 2 - 6, 0), self._empty_text(), "note")
         if self.view.markers and self.rows >= 4:
             self._overlay_extremes(bits)
         self._overlay_crosshair(bits)
-        tags = self._tags()
+        tags = self._place_tags()
         ticks = {self._cell(self.range_x[0], tick.at)[0]: tick.text for tick in self._y_ticks}
-        over: dict[int, list[str]] = {}
-        for (row, column), (character, style) in self._cells.items():
-            if row not in over:
-                over[row] = [_CELLS[dots] for dots in bits[row]]
-            over[row][column], owners[row][column] = character, style
+        overlaid_rows: dict[int, list[str]] = {}
+        for (row, column), (character, style) in self._overlays.items():
+            if row not in overlaid_rows:
+                overlaid_rows[row] = [_CELLS[dots] for dots in bits[row]]
+            overlaid_rows[row][column], owners[row][column] = character, style
         body = []
         for row in range(self.rows):
-            characters = over.get(row) or list(map(_CELLS.__getitem__, bits[row]))
+            characters = overlaid_rows.get(row) or list(map(_CELLS.__getitem__, bits[row]))
             spans = []
             start = 0
             for style, group in groupby(owners[row]):
@@ -243,24 +252,24 @@ class Plot:
             if row in tags:
                 spans.append(Span(f" {tags[row][0]}", tags[row][1]))
             body.append(spans)
-        return body + self._x_axis()
+        return body + self._draw_x_axis()
 
-    def _emptiness(self) -> str:
+    def _empty_text(self) -> str:
         points = [y for curve in self.view.curves for y in curve.ys]
         if not points:
             return "no values yet"
         if not any(map(math.isfinite, points)):
             return "no finite values"
-        return "nothing above 0" if self.view.log_y and max(points) <= 0 else "nothing here"
+        return "no values above 0" if self.view.log_y and max(points) <= 0 else "no values in this range"
 
-    # --- what lies over the curves
+    # --- overlays
 
     def _overlay(self, row: int, column: int, text: str, style: str) -> None:
         for i, character in enumerate(text[: max(self.columns - column, 0)]):
-            self._cells[row, column + i] = (character, style)
+            self._overlays[row, column + i] = (character, style)
 
-    def _overlay_values_that_are_not_finite(self) -> None:
-        """Infinities at the edge they leave by; NaN at the bottom."""
+    def _overlay_non_finite(self) -> None:
+        """Mark infinities at the top or bottom edge, and NaN at the bottom."""
         low, high = self.range_x
         for i, curve in enumerate(self.view.curves):
             if all(map(math.isfinite, curve.ys)):
@@ -269,40 +278,41 @@ class Plot:
                 if not math.isfinite(y) and low <= x <= high:
                     column = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
                     row = 0 if y > 0 else self.rows - 1
-                    self._cells[row, column] = ("!" if math.isnan(y) else "∞", str(i))
+                    self._overlays[row, column] = ("!" if math.isnan(y) else "∞", str(i))
 
     def _overlay_extremes(self, bits: list[list[int]]) -> None:
         low, high = self.range_x
-        found: list[tuple[bool, float, float, int]] = []
+        extremes: list[tuple[bool, float, float, int]] = []
         for i, curve in enumerate(self.view.curves):
             seen = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if low <= x <= high]
             if self.view.log_y:
                 seen = [(x, y) for x, y in seen if y > 0]
-            ends = extremes([y for _, y in seen])
+            ends = extreme_indices([y for _, y in seen])
             if ends is not None and seen[ends[0]][1] != seen[ends[1]][1]:
-                found += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
+                extremes += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
         if len(self.view.curves) > 2:
-            # Of many curves only the ends of all, as the labels would cover the curves.
-            lows, highs = [f for f in found if f[0]], [f for f in found if not f[0]]
-            found = sorted(lows, key=lambda f: f[2])[:1] + sorted(highs, key=lambda f: f[2])[-1:]
-        for lowest, x, y, i in found:
-            row, column = self._cell(x, self._unit(y))
+            # With many curves, mark only the overall extremes; more labels would cover the curves.
+            lows, highs = [f for f in extremes if f[0]], [f for f in extremes if not f[0]]
+            extremes = sorted(lows, key=lambda f: f[2])[:1] + sorted(highs, key=lambda f: f[2])[-1:]
+        for lowest, x, y, i in extremes:
+            row, column = self._cell(x, self._axis_value(y))
             if not (0 <= row < self.rows and 0 <= column < self.columns):
                 continue
             text = f"{'▼' if lowest else '▲'}{number_text(y)}"
-            beyond = row + 1 if lowest else row - 1
+            outer_row = row + 1 if lowest else row - 1
             middle = min(max(column - len(text) // 2, 0), self.columns - len(text))
             sides = (column + 1, column - len(text))
             for at, start in (
-                (beyond, middle), *((r, c) for r in (row, beyond, row - 1, row + 1) for c in sides)
+                (outer_row, middle), *((r, c) for r in (row, outer_row, row - 1, row + 1) for c in sides)
             ):  # fmt: skip
-                places = [(at, start + k) for k in range(len(text))]
+                cells = [(at, start + k) for k in range(len(text))]
                 if 0 <= at < self.rows and all(
-                    0 <= c < self.columns and not bits[r][c] and (r, c) not in self._cells for r, c in places
+                    0 <= c < self.columns and not bits[r][c] and (r, c) not in self._overlays
+                    for r, c in cells
                 ):
                     self._overlay(at, start, text, str(i))
                     break
-            else:  # no room for the value beside it
+            else:  # no room for the value: mark the point only
                 self._overlay(row, column, text[0], str(i))
 
     def _overlay_crosshair(self, bits: list[list[int]]) -> None:
@@ -312,22 +322,22 @@ class Plot:
         column = self._cell(x, self.range_y[0])[1]
         if 0 <= column < self.columns:
             for row in range(self.rows):
-                if not bits[row][column] and (row, column) not in self._cells:
-                    self._cells[row, column] = ("│", "cross")
+                if not bits[row][column] and (row, column) not in self._overlays:
+                    self._overlays[row, column] = ("│", "cross")
         for i, curve in enumerate(self.view.curves):
             index = nearest_index(curve.xs, x)
-            if index is None or not math.isfinite(y := self._unit(curve.ys[index])):
+            if index is None or not math.isfinite(y := self._axis_value(curve.ys[index])):
                 continue
             row, column = self._cell(curve.xs[index], y)
             if 0 <= row < self.rows and 0 <= column < self.columns:
-                self._cells[row, column] = ("●", str(i))
+                self._overlays[row, column] = ("●", str(i))
 
-    def _tags(self) -> dict[int, tuple[str, str]]:
-        """Tags beside the ends of curves, by row; where two would meet, the later one moves."""
+    def _place_tags(self) -> dict[int, tuple[str, str]]:
+        """Return the tags beside the curves' ends, by row; if two collide, the later one moves."""
         tags: dict[int, tuple[str, str]] = {}
         for i, curve in enumerate(self.view.curves):
             index = nearest_index(curve.xs, self.range_x[1])
-            if not curve.tag or index is None or not math.isfinite(y := self._unit(curve.ys[index])):
+            if not curve.tag or index is None or not math.isfinite(y := self._axis_value(curve.ys[index])):
                 continue
             row = min(max(self._cell(curve.xs[index], y)[0], 0), self.rows - 1)
             free = [r for r in range(self.rows) if r not in tags]
@@ -337,42 +347,44 @@ class Plot:
 
     # --- axes
 
-    def _ticks_of_y(self) -> list[Tick]:
-        most = max(self.rows // 2 + 1, 2) if self.rows < 10 else self.rows // 3 + 2
+    def _compute_y_ticks(self) -> list[Tick]:
+        max_ticks = max(self.rows // 2 + 1, 2) if self.rows < 10 else self.rows // 3 + 2
         low, high = self.range_y
         if self.view.log_y:
             if not (-307 < low < high < 308):
                 return []
-            return [Tick(math.log10(t.at), t.text) for t in log_ticks(10**low, 10**high, most)]
-        return linear_ticks(low, high, most)
+            return [Tick(math.log10(t.at), t.text) for t in log_ticks(10**low, 10**high, max_ticks)]
+        return linear_ticks(low, high, max_ticks)
 
     def _x_text(self, x: float) -> str:
         if self.view.x == "time":
             return span_text(x)
         return f"{x:,.0f}" if self.view.x == "step" else f"{x:.4g}"
 
-    def _x_axis(self) -> list[list[Span]]:
+    def _draw_x_axis(self) -> list[list[Span]]:
         if not self.bottom:
             return []
-        most = max(self.columns // 8, 2)
+        max_ticks = max(self.columns // 8, 2)
         low, high = self.range_x
         if self.view.x == "time":
-            ticks = time_ticks(low, high, most)
+            ticks = time_ticks(low, high, max_ticks)
         else:
-            ticks = linear_ticks(low, high, most, whole=self.view.x == "step")
+            ticks = linear_ticks(low, high, max_ticks, whole=self.view.x == "step")
         line = ["─"] * self.columns
         labels = [" "] * self.width
         unit = self.view.x
         end = self.width - self.right
         x = self.view.crosshair
-        read = range(0)  # where the crosshair's label stands; what it would cover in part is left out
+        crosshair_span = range(
+            0
+        )  # columns of the crosshair's label; labels it would partly cover are omitted
         if x is not None and low <= x <= high:
             cross = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
             text = f" {self._x_text(x)} "[: self.width]
             start = min(max(self.left + cross - len(text) // 2, 0), max(self.width - len(text), 0))
-            read = range(start, start + len(text))
-            labels[read.start : read.stop] = text
-        if end >= 4 * len(unit) and not (read and read.stop > end - len(unit)):
+            crosshair_span = range(start, start + len(text))
+            labels[crosshair_span.start : crosshair_span.stop] = text
+        if end >= 4 * len(unit) and not (crosshair_span and crosshair_span.stop > end - len(unit)):
             labels[end - len(unit) : end] = unit
             end -= len(unit) + 1
         style = ["label"] * self.width
@@ -382,14 +394,14 @@ class Plot:
                 continue
             line[column] = "┬"
             start = max(self.left + column - len(tick.text) // 2, 0)
-            place = slice(start, start + len(tick.text))
-            around = labels[max(start - 1, 0) : place.stop + 1]
-            covered = place.start < read.stop and read.start < place.stop
-            if place.stop <= end and not covered and not "".join(around).strip():
-                labels[place] = tick.text
-        if read:
+            label_span = slice(start, start + len(tick.text))
+            surrounding = labels[max(start - 1, 0) : label_span.stop + 1]
+            is_covered = label_span.start < crosshair_span.stop and crosshair_span.start < label_span.stop
+            if label_span.stop <= end and not is_covered and not "".join(surrounding).strip():
+                labels[label_span] = tick.text
+        if crosshair_span:
             line[cross] = "┴"
-            style[read.start : read.stop] = ["cross"] * len(read)
+            style[crosshair_span.start : crosshair_span.stop] = ["cross"] * len(crosshair_span)
         axis = [Span(" " * (self.left - 1) + "└", "axis")] if self.left else []
         bottom = [
             Span("".join(text for text, _ in group), key)
@@ -399,35 +411,35 @@ class Plot:
 
     # --- the legend
 
-    def _legend(self) -> list[list[Span]]:
-        """Title, curves and notes in as many lines as they need and the plot can spare."""
+    def _draw_legend(self) -> list[list[Span]]:
+        """Return title, curves and notes in as many lines as needed, at most a quarter of the height."""
         if self.height < 4:
             return []
         lines: list[list[Span]] = [[]]
-        most = max(self.height // 4, 1)
-        used = 0
+        max_lines = max(self.height // 4, 1)
+        used_width = 0
         entries = [[Span(clean(self.view.title), "title")]] if self.view.title else []
         for i, curve in enumerate(self.view.curves):
-            entries.append(self._entry(i, curve))
+            entries.append(self._legend_entry(i, curve))
         entries += [[Span(note, "note")] for note in self._notes()]
         for entry in entries:
             length = sum(cell_len(span.text) for span in entry)
-            gap = 2 if used else 0
-            if used and used + gap + length > self.width:
-                if len(lines) == most:
-                    if used + 2 <= self.width:
+            gap = 2 if used_width else 0
+            if used_width and used_width + gap + length > self.width:
+                if len(lines) == max_lines:
+                    if used_width + 2 <= self.width:
                         lines[-1].append(Span(" …", "note"))
                     break
                 lines.append([])
-                used = gap = 0
+                used_width = gap = 0
             if gap:
                 lines[-1].append(Span(" " * gap, "label"))
-            lines[-1] += _cut(entry, self.width - used - gap)
-            used += gap + length
+            lines[-1] += _truncate(entry, self.width - used_width - gap)
+            used_width += gap + length
         return lines
 
     def _notes(self) -> list[str]:
-        """What the picture alone does not say."""
+        """Return notes on what the curves alone do not show."""
         low, high = self.range_x
         notes = [f"smoothed {self.view.smoothing:g}"] if self.view.smoothing else []
         if self.view.log_y:
@@ -443,26 +455,26 @@ class Plot:
                     break
         return list(dict.fromkeys(notes))
 
-    def _entry(self, number: int, curve: Curve) -> list[Span]:
+    def _legend_entry(self, number: int, curve: Curve) -> list[Span]:
         at = self.range_x[1] if self.view.crosshair is None else self.view.crosshair
         index = nearest_index(curve.xs, at)
-        # Under a smoothed line the values are still those that were measured.
+        # With smoothing, the legend still shows the measured values.
         raw = " raw" if self.view.smoothing else ""
         value = "" if index is None else f"{raw} {number_text(curve.ys[index])}"
         tag = f"{curve.tag} " if curve.tag else ""
         return [
-            Span(f"{sample(_dashes(number, curve), _SAMPLE)} ", str(number)),
+            Span(f"{line_sample(_dash_pattern(number, curve), _SAMPLE_CELLS)} ", str(number)),
             Span(clean(f"{tag}{curve.label}"), "label"),
             Span(value, str(number)),
         ]
 
 
-def _dashes(number: int, curve: Curve) -> tuple[int, ...]:
-    """How a curve's line is broken: so that it is told from the others without colours as well."""
-    return STYLES[curve.style or list(STYLES)[number % len(STYLES)]]
+def _dash_pattern(number: int, curve: Curve) -> tuple[int, ...]:
+    """Return a curve's dash pattern, which distinguishes the curves without colours."""
+    return DASH_PATTERNS[curve.style or list(DASH_PATTERNS)[number % len(DASH_PATTERNS)]]
 
 
-def _whole_range(curves: Sequence[Curve]) -> Range:
+def _full_x_range(curves: Sequence[Curve]) -> Range:
     low = min((curve.xs[0] for curve in curves if curve.xs), default=0.0)
     high = max((curve.xs[-1] for curve in curves if curve.xs), default=1.0)
     if high > low:
@@ -471,13 +483,13 @@ def _whole_range(curves: Sequence[Curve]) -> Range:
     return low - half, low + half
 
 
-def _cut(spans: Sequence[Span], width: int) -> list[Span]:
-    """Spans of at most this many cells."""
-    kept = []
+def _truncate(spans: Sequence[Span], width: int) -> list[Span]:
+    """Truncate spans to a number of cells."""
+    shown = []
     for span in spans:
         if width <= 0:
             break
         size = cell_len(span.text)
-        kept.append(span if size <= width else span._replace(text=set_cell_size(span.text, width)))
+        shown.append(span if size <= width else span._replace(text=set_cell_size(span.text, width)))
         width -= size
-    return kept
+    return shown

@@ -1,4 +1,4 @@
-"""The metrics of a run as curves of a chart: in which order, on which axis, how the splits look."""
+"""The metrics of a run as chart curves: their order, their x values and the styles of the splits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import better, clean
-from burnt.monitor.plotting.curves import PALETTE, STYLES, Curve, elapsed, epochs
+from burnt.monitor.format import better_direction, clean
+from burnt.monitor.plotting.curves import (
+    DASH_PATTERNS,
+    PALETTE,
+    Curve,
+    steps_to_epochs,
+    times_to_active_seconds,
+)
 from burnt.train.store import Points, Series
 
 if TYPE_CHECKING:
@@ -17,31 +23,31 @@ if TYPE_CHECKING:
 __all__ = ["curve_on_axis", "curves_of", "metrics_in_order", "values_on_axis"]
 
 _SPLITS = ("train", "valid")
-_STYLES = tuple(STYLES)
-_DETAIL = 400  # buckets of a part that was zoomed into
-# What the training tells of itself comes after what is measured of the model.
-_OF_TRAINING = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
+_DASH_NAMES = tuple(DASH_PATTERNS)
+_DETAIL_BUCKETS = 400  # buckets read for a zoomed range
+# Metrics of the training process are listed after metrics of the model.
+_TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
 def curves_of(
     view: RunView,
     name: str,
     axis: XAxis = "step",
-    zoomed: Range | None = None,
+    x_range: Range | None = None,
     *,
-    smoothed: bool = False,
+    with_means: bool = False,
 ) -> list[Curve]:
-    """A metric on every split it was computed on.
+    """Read a metric as one curve per split.
 
     Args:
         view: the run.
         name: the metric.
-        axis: the unit of the horizontal axis.
-        zoomed: the part of that axis to be read in more detail.
-        smoothed: whether the curves' means are read too, from which smoothing starts.
+        axis: the unit of the x axis.
+        x_range: a range of the x axis to read in more detail.
+        with_means: whether to read the curves' means too, which smoothing needs.
 
     Raises:
-        BurntError: it cannot be read.
+        BurntError: the run cannot be read.
     """
     splits = sorted(
         (series.split for series in view.series() if series.name == name),
@@ -49,14 +55,14 @@ def curves_of(
     )
     curves = []
     for split in splits:
-        # A split has the same colour and kind of line in every chart.
+        # A split has the same colour and dash pattern in every chart.
         number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
         series = Series(name, split)
-        xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, zoomed)
+        xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, x_range)
         means = None
-        if smoothed:
-            means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, zoomed)
-        color, style = PALETTE[number % len(PALETTE)], _STYLES[number % len(_STYLES)]
+        if with_means:
+            means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, x_range)
+        color, style = PALETTE[number % len(PALETTE)], _DASH_NAMES[number % len(_DASH_NAMES)]
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
     return curves
 
@@ -67,27 +73,27 @@ def curve_on_axis(
     between: Callable[[Series, int, int, int], Points],
     series: Series,
     axis: XAxis,
-    zoomed: Range | None,
+    x_range: Range | None,
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Points on the horizontal axis, in more detail where it was zoomed into.
+    """Convert points to x and y values, reading a zoomed range in more detail.
 
     Args:
         view: the run.
-        points: of the whole course.
-        between: reads a part in more detail, as `RunView.points_between` does.
-        series: whose points they are.
-        axis: the unit of the horizontal axis.
-        zoomed: the part of that axis to be read in more detail.
+        points: the points of the whole series.
+        between: reads a step range in more detail, such as `RunView.points_between`.
+        series: the series of the points.
+        axis: the unit of the x axis.
+        x_range: a range of the x axis to read in more detail.
 
     Raises:
-        BurntError: it cannot be read.
+        BurntError: the run cannot be read.
     """
     xs = values_on_axis(view, points, axis)
-    if zoomed is None or not xs:
+    if x_range is None or not xs:
         return xs, points.values
-    left = max(bisect_left(xs, zoomed[0]) - 1, 0)
-    right = min(bisect_right(xs, zoomed[1]), len(xs) - 1)
-    detail = between(series, points.steps[left], points.steps[right], _DETAIL)
+    left = max(bisect_left(xs, x_range[0]) - 1, 0)
+    right = min(bisect_right(xs, x_range[1]), len(xs) - 1)
+    detail = between(series, points.steps[left], points.steps[right], _DETAIL_BUCKETS)
     points = Points(
         [*points.steps[:left], *detail.steps, *points.steps[right + 1 :]],
         [*points.times[:left], *detail.times, *points.times[right + 1 :]],
@@ -97,28 +103,28 @@ def curve_on_axis(
 
 
 def metrics_in_order(series: Sequence[Series]) -> list[str]:
-    """The names of metrics: loss, others that have a better end, the rest, what the training tells of itself.
+    """Return metric names in display order: loss, with a better direction, others, training metrics.
 
     >>> metrics_in_order([Series(name, "train") for name in ("learning_rate", "accuracy", "loss")])
     ['loss', 'accuracy', 'learning_rate']
     """
 
-    def place(name: str) -> tuple[int, str]:
-        if name in _OF_TRAINING:
-            return 3 + _OF_TRAINING.index(name), name
-        return 0 if name == "loss" else 1 if better(name) else 2, name
+    def rank(name: str) -> tuple[int, str]:
+        if name in _TRAINING_METRICS:
+            return 3 + _TRAINING_METRICS.index(name), name
+        return 0 if name == "loss" else 1 if better_direction(name) else 2, name
 
-    return sorted({one.name for one in series}, key=place)
+    return sorted({one.name for one in series}, key=rank)
 
 
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:
-    """Where points lie on the horizontal axis: steps, epochs with fractions, or seconds at work."""
+    """Return the x values of points: steps, fractional epochs, or seconds of training."""
     if axis == "epoch":
-        return epochs(points.steps, view.epoch_ends)
+        return steps_to_epochs(points.steps, view.epoch_ends)
     if axis == "time":
-        # A clock that was set back must not make the axis run backwards.
+        # If the system clock was set back, the axis must still ascend.
         latest, xs = 0.0, []
-        for x in elapsed(points.times, view.spans):
+        for x in times_to_active_seconds(points.times, view.attempt_spans):
             latest = max(latest, x)
             xs.append(latest)
         return xs

@@ -1,4 +1,4 @@
-"""Axes: where ticks stand, and what is written at them."""
+"""Positions and labels of axis ticks."""
 
 from __future__ import annotations
 
@@ -10,69 +10,70 @@ __all__ = ["Tick", "count_text", "linear_ticks", "log_ticks", "number_text", "sp
 
 
 class Tick(NamedTuple):
-    """A place on an axis and its label."""
+    """A position on an axis and its label."""
 
     at: float
     text: str
 
 
-def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[Tick]:
-    """Round numbers within a range.
+def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False) -> list[Tick]:
+    """Return ticks at round numbers within a range.
 
     Args:
         low: the lower end.
         high: the upper end.
-        most: at most so many.
-        whole: whole numbers only, with k and M for thousands and millions.
+        max_ticks: maximum number of ticks.
+        whole: whether to use whole numbers only, with k and M for thousands and millions.
 
     >>> [tick.text for tick in linear_ticks(0.0, 1.0, 6)]
     ['0.0', '0.2', '0.4', '0.6', '0.8', '1.0']
     >>> [tick.text for tick in linear_ticks(0, 12000, 4, whole=True)]
     ['0', '5k', '10k']
     """
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or most < 1:
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or max_ticks < 1:
         return []
-    # Halved, as the difference of two huge numbers may be an infinity.
-    rough = (high / 2 - low / 2) / most * 2
-    if rough == 0 or not math.isfinite(rough):
+    # Halved, as the difference of two huge numbers may overflow.
+    rough_step = (high / 2 - low / 2) / max_ticks * 2
+    if rough_step == 0 or not math.isfinite(rough_step):
         return []
-    power = math.floor(math.log10(rough))
+    power = math.floor(math.log10(rough_step))
     for factor, exponent in ((1, 0), (2, 0), (5, 0), (1, 1), (2, 1)):
-        step = _scaled(factor, power + exponent)
+        step = _times_power_of_ten(factor, power + exponent)
         if whole and step < 1:
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first + 1 <= most:
+        if last - first + 1 <= max_ticks:
             break
     else:
         step, first, last = 1.0, math.ceil(low), math.floor(high)
-        while last - first + 1 > most:
+        while last - first + 1 > max_ticks:
             step *= 10
             first, last = math.ceil(low / step), math.floor(high / step)
-    places = [
-        _scaled(k * factor, power + exponent) if not whole else k * step for k in range(first, last + 1)
+    positions = [
+        _times_power_of_ten(k * factor, power + exponent) if not whole else k * step
+        for k in range(first, last + 1)
     ]
-    texts = [count_text(at) for at in places] if whole else _decimals(places, step)
-    # Where floats are too coarse for such a range, several ticks read the same.
-    unique = dict(zip(reversed(texts), reversed(places), strict=True))
+    texts = [count_text(at) for at in positions] if whole else _format_decimals(positions, step)
+    # In very small ranges, float precision may give several ticks the same label.
+    unique = dict(zip(reversed(texts), reversed(positions), strict=True))
     return [Tick(at, text) for text, at in reversed(unique.items())]
 
 
-def _scaled(factor: int, power: int) -> float:
-    """``factor * 10**power``, rounded once."""
+def _times_power_of_ten(factor: int, power: int) -> float:
+    """Return ``factor * 10**power``, rounded once."""
     return float(f"{factor}e{power}")
 
 
-def _decimals(places: Sequence[float], step: float) -> list[str]:
-    """Numbers with the decimals that their distance asks for."""
-    largest = max(map(abs, places), default=0.0)
+def _format_decimals(positions: Sequence[float], step: float) -> list[str]:
+    """Format numbers with the decimals that distinguish neighbouring ticks."""
+    largest = max(map(abs, positions), default=0.0)
     if largest == 0:
-        return ["0"] * len(places)
+        return ["0"] * len(positions)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if 1e-4 <= largest < 1e6 and decimals <= 6:
-        return [f"{0.0 if at == 0 else at:.{decimals}f}" for at in places]
+        return [f"{0.0 if at == 0 else at:.{decimals}f}" for at in positions]
     digits = max(0, min(math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9), 15))
-    return [_scientific(at, digits) for at in places]
+    return [_scientific(at, digits) for at in positions]
 
 
 def _scientific(value: float, digits: int) -> str:
@@ -82,59 +83,59 @@ def _scientific(value: float, digits: int) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def log_ticks(low: float, high: float, most: int) -> list[Tick]:
-    """Powers of ten within a range of positive numbers, or rounder numbers where it has few of them.
+def log_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
+    """Return ticks at powers of ten within a positive range, or at multiples of them if there are few.
 
     >>> [tick.text for tick in log_ticks(0.001, 2000.0, 7)]
     ['0.001', '0.01', '0.1', '1', '10', '100', '1000']
     >>> [tick.text for tick in log_ticks(0.5, 30.0, 6)]
     ['0.5', '1', '2', '5', '10', '20']
     """
-    if not (0 < low < high < math.inf) or most < 1:
+    if not (0 < low < high < math.inf) or max_ticks < 1:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     finest: list[float] = []
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        places = [
-            place
+        positions = [
+            position
             for power in range(first, last + 1)
             for factor in factors
-            if low <= (place := _scaled(factor, power)) <= high
+            if low <= (position := _times_power_of_ten(factor, power)) <= high
         ]
-        finest = finest or places
-        if 2 <= len(places) <= most:
-            return [Tick(at, number_text(at)) for at in places]
-    if len(places) < 2:
-        # Less than a decade: as on a linear axis.
-        return [tick for tick in linear_ticks(low, high, most) if tick.at > 0]
-    stride = -(-len(places) // most)
-    return [Tick(at, number_text(at)) for at in places[::stride]]
+        finest = finest or positions
+        if 2 <= len(positions) <= max_ticks:
+            return [Tick(at, number_text(at)) for at in positions]
+    if len(positions) < 2:
+        # Less than a decade: use linear ticks.
+        return [tick for tick in linear_ticks(low, high, max_ticks) if tick.at > 0]
+    stride = -(-len(positions) // max_ticks)
+    return [Tick(at, number_text(at)) for at in positions[::stride]]
 
 
-def time_ticks(low: float, high: float, most: int) -> list[Tick]:
-    """Round times within a range of seconds.
+def time_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
+    """Return ticks at round times within a range of seconds.
 
     >>> [tick.text for tick in time_ticks(0.0, 3 * 3600.0, 4)]
     ['0', '1h', '2h', '3h']
     >>> [tick.text for tick in time_ticks(0.0, 100.0, 5)]
     ['0', '30s', '1m', '1m30s']
     """
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or most < 1:
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or max_ticks < 1:
         return []
     for step in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400):
         first, last = math.ceil(low / step), math.floor(high / step)
-        if last - first + 1 <= most:
+        if last - first + 1 <= max_ticks:
             break
     else:
-        days = linear_ticks(low / 86400, high / 86400, most, whole=True)
+        days = linear_ticks(low / 86400, high / 86400, max_ticks, whole=True)
         return [Tick(tick.at * 86400, "0" if tick.at == 0 else f"{tick.text}d") for tick in days]
     if high - low < 2:
-        return [Tick(tick.at, f"{tick.text}s") for tick in linear_ticks(low, high, most)]
+        return [Tick(tick.at, f"{tick.text}s") for tick in linear_ticks(low, high, max_ticks)]
     return [Tick(float(k * step), span_text(k * step)) for k in range(first, last + 1)]
 
 
 def span_text(seconds: float) -> str:
-    """A length of time, in the one or two units that matter.
+    """Format a duration in at most two units.
 
     >>> span_text(0), span_text(45), span_text(90), span_text(3600 * 5 + 1800), span_text(86400 * 2)
     ('0', '45s', '1m30s', '5h30m', '2d')
@@ -153,7 +154,7 @@ def span_text(seconds: float) -> str:
 
 
 def count_text(value: float) -> str:
-    """A count, with k, M and G for large ones; no digit is lost.
+    """Format a count with k, M or G, without losing digits.
 
     >>> count_text(0), count_text(950), count_text(12500), count_text(3_000_000), count_text(1234567)
     ('0', '950', '12.5k', '3M', '1.234567M')
@@ -165,7 +166,7 @@ def count_text(value: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number in few characters.
+    """Format a number in few characters.
 
     >>> number_text(0.5), number_text(1000.0), number_text(3e-7), number_text(1e12), number_text(float("nan"))
     ('0.5', '1000', '3e-7', '1e12', 'NaN')

@@ -1,4 +1,4 @@
-"""A run's screen: where it stands, why it ended, its panes, and the commands to it."""
+"""The screen of one run: its progress, why it ended, its panes, and commands to its training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.monitor.data.commands import CommandSender, Request, refusal, request_text
-from burnt.monitor.data.event_text import countdown, held_rate, why_ended
+from burnt.monitor.data.commands import CommandSender, Request, request_text, unavailable_reason
+from burnt.monitor.data.event_text import early_stopping_text, end_reason_text, manual_learning_rate
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import age_text, clean, duration_text, highest_rate, label, rate_leap, value_text
+from burnt.monitor.format import (
+    age_text,
+    clean,
+    duration_text,
+    highest_scheduled_rate,
+    rate_change_warning,
+    series_label,
+    value_text,
+)
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
 from burnt.monitor.screens.panes.config import ConfigPane
@@ -33,11 +41,11 @@ from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.plots import PlotsPane
 from burnt.monitor.screens.panes.system import SystemPane
 from burnt.monitor.ui.app_protocol import app_of
-from burnt.monitor.ui.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUN, Key, bindings
-from burnt.monitor.ui.status_line import Part, facts, sides, update
-from burnt.monitor.ui.theme import bar, state_cell
+from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
+from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.train.store import Series
 from burnt.train.store.control import check
 
@@ -55,18 +63,18 @@ _PANES: tuple[type[Pane], ...] = (
     ArtefactsPane,
     KernelsPane,
 )
-_KEYS = "123456789K"  # as in the table of keys
-_NARROW = 108  # the panes' titles in full need as much
-_ANSWER_SECONDS = 10.0  # how long an answered command is shown
-_COMMANDS = ("pause", "stop", "save", "learning_rate", "note")  # actions
-_TICK_SECONDS = 1.0  # how often the time that is left is renewed
+_PANE_KEYS = "123456789K"  # as in `keymap.RUN`
+_SHORT_TITLES_WIDTH = 108  # below this width, the tabs use short titles
+_SHOW_ANSWER_SECONDS = 10.0  # how long an answered command is shown
+_COMMAND_ACTIONS = ("pause", "stop", "save", "learning_rate", "note")  # actions
+_TICK_SECONDS = 1.0  # how often the remaining time is updated
 
 
 class Tabs(Static):
-    """The panes' names on a line; a click shows one."""
+    """The titles of the panes on one line; a click opens one."""
 
     class Chosen(Message):
-        """A pane was chosen."""
+        """A tab was clicked."""
 
         def __init__(self, number: int) -> None:
             self.number = number
@@ -74,42 +82,42 @@ class Tabs(Static):
 
     def __init__(self) -> None:
         super().__init__(id="tabs")
-        self._ends: list[int] = []
+        self._title_ends: list[int] = []
         self._current = 0
 
     def show(self, current: int) -> None:
-        """Mark a pane as shown."""
+        """Highlight the current pane's title."""
         self._current = current
-        narrow = self.size.width < _NARROW
+        is_narrow = self.size.width < _SHORT_TITLES_WIDTH
         parts: list[tuple[str, str]] = []
-        self._ends = []
+        self._title_ends = []
         for number, pane in enumerate(_PANES):
-            here = number == current
-            parts.append((f" {_KEYS[number]} ", "bold $primary" if here else "$dim"))
-            title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
-            parts.append((title, "bold underline" if here else "$dim"))
-            if not narrow:
+            is_current = number == current
+            parts.append((f" {_PANE_KEYS[number]} ", "bold $primary" if is_current else "$dim"))
+            title = pane.SHORT or pane.TITLE if is_narrow else pane.TITLE
+            parts.append((title, "bold underline" if is_current else "$dim"))
+            if not is_narrow:
                 parts.append((" ", ""))
-            self._ends.append(sum(len(text) for text, _ in parts))
-        update(self, Content.assemble(*parts))
+            self._title_ends.append(sum(len(text) for text, _ in parts))
+        update_if_changed(self, Content.assemble(*parts))
 
     def on_resize(self) -> None:
-        """Shorter names where there is less room."""
+        """Use short titles on a narrow screen."""
         self.show(self._current)
 
     def on_click(self, event: events.Click) -> None:
-        """Show the pane whose name it is."""
-        number = next((i for i, end in enumerate(self._ends) if event.x < end), None)
+        """Post `Chosen` for the clicked title."""
+        number = next((i for i, end in enumerate(self._title_ends) if event.x < end), None)
         if number is not None:
             self.post_message(self.Chosen(number))
 
 
 class RunScreen(Screen[None]):
-    """All about one run.
+    """Everything about one run.
 
     Args:
-        view: the run.
-        library: the runs it is one of.
+        view: the run; the screen follows it while it is open.
+        library: the library it belongs to.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUN)]
@@ -119,16 +127,16 @@ class RunScreen(Screen[None]):
         super().__init__()
         self.view = view
         self.library = library
-        self.steering = CommandSender(view)
+        self.commands = CommandSender(view)
         self.current = 0
         self._panes: dict[int, Pane] = {}
-        self._headed_at = -math.inf
-        self._steered: object = None
-        self._telling = False
+        self._header_shown_at = -math.inf
+        self._shown_command_state: object = None
+        self._shows_command = False
         view.follow()
 
     def compose(self) -> ComposeResult:
-        """Two lines of head, the panes' names, a pane, a line on commands, the keys."""
+        """Compose a header of two lines, the tabs, the pane, the command status and the key bar."""
         yield Static(id="title")
         yield Static(id="about")
         yield Tabs()
@@ -137,38 +145,40 @@ class RunScreen(Screen[None]):
         yield KeyBar()
 
     async def on_mount(self) -> None:
-        """Begin with the plots."""
+        """Show the plots first."""
         await self._show_pane(0)
-        self._show_head()
+        self._show_header()
 
     def on_unmount(self) -> None:
-        """The run is no longer followed."""
+        """Stop following the run."""
         self.view.unfollow()
 
     def on_screen_resume(self) -> None:
-        """The screen is shown (again)."""
-        app_of(self).show_source(self)
+        """Start reading when the screen becomes visible."""
+        app_of(self).read_for(self)
 
     # --- showing
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """In the reading thread: the head's news, and those of the pane."""
+        """In the reader thread: read the current pane; return what updates it and the header."""
         pane = self._panes.get(self.current)
         show = None if pane is None else pane.load(changed)
-        ticks = self.view.live or self._telling  # what is told of a command goes away by itself
-        due = ticks and time.monotonic() - self._headed_at > _TICK_SECONDS
-        if show is None and not changed and not due:
+        needs_ticks = (
+            self.view.is_live or self._shows_command
+        )  # the status of an answered command disappears after a while
+        is_due = needs_ticks and time.monotonic() - self._header_shown_at > _TICK_SECONDS
+        if show is None and not changed and not is_due:
             return None
-        self._headed_at = time.monotonic()
+        self._header_shown_at = time.monotonic()
 
         async def shown() -> None:
-            self._show_head()
-            if show is not None and (showing := show()) is not None:
-                await showing
+            self._show_header()
+            if show is not None and (awaitable := show()) is not None:
+                await awaitable
 
         return shown
 
-    def _show_head(self) -> None:
+    def _show_header(self) -> None:
         view = self.view
         text, style = state_cell(view)
         progress = view.progress
@@ -183,108 +193,110 @@ class RunScreen(Screen[None]):
             of = f"/{progress.total_steps:,}" if progress.total_steps else ""
             right.append([("  step ", "$dim"), (f"{progress.step:,}{of}", "")])
         if (share := view.fraction) is not None:
-            done, rest = bar(share, 8 if self.size.width < 100 else 16)
+            done, rest = progress_bar(share, 8 if self.size.width < 100 else 16)
             right.append([("  " + done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")])
         if (eta := view.eta) is not None:
             right.append([("  eta ", "$dim"), (duration_text(eta), "")])
-        update(self.query_one("#title", Static), sides(left, right, self.size.width))
-        update(self.query_one("#about", Static), self._about())
+        update_if_changed(self.query_one("#title", Static), two_sided_line(left, right, self.size.width))
+        update_if_changed(self.query_one("#about", Static), self._header_facts())
         self._show_commands()
-        if self._steered != (view.live, self._paused()):
-            self._steered = view.live, self._paused()
-            self.query_one(KeyBar).renew()
+        if self._shown_command_state != (view.is_live, self._paused()):
+            self._shown_command_state = view.is_live, self._paused()
+            self.query_one(KeyBar).update_keys()
 
-    def key_now(self, key: Key) -> Key:
-        """The key as the key bar shows it: not at all if it commands a training that does not run."""
-        if key.action in _COMMANDS and not self.view.live:
-            return key._replace(footer=0)
+    def displayed_key(self, key: Key) -> Key:
+        """Return the key as the key bar shows it; commands are hidden while the training is not running."""
+        if key.action in _COMMAND_ACTIONS and not self.view.is_live:
+            return key._replace(bar_priority=0)
         return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
 
     def _paused(self) -> bool:
         return self.view.activity == "paused"
 
-    def _about(self) -> Content:
+    def _header_facts(self) -> Content:
         view = self.view
         if view.error is not None:
-            return Content.assemble((f" {clean(view.note)}", "$error"))
-        if why := why_ended(view):
+            return Content.assemble((f" {clean(view.problem)}", "$error"))
+        if reason := end_reason_text(view):
             style = "bold $error" if view.state == "crashed" else "$warning"
-            return Content.assemble((f" {clean(why)}", style))
+            return Content.assemble((f" {clean(reason)}", style))
         pairs: list[tuple[str, Part]] = []
         if view.metric is not None:
-            pairs.append((label(view.metric), (value_text(view.heads[view.metric].point.value), "bold")))
+            pairs.append(
+                (series_label(view.metric), (value_text(view.heads[view.metric].point.value), "bold"))
+            )
             if view.metric_best is not None:
-                best = f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}"
+                best = f"{value_text(view.metric_best.value)} at step {view.metric_best.step:,}"
                 pairs.append(("best", (best, "$success")))
-        if view.live and (waits := countdown(view.events)):
-            pairs.append(("", (waits, "")))
-        held = held_rate(view) if view.live else None
-        if held is not None:
-            pairs.append(("learning rate", (f"{held:.3g}, set by hand", "$warning")))
+        if view.is_live and (stopping := early_stopping_text(view.events)):
+            pairs.append(("", (stopping, "")))
+        manual_rate = manual_learning_rate(view) if view.is_live else None
+        if manual_rate is not None:
+            pairs.append(("learning rate", (f"{manual_rate:.3g}, set by hand", "$warning")))
         for name, text, form in (
             ("samples_per_second", "samples/s", "{:,.0f}"),
             ("learning_rate", "learning rate", "{:.3g}"),
-            ("data_wait_share", "waits for data", "{:.0%}"),
+            ("data_wait_share", "waiting for data", "{:.0%}"),
         ):
-            if name == "learning_rate" and held is not None:
+            if name == "learning_rate" and manual_rate is not None:
                 continue
             head = view.heads.get(Series(name, "train"))
             if head is not None:
                 pairs.append((text, (form.format(head.point.value), "")))
-        pairs.append(("worked", (duration_text(view.seconds), "")))
+        pairs.append(("trained for", (duration_text(view.active_seconds), "")))
         if not math.isnan(view.created):
-            pairs.append(("began", (f"{age_text(time.time() - view.created)} ago", "")))
-        return facts(pairs, self.size.width)
+            pairs.append(("started", (f"{age_text(time.time() - view.created)} ago", "")))
+        return facts_line(pairs, self.size.width)
 
     async def _show_pane(self, number: int) -> None:
         container = self.query_one("#panes")
         pane = self._panes.get(number)
         if pane is None:
             pane = _PANES[number](self.view)
-            # Mounted before the reading thread knows of it, so that what it reads can be shown.
+            # Mounted before the reader thread sees it, so that its data can be displayed.
             await container.mount(pane)
             self._panes[number] = pane
         for other, shown in self._panes.items():
             shown.display = other == number
         self.current = number
         self.query_one(Tabs).show(number)
-        pane.enter()
-        app_of(self).show_source(self)
+        pane.take_focus()
+        app_of(self).read_for(self)
 
     # --- panes
 
     async def action_pane(self, number: int) -> None:
-        """Show a pane by its number."""
+        """Show a pane by its number, counted from 1."""
         if number <= len(_PANES):
             await self._show_pane(number - 1)
 
     async def action_next_pane(self) -> None:
-        """The pane to the right."""
+        """Show the next pane."""
         await self._show_pane((self.current + 1) % len(_PANES))
 
     async def action_previous_pane(self) -> None:
-        """The pane to the left."""
+        """Show the previous pane."""
         await self._show_pane((self.current - 1) % len(_PANES))
 
     @on(Tabs.Chosen)
-    async def chosen(self, message: Tabs.Chosen) -> None:
-        """A click on a name."""
+    async def tab_chosen(self, message: Tabs.Chosen) -> None:
+        """Show the pane whose tab was clicked."""
         await self._show_pane(message.number)
 
     def palette(self) -> Iterator[SystemCommand]:
-        """A command for each pane."""
+        """Yield a palette entry for each pane."""
         for number, pane in enumerate(_PANES):
             show = partial(self.call_later, self._show_pane, number)
-            yield SystemCommand(pane.TITLE, f"show the pane {pane.TITLE.lower()}", show)
+            yield SystemCommand(pane.TITLE, f"show the {pane.TITLE.lower()} pane", show)
 
     def action_back(self) -> None:
-        """To the list."""
+        """Return to the list of runs."""
         self.app.pop_screen()
 
     # --- commands
 
-    def _can_steer(self) -> bool:
-        reason = refusal(self.view)
+    def _can_send_commands(self) -> bool:
+        reason = unavailable_reason(self.view)
         if reason is not None:
             self.notify(reason, severity="warning", markup=False)
         return reason is None
@@ -294,105 +306,111 @@ class RunScreen(Screen[None]):
             if yes:
                 self._send(kind, value)
 
-        # Awaited, so that the next key goes to the window.
+        # Awaited, so that the next key goes to the dialog.
         await self.app.push_screen(screen, answered)
 
-    async def _ask(self, screen: AskScreen, kind: str) -> None:
+    async def _ask(self, screen: PromptScreen, kind: str) -> None:
         async def answered(text: str | None) -> None:
             if text is None:
                 return
-            leap = self._leap(text) if kind == "lr" else ""
-            if leap:
+            warning = self._rate_warning(text) if kind == "lr" else ""
+            if warning:
                 question = f"Set the learning rate to {text}?"
-                await self._confirm(ConfirmScreen(question, f"It is {leap}.", "Set", grave=True), kind, text)
+                await self._confirm(
+                    ConfirmScreen(question, f"It is {warning}.", "Set", dangerous=True), kind, text
+                )
             else:
                 self._send(kind, text)
 
         await self.app.push_screen(screen, answered)
 
-    def _leap(self, text: str) -> str:
-        """How far a learning rate that was typed is from the present one, if it may be mistyped."""
+    def _rate_warning(self, text: str) -> str:
+        """Return a warning if the typed learning rate is far from the current one; else an empty string."""
         rate = check("lr", text)
         if not isinstance(rate, float):
             return ""
-        return rate_leap(rate, self._rate(), highest_rate(self.view.config))
+        return rate_change_warning(rate, self._current_rate(), highest_scheduled_rate(self.view.config))
 
-    def _rate(self) -> float | None:
+    def _current_rate(self) -> float | None:
         """The learning rate of the newest step."""
         head = self.view.heads.get(Series("learning_rate", "train"))
         return None if head is None else head.point.value
 
     async def action_pause(self) -> None:
-        """Pause, or go on."""
-        if not self._can_steer():
+        """Ask whether to pause or resume the training."""
+        if not self._can_send_commands():
             return
         if self._paused():
-            question, detail, kind = "Let the training go on?", "It goes on with the next step.", "resume"
+            question, detail, kind = "Resume the training?", "It continues with the next step.", "resume"
         else:
             question, kind = "Pause the training?", "pause"
-            detail = "It stops after the step it is in, keeps its memory, and waits until it may go on."
+            detail = "It stops after the current step, keeps its memory, and waits until you resume it."
         await self._confirm(ConfirmScreen(question, detail, kind.capitalize()), kind)
 
     async def action_save(self) -> None:
-        """A checkpoint now."""
-        if self._can_steer():
-            detail = "After the step it is in; the training goes on."
+        """Ask whether to write a checkpoint now."""
+        if self._can_send_commands():
+            detail = "It is written after the current step; the training continues."
             await self._confirm(ConfirmScreen("Write a checkpoint now?", detail, "Write"), "save")
 
     async def action_stop(self) -> None:
-        """Stop with a checkpoint."""
-        if self._can_steer():
+        """Ask whether to stop the training with a checkpoint."""
+        if self._can_send_commands():
             detail = (
-                "It finishes the step it is in, writes a checkpoint and ends. "
-                "The run can be resumed from there."
+                "The training finishes the current step, writes a checkpoint and exits. "
+                "The run can be resumed from that checkpoint."
             )
-            await self._confirm(ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", grave=True), "stop")
+            await self._confirm(
+                ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", dangerous=True), "stop"
+            )
 
     async def action_learning_rate(self) -> None:
-        """Another learning rate."""
-        if not self._can_steer():
+        """Ask for a new learning rate."""
+        if not self._can_send_commands():
             return
-        now, held = self._rate(), held_rate(self.view)
-        detail = "A number, which holds instead of the schedule; or auto, to follow the schedule again."
-        if now is not None:
-            detail += f" It is {now:.3g} now{'' if held is None else ', set by hand'}."
+        current, manual_rate = self._current_rate(), manual_learning_rate(self.view)
+        detail = "Enter a number to override the schedule, or auto to follow the schedule again."
+        if current is not None:
+            detail += f" It is now {current:.3g}{'' if manual_rate is None else ', set by hand'}."
         await self._ask(
-            AskScreen(
-                "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
+            PromptScreen(
+                "Change the learning rate to", detail, "a number or auto", "Change", partial(check, "lr")
             ),
             "lr",
         )
 
     async def action_note(self) -> None:
-        """A note."""
-        if self._can_steer():
-            detail = "It is kept among the run's events."
+        """Ask for a note."""
+        if self._can_send_commands():
+            detail = "The note is stored with the run's events."
             await self._ask(
-                AskScreen("Add a note", detail, "what should be remembered", "Add", partial(check, "note")),
+                PromptScreen("Add a note", detail, "text of the note", "Add", partial(check, "note")),
                 "note",
             )
 
     @work(thread=True)
     def _send(self, kind: str, value: str | None = None) -> None:
-        request = self.steering.send(kind, value)
-        self.app.call_from_thread(self._told, request)
+        request = self.commands.send(kind, value)
+        self.app.call_from_thread(self._show_request, request)
         app_of(self).refresher.wake()
 
-    def _told(self, request: Request) -> None:
-        if request.status == "refused":  # what is done is said in the line of commands alone
+    def _show_request(self, request: Request) -> None:
+        if request.status == "refused":  # a completed command is shown in the command line only
             self.notify(clean(request_text(request)), severity="error", markup=False)
         self._show_commands()
 
     def _show_commands(self) -> None:
-        for request in self.steering.answered():
-            self._told(request)
+        for request in self.commands.newly_answered():
+            self._show_request(request)
         line = self.query_one("#commands", Static)
-        newest = self.steering.requests[-1] if self.steering.requests else None
-        over = newest is not None and newest.status in ("done", "refused")
-        self._telling = newest is not None and not (over and time.time() - newest.time > _ANSWER_SECONDS)
-        line.display = self._telling
-        if newest is None or not self._telling:
+        newest = self.commands.requests[-1] if self.commands.requests else None
+        is_answered = newest is not None and newest.status in ("done", "refused")
+        self._shows_command = newest is not None and not (
+            is_answered and time.time() - newest.time > _SHOW_ANSWER_SECONDS
+        )
+        line.display = self._shows_command
+        if newest is None or not self._shows_command:
             return
         style = {"refused": "$error", "done": "$success"}.get(newest.status, "$warning")
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
-        update(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))
+        update_if_changed(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))

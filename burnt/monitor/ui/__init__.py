@@ -1,11 +1,11 @@
-"""Parts that the screens share.
+"""Widgets and helpers that the screens share.
 
-app_protocol  the app as screens know it
-keymap        every key, in one table
-keybar        the bar of keys
-status_line   the line of facts
-theme         colours and styles
-table         tables
-dialogs       questions and texts over a screen
-filter_input, filter_match   the filter field, and what it matches
+app_protocol  the part of the app's interface that screens may use
+keymap        all keys, in one table per screen
+keybar        the bar of available keys
+status_line   lines of facts that fit the width
+theme         themes, colours of states, progress bars
+table         the table widget
+dialogs       modal screens: help, confirmation, input, end of a training
+filter_input  the filter input; filter_match parses its text
 """

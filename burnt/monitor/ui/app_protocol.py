@@ -1,4 +1,4 @@
-"""What screens and panes may ask of the app that shows them; the app itself imports them."""
+"""The part of the app's interface that screens and panes may use; the app itself imports them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["AppProtocol", "app_of"]
 
 
 class AppProtocol(Protocol):
-    """`burnt.monitor.app.MonitorApp`, as its screens know it."""
+    """The interface of `burnt.monitor.app.MonitorApp` for its screens."""
 
     refresher: Refresher
 
-    def show_source(self, source: Screen[Any]) -> None:
-        """From now on read what this screen needs."""
+    def read_for(self, screen: Screen[Any]) -> None:
+        """Read the data of this screen from now on."""
 
     def open_run(self, view: RunView) -> None:
-        """Show a run."""
+        """Open the screen of a run."""
 
     def compare(self, views: Sequence[RunView]) -> None:
-        """Show some runs in one chart."""
+        """Open the comparison of several runs."""
 
-    def keys_here(self) -> list[tuple[object, Key]]:
-        """The keys that do something now, nearest first, with whom they belong to."""
+    def active_keys(self) -> list[tuple[object, Key]]:
+        """Return the active keys with the nodes they belong to, innermost node first."""
 
 
 def app_of(widget: Widget) -> AppProtocol:
-    """The app that a widget is shown by."""
+    """Return the app of a widget."""
     return cast(AppProtocol, widget.app)

@@ -1,4 +1,4 @@
-"""Small windows over a screen: help, questions before a command is sent, the end of a training, no room."""
+"""Modal screens: help, texts, confirmation and input of commands, end of a training, terminal too small."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from burnt.monitor.format import clean
 from burnt.monitor.ui.keymap import Key, key_text
 from burnt.monitor.ui.theme import state_cell
 
-__all__ = ["AskScreen", "ConfirmScreen", "EndScreen", "HelpScreen", "TextScreen", "TooSmallScreen"]
+__all__ = ["ConfirmScreen", "EndScreen", "HelpScreen", "PromptScreen", "TextScreen", "TooSmallScreen"]
 
-_END_SECONDS = 10
-_WINDOW_LINES = 7  # border, padding and title of a window, and a line above it
-_MOUSE = "the mouse works too: click, double click, drag and wheel; ctrl+p finds what can be done by name"
+_CLOSE_SECONDS = 10
+_WINDOW_LINES = 7  # border, padding and title of the window, and one line above it
+_MOUSE_HELP = "The mouse works too: click, double click, drag, wheel. ctrl+p searches all actions by name."
 
 
-class _ReadScreen(ModalScreen[None]):
-    """Something to read, which scrolls; closed by a key, or by a click beside it.
+class _TextDialog(ModalScreen[None]):
+    """A scrollable text; closed by a key or by a click outside of the window.
 
     Args:
-        title: what it is.
-        wide: whether it takes all the room there is.
+        title: the window's title.
+        wide: whether to use the full width.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close", show=False)]
@@ -44,49 +44,53 @@ class _ReadScreen(ModalScreen[None]):
 
     @abstractmethod
     def text(self) -> Content:
-        """What is to be read."""
+        """Return the text to show."""
 
     def compose(self) -> ComposeResult:
-        """The title and the text; in the border, how to get on and away."""
+        """Compose the title and the text."""
         with Vertical(classes="window wide" if self._wide else "window"):
             yield Static(clean(self._title), classes="window-title", markup=False)
             with VerticalScroll():
                 yield Static(self.text())
 
     def on_mount(self) -> None:
-        """The keys scroll."""
+        """Focus the text, so that keys scroll it."""
         scroll = self.query_one(VerticalScroll)
         scroll.focus()
-        self.watch(scroll, "scroll_y", self._tell)
-        self.watch(scroll, "virtual_size", self._tell)
+        self.watch(scroll, "scroll_y", self._show_scroll_hint)
+        self.watch(scroll, "virtual_size", self._show_scroll_hint)
 
     def on_resize(self) -> None:
-        """The text has the room that the rest of the window leaves."""
+        """Limit the text's height to the screen."""
         self.query_one(VerticalScroll).styles.max_height = max(self.size.height - _WINDOW_LINES, 1)
-        self.call_after_refresh(self._tell)
+        self.call_after_refresh(self._show_scroll_hint)
 
-    def _tell(self) -> None:
-        """Whether there is more than can be seen: a thin scrollbar is easily overlooked."""
+    def _show_scroll_hint(self) -> None:
+        """Say in the border how many lines are below; the thin scrollbar is easily overlooked."""
         scroll = self.query_one(VerticalScroll)
-        below = math.ceil(scroll.max_scroll_y - scroll.scroll_y)
-        more = f"{below:,} more line{'s' * (below != 1)} below: ↓ or page down   " if below > 0 else ""
-        self.query_one(".window", Vertical).border_subtitle = f"{more}esc closes"
+        lines_below = math.ceil(scroll.max_scroll_y - scroll.scroll_y)
+        hint = (
+            f"{lines_below:,} more line{'s' * (lines_below != 1)} below: ↓ or page down   "
+            if lines_below > 0
+            else ""
+        )
+        self.query_one(".window", Vertical).border_subtitle = f"{hint}esc closes"
 
     def action_close(self) -> None:
-        """Back."""
+        """Close the window."""
         self.dismiss()
 
     def on_click(self, event: events.Click) -> None:
-        """A click beside the window closes it."""
+        """Close the window on a click outside of it."""
         if event.widget is self:
             self.dismiss()
 
 
-class HelpScreen(_ReadScreen):
-    """The keys that can be pressed, from the table that dispatches them.
+class HelpScreen(_TextDialog):
+    """The list of active keys, from the same table as their bindings.
 
     Args:
-        keys: nearest first.
+        keys: the keys, innermost node first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "close", "Close", show=False)]
@@ -96,22 +100,22 @@ class HelpScreen(_ReadScreen):
         self._keys = keys
 
     def text(self) -> Content:
-        """A line for each key."""
+        """Return one line per key."""
         width = max(len(key_text(key.keys)) for key in self._keys)
         lines = [
             Content.assemble((f"{key_text(key.keys):>{width}}", "bold $primary"), f"  {key.help}")
             for key in self._keys
         ]
-        lines += [Content(""), Content.assemble((_MOUSE, "$dim"))]
+        lines += [Content(""), Content.assemble((_MOUSE_HELP, "$dim"))]
         return Content("\n").join(lines)
 
 
-class TextScreen(_ReadScreen):
-    """A text in full, of which a line of a table shows the beginning.
+class TextScreen(_TextDialog):
+    """The full text of a table row that shows only its beginning.
 
     Args:
-        title: what it is.
-        text: control characters are escaped, lines stay.
+        title: the window's title.
+        text: the text; control characters other than newlines are escaped.
     """
 
     def __init__(self, title: str, text: str) -> None:
@@ -119,114 +123,127 @@ class TextScreen(_ReadScreen):
         self._text = text
 
     def text(self) -> Content:
-        """The text."""
+        """Return the text with control characters escaped."""
         return Content("\n".join(clean(line) for line in self._text.expandtabs(4).splitlines()))
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """A question before something is sent to a training.
+    """Asks for confirmation before a command is sent to a training.
 
     Args:
-        question: what is about to happen.
-        detail: what follows from it.
-        yes: what the button says that does it.
-        grave: whether it cannot be undone; then the other button has the focus.
+        question: the question.
+        detail: what happens on confirmation.
+        confirm_label: label of the button that confirms.
+        dangerous: whether the action cannot be undone; the cancel button then has the focus.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "answer(False)", "No", show=False),
         Binding("y", "answer(True)", "Yes", show=False),
-        Binding("left,right,up,down", "other", "Other", show=False),
+        Binding("left,right,up,down", "switch_button", "Other", show=False),
     ]
 
-    def __init__(self, question: str, detail: str, yes: str, *, grave: bool = False) -> None:
+    def __init__(self, question: str, detail: str, confirm_label: str, *, dangerous: bool = False) -> None:
         super().__init__()
-        self._question, self._detail, self._yes, self._grave = question, detail, yes, grave
+        self._question, self._detail, self._confirm_label, self._dangerous = (
+            question,
+            detail,
+            confirm_label,
+            dangerous,
+        )
 
     def compose(self) -> ComposeResult:
-        """The question and two buttons."""
+        """Compose the question and two buttons."""
         with Vertical(classes="window narrow"):
             yield Static(clean(self._question), classes="window-title", markup=False)
             yield Static(clean(self._detail), markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(
-                    f"{self._yes} (y)", id="yes", compact=True, variant="error" if self._grave else "primary"
+                    f"{self._confirm_label} (y)",
+                    id="yes",
+                    compact=True,
+                    variant="error" if self._dangerous else "primary",
                 )
                 yield Button("Cancel (esc)", id="no", compact=True)
 
     def on_mount(self) -> None:
-        """The button that enter presses."""
-        self.set_focus(self.query_one("#no" if self._grave else "#yes"))  # now: the next key goes there
+        """Focus the default button."""
+        self.set_focus(self.query_one("#no" if self._dangerous else "#yes"))  # before the next key
 
     def action_answer(self, answer: bool) -> None:
-        """Close with an answer."""
+        """Close the window with an answer."""
         self.dismiss(answer)
 
-    def action_other(self) -> None:
-        """The other button."""
+    def action_switch_button(self) -> None:
+        """Focus the other button."""
         self.focus_next()
 
     @on(Button.Pressed)
-    def pressed(self, message: Button.Pressed) -> None:
+    def button_pressed(self, message: Button.Pressed) -> None:
         """A button."""
         self.dismiss(message.button.id == "yes")
 
 
-class AskScreen(ModalScreen[str | None]):
-    """A question that is answered by a text; None when it is not answered.
+class PromptScreen(ModalScreen[str | None]):
+    """Asks for a text; the result is None if it is cancelled.
 
     Args:
-        question: what is asked.
-        detail: what can be entered.
-        placeholder: what the empty line says.
-        yes: what the button says that sends it.
-        check: raises `BurntError` if the text cannot be sent; the window then says so and stays.
+        question: the question.
+        detail: which texts are valid.
+        placeholder: hint in the empty input.
+        confirm_label: label of the button that confirms.
+        check: raises `BurntError` for an invalid text; the window then shows the error and stays open.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
 
     def __init__(
-        self, question: str, detail: str, placeholder: str, yes: str, check: Callable[[str], object]
+        self, question: str, detail: str, placeholder: str, confirm_label: str, check: Callable[[str], object]
     ) -> None:
         super().__init__()
         self._check = check
-        self._question, self._detail, self._placeholder, self._yes = question, detail, placeholder, yes
+        self._question, self._detail, self._placeholder, self._confirm_label = (
+            question,
+            detail,
+            placeholder,
+            confirm_label,
+        )
 
     def compose(self) -> ComposeResult:
-        """The question, a line to type in, and two buttons."""
+        """Compose the question, the input and two buttons."""
         with Vertical(classes="window narrow"):
             yield Static(clean(self._question), classes="window-title", markup=False)
             yield Static(clean(self._detail), markup=False)
             yield Input(placeholder=self._placeholder, compact=True)
             yield Static(id="fault", markup=False)
             with Horizontal(classes="buttons"):
-                yield Button(f"{self._yes} (enter)", id="yes", compact=True, variant="primary")
+                yield Button(f"{self._confirm_label} (enter)", id="yes", compact=True, variant="primary")
                 yield Button("Cancel (esc)", id="no", compact=True)
 
     def on_mount(self) -> None:
-        """Type at once."""
-        self.set_focus(self.query_one(Input))  # now: the next key goes there
+        """Focus the input."""
+        self.set_focus(self.query_one(Input))  # before the next key
 
     def action_cancel(self) -> None:
-        """Close without an answer."""
+        """Close the window without a text."""
         self.dismiss(None)
 
     @on(Input.Submitted)
-    def submitted(self, message: Input.Submitted) -> None:
-        """Enter: what stood there then, as more may have been typed since."""
-        self._send(message.value)
+    def input_submitted(self, message: Input.Submitted) -> None:
+        """Submit the text at the time of the enter key, as more may have been typed since."""
+        self._submit(message.value)
 
     @on(Button.Pressed)
-    def pressed(self, message: Button.Pressed) -> None:
+    def button_pressed(self, message: Button.Pressed) -> None:
         """A button."""
         if message.button.id == "yes":
-            self._send(self.query_one(Input).value)
+            self._submit(self.query_one(Input).value)
         else:
             self.dismiss(None)
 
-    def _send(self, text: str) -> None:
+    def _submit(self, text: str) -> None:
         text = text.strip()
-        if not text or not self.is_current:  # it is sent already
+        if not text or not self.is_current:  # the second: already submitted
             return
         try:
             self._check(text)
@@ -238,53 +255,55 @@ class AskScreen(ModalScreen[str | None]):
 
 
 class EndScreen(ModalScreen[None]):
-    """The training whose monitor this is has ended: a key, or some seconds, close the app.
+    """Says that the attached training has ended; a key press or 10 seconds close the app.
 
     Args:
-        view: its run.
+        view: the training's run.
     """
 
     def __init__(self, view: RunView) -> None:
         super().__init__()
         self._view = view
-        self._left = _END_SECONDS
+        self._seconds_left = _CLOSE_SECONDS
 
     def compose(self) -> ComposeResult:
-        """How it ended."""
+        """Compose the final state and the countdown."""
         text, style = state_cell(self._view)
         with Vertical(classes="window narrow"):
             yield Static(
                 Content.assemble(("The training has ended: ", ""), (text, style)), classes="window-title"
             )
-            if self._view.note:
-                yield Static(clean(self._view.note), markup=False)
+            if self._view.problem:
+                yield Static(clean(self._view.problem), markup=False)
             yield Static(id="countdown", classes="hint")
 
     def on_mount(self) -> None:
-        """Count down."""
-        self._count()
-        self.set_interval(1.0, self._count)
+        """Start the countdown."""
+        self._update_countdown()
+        self.set_interval(1.0, self._update_countdown)
 
-    def _count(self) -> None:
-        if self._left <= 0:
+    def _update_countdown(self) -> None:
+        if self._seconds_left <= 0:
             self.app.exit()
-        self.query_one("#countdown", Static).update(f"any key closes the monitor, or {self._left} s")
-        self._left -= 1
+        self.query_one("#countdown", Static).update(
+            f"Press any key to close the monitor (closes in {self._seconds_left} s)."
+        )
+        self._seconds_left -= 1
 
     def on_key(self, event: events.Key) -> None:
-        """Any key."""
+        """Close the app on any key."""
         event.stop()
         self.app.exit()
 
     def on_click(self) -> None:
-        """And a click."""
+        """Close the app on a click."""
         self.app.exit()
 
 
 class TooSmallScreen(ModalScreen[None]):
-    """There is no room; what was on the screen comes back when there is."""
+    """Says that the terminal is too small; the previous screen returns when it is large enough."""
 
-    # A modal screen keeps the app's own keys from the app.
+    # A modal screen blocks the app's own bindings, so they are repeated here.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.leave", "Leave", show=False),
         Binding("ctrl+c", "app.interrupt", "Interrupt", show=False),
@@ -292,8 +311,8 @@ class TooSmallScreen(ModalScreen[None]):
     ]
 
     def compose(self) -> ComposeResult:
-        """What is needed."""
+        """Compose the message."""
         yield Static(
-            "burnt monitor needs a terminal of 80x24 at least:\nmake it larger, or press q to leave",
+            "burnt monitor needs a terminal of at least 80x24.\nMake it larger, or press q to quit.",
             id="small",
         )

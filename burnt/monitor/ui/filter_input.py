@@ -1,4 +1,4 @@
-"""`FilterInput`: a line to type a filter or a search into, there only while it is used."""
+"""`FilterInput`: an input line for filters and searches, visible only while it is used."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["FilterInput"]
 
 
 class FilterInput(Input):
-    """An input that is hidden until `open` is called, and gone again with escape.
+    """An input that is hidden until `open` is called; escape hides it again.
 
     Args:
-        placeholder: what can be typed.
+        placeholder: hint in the empty input.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
@@ -32,71 +32,71 @@ class FilterInput(Input):
     """
 
     class Closed(Message):
-        """Typing is over: by enter, then `kept` is true, or by escape, and the text is gone."""
+        """Editing has ended: with enter (`submitted` is true), or with escape, which clears the text."""
 
-        def __init__(self, field: FilterInput, kept: bool) -> None:
-            self.field, self.kept = field, kept
+        def __init__(self, field: FilterInput, submitted: bool) -> None:
+            self.field, self.submitted = field, submitted
             super().__init__()
 
         @property
         def control(self) -> FilterInput:
-            """The field."""
+            """The input that posted the message."""
             return self.field
 
     def __init__(self, placeholder: str) -> None:
         super().__init__(placeholder=placeholder, compact=True)
-        self._fault = self._remark = ""
+        self._error = self._remark = ""
 
-    def matches(self) -> Callable[[str], bool] | None:
-        """The test that is typed; None while it is no expression, and the line says why."""
+    def current_matcher(self) -> Callable[[str], bool] | None:
+        """Return the matcher for the current text; None, with an error shown, if the text is invalid."""
         try:
             test = matcher(self.value)
         except re.error as error:
-            self.blame(f"no expression: {error}")
+            self.show_error(f"invalid regular expression: {error}")
             return None
-        self.blame("")
+        self.show_error("")
         return test
 
-    def blame(self, fault: str) -> None:
-        """Say at the end of the line what is wrong with the text; nothing, if that is empty."""
-        self._fault = fault
-        self.set_class(bool(fault), "wrong")
+    def show_error(self, error: str) -> None:
+        """Show an error at the end of the line; an empty text clears it."""
+        self._error = error
+        self.set_class(bool(error), "wrong")
         self.refresh()
 
-    def remark(self, text: str) -> None:
-        """Say something of the text at the end of the line; nothing, if that is empty."""
+    def show_remark(self, text: str) -> None:
+        """Show a remark at the end of the line; an empty text clears it."""
         if text != self._remark:
             self._remark = text
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """What is typed, and what is to be said of it."""
+        """Render the input and the error or remark at its end."""
         strip = super().render_line(y)
-        said = self._fault or self._remark
-        # What is typed comes first: the rest is cut where there is little room.
+        message = self._error or self._remark
+        # The typed text has priority: the message is cut if there is little room.
         room = self.size.width - min(len(self.value) + 1, self.size.width)
-        said = f"  {said} "[:room] if said else ""
-        if not said:
+        message = f"  {message} "[:room] if message else ""
+        if not message:
             return strip
-        width = self.size.width - len(said)
-        return Strip([*strip.crop(0, width), Segment(said, self.rich_style)])
+        width = self.size.width - len(message)
+        return Strip([*strip.crop(0, width), Segment(message, self.rich_style)])
 
     def open(self) -> None:
-        """Show it, with the keys."""
+        """Show and focus the input."""
         self.add_class("open")
         self.focus()
 
     def close(self) -> None:
-        """Hide it and forget what was typed."""
+        """Hide the input and clear its text."""
         self.remove_class("open")
         self.value = ""
 
     def action_cancel(self) -> None:
-        """Escape."""
+        """Close on escape."""
         self.close()
         self.post_message(self.Closed(self, False))
 
     async def action_submit(self) -> None:
-        """Enter; a text stays in sight."""
+        """Submit on enter; the input stays visible unless it is empty."""
         self.set_class(bool(self.value), "open")
         self.post_message(self.Closed(self, True))

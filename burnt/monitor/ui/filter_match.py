@@ -1,4 +1,4 @@
-"""What a person types to filter: words that must all occur, or a regular expression."""
+"""Parse filter texts: words that must all occur, or a regular expression."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL
 
 
 def matcher(text: str) -> Callable[[str], bool]:
-    """A test of whether a text is meant; capitals do not matter.
+    """Return a case-insensitive test of whether a text matches a filter.
 
     Args:
-        text: words that must all occur, or ``/expression`` (a closing ``/`` may follow), in which ``^`` and
-            ``$`` are the ends of a line.
+        text: words that must all occur, or ``/expression`` with an optional closing ``/``, in which ``^`` and
+            ``$`` match at line ends.
 
     Raises:
-        re.error: the expression is none.
+        re.error: the regular expression is invalid.
 
     >>> matcher("cnn 3")("runs/cnn-03"), matcher("/cnn-[12]/")("runs/cnn-03"), matcher("")("all")
     (True, False, True)

@@ -1,4 +1,4 @@
-"""`KeyBar`: the last line of a screen, with the most useful keys that there is room for."""
+"""`KeyBar`: the last line of a screen, with the most useful keys that fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GAP = 2
 
 
 class KeyBar(Static):
-    """Keys and what they do; a click does it too."""
+    """Shows keys and their labels; clicking one runs its action."""
 
     DEFAULT_CSS = """
     KeyBar { dock: bottom; height: 1; background: $surface; text-wrap: nowrap; }
@@ -27,59 +27,59 @@ class KeyBar(Static):
 
     def __init__(self) -> None:
         super().__init__()
-        self._here: list[tuple[object, Key]] = []
-        self._places: list[tuple[int, int, object, Key]] = []
+        self._active_keys: list[tuple[object, Key]] = []
+        self._click_ranges: list[tuple[int, int, object, Key]] = []
 
     def on_mount(self) -> None:
-        """What can be pressed depends on what has the keys."""
-        self.screen.bindings_updated_signal.subscribe(self, self.renew)
-        self.renew()
+        """Update the keys whenever the focus changes the active bindings."""
+        self.screen.bindings_updated_signal.subscribe(self, self.update_keys)
+        self.update_keys()
 
-    def renew(self, _: Any = None) -> None:
-        """Show the keys that can be pressed now, as the screen calls them."""
+    def update_keys(self, _: Any = None) -> None:
+        """Show the active keys, with the labels that the screen gives them."""
         if self.screen.is_current:
-            here = [(node, self._named(key)) for node, key in app_of(self).keys_here()]
-            self._here = [(node, key) for node, key in here if key.footer]
-            self._arrange()
+            active = [(node, self._displayed(key)) for node, key in app_of(self).active_keys()]
+            self._active_keys = [(node, key) for node, key in active if key.bar_priority]
+            self._draw_keys()
 
-    def _named(self, key: Key) -> Key:
-        named: Callable[[Key], Key] | None = getattr(self.screen, "key_now", None)
-        return key if named is None else named(key)
+    def _displayed(self, key: Key) -> Key:
+        displayed_key: Callable[[Key], Key] | None = getattr(self.screen, "displayed_key", None)
+        return key if displayed_key is None else displayed_key(key)
 
     def on_resize(self) -> None:
-        """More room, more keys."""
-        self._arrange()
+        """Fit the keys to the new width."""
+        self._draw_keys()
 
-    def _arrange(self) -> None:
-        kept = _that_fit([key for _, key in self._here], self.size.width)
+    def _draw_keys(self) -> None:
+        shown_keys = _keys_that_fit([key for _, key in self._active_keys], self.size.width)
         parts: list[tuple[str, str]] = [(" ", "")]
-        self._places = []
+        self._click_ranges = []
         x = 1
-        for node, key in self._here:
-            if key in kept:
+        for node, key in self._active_keys:
+            if key in shown_keys:
                 name, label = key_text(key.keys.partition(",")[0]), key.label.lower()
                 parts += [(name, "bold $primary"), (f" {label}", "$dim"), (" " * _GAP, "")]
-                wide = cell_len(name) + 1 + cell_len(label)
-                self._places.append((x, x + wide, node, key))
-                x += wide + _GAP
+                length = cell_len(name) + 1 + cell_len(label)
+                self._click_ranges.append((x, x + length, node, key))
+                x += length + _GAP
         self.update(Content.assemble(*parts))
 
     async def on_click(self, event: events.Click) -> None:
-        """As if the key were pressed."""
-        for start, stop, node, key in self._places:
+        """Run the action of the clicked key."""
+        for start, stop, node, key in self._click_ranges:
             if start <= event.x < stop:
                 await self.app.run_action(key.action, node)  # type: ignore[arg-type]
 
 
-def _that_fit(keys: Sequence[Key], width: int) -> list[Key]:
-    """The keys, without those of the highest numbers where there is no room for all."""
-    kept = list(keys)
-    while kept:
+def _keys_that_fit(keys: Sequence[Key], width: int) -> list[Key]:
+    """Return the keys that fit the width, dropping those with the highest `bar_priority` first."""
+    shown = list(keys)
+    while shown:
         used = 1 + sum(
-            cell_len(key_text(key.keys.partition(",")[0])) + 1 + cell_len(key.label) + _GAP for key in kept
+            cell_len(key_text(key.keys.partition(",")[0])) + 1 + cell_len(key.label) + _GAP for key in shown
         )
         if used - _GAP <= width:
             break
-        last = max(key.footer for key in kept)
-        kept.remove(next(key for key in reversed(kept) if key.footer == last))
-    return kept
+        lowest = max(key.bar_priority for key in shown)
+        shown.remove(next(key for key in reversed(shown) if key.bar_priority == lowest))
+    return shown

@@ -1,4 +1,4 @@
-"""The keys: one table for each place, from which bindings, key bar, help and command palette are made."""
+"""All keys, in one table per screen or widget; bindings, key bar, help and command palette derive from it."""
 
 from __future__ import annotations
 
@@ -25,140 +25,143 @@ __all__ = [
 
 
 class Key(NamedTuple):
-    """A key and what it does.
+    """A key and its action.
 
     Args:
-        keys: as Textual names them, several with commas; ``1-9`` are nine keys, whose digits are handed to
+        keys: Textual key names, separated by commas; ``1-9`` stands for nine keys whose digit is passed to
             the action.
-        action: the method ``action_...`` of the place that the table belongs to.
-        label: a word or two, for key bar and palette.
-        help: what happens, for help and palette.
-        footer: 0 is not in the key bar; keys of higher numbers make way first.
+        action: name of the ``action_...`` method of the screen or widget.
+        label: one or two words for the key bar and the palette.
+        help: a description for the help screen and the palette.
+        bar_priority: position in the key bar; 0 is never shown, the highest numbers are dropped first.
     """
 
     keys: str
     action: str
     label: str
     help: str
-    footer: int = 0
+    bar_priority: int = 0
 
 
 APP = (
-    Key("question_mark", "help", "Help", "show the keys that can be pressed here", 1),
-    Key("q", "leave", "Quit", "leave the monitor; trainings go on", 1),
-    Key("ctrl+p", "command_palette", "Find", "find by name what can be done here"),
-    Key("t", "toggle_theme", "Dark or light", "switch between the dark and the light theme"),
-    Key("f5", "look_again", "Look again", "look for new runs, and forget deleted ones"),
+    Key("question_mark", "help", "Help", "show the keys available here", 1),
+    Key("q", "leave", "Quit", "quit the monitor; trainings continue", 1),
+    Key("ctrl+p", "command_palette", "Find", "search the actions available here by name"),
+    Key("t", "toggle_theme", "Dark/light", "switch between the dark and the light theme"),
+    Key("f5", "rescan", "Rescan", "search for new runs and remove deleted ones"),
 )
 
-# A table or list with a cursor.
+# Tables with a cursor.
 LIST = (
-    Key("up,k", "cursor_up", "Up", "one line up"),
-    Key("down,j", "cursor_down", "Down", "one line down"),
-    Key("pageup", "page_up", "Page up", "a page up"),
-    Key("pagedown", "page_down", "Page down", "a page down"),
-    Key("home,g", "first", "First", "the first line"),
-    Key("end,G", "last", "Last", "the last line"),
+    Key("up,k", "cursor_up", "Up", "move up one line"),
+    Key("down,j", "cursor_down", "Down", "move down one line"),
+    Key("pageup", "page_up", "Page up", "move up one page"),
+    Key("pagedown", "page_down", "Page down", "move down one page"),
+    Key("home,g", "first", "First", "go to the first line"),
+    Key("end,G", "last", "Last", "go to the last line"),
 )
 
 RUNS = (
     Key("enter", "open", "Open", "open the run under the cursor", 1),
-    Key("slash", "filter", "Filter", "show only runs that match words or /an expression/", 2),
+    Key("slash", "filter", "Filter", "show only runs that match words or a /regular expression/", 2),
     Key("s", "sort", "Sort", "sort by the next column", 3),
-    Key("S", "reverse", "Reverse", "sort the other way round"),
-    Key("space", "mark", "Mark", "mark the run for comparing, or unmark it", 4),
-    Key("c", "compare", "Compare", "compare the marked runs, 2 to 8 of them", 4),
-    Key("escape", "clear", "Clear", "drop the filter, then the marks"),
+    Key("S", "reverse", "Reverse", "reverse the sort order"),
+    Key("space", "mark", "Mark", "mark or unmark the run for comparison", 4),
+    Key("c", "compare", "Compare", "compare the 2 to 8 marked runs", 4),
+    Key("escape", "clear", "Clear", "clear the filter, then the marks"),
 )
 
 _BACK = Key("escape", "back", "Back", "back to the list of runs", 1)
 
 RUN = (
     _BACK,
-    Key("1-9", "pane", "Pane", "show the pane of that number"),
-    Key("K", "pane(10)", "Kernels", "show the pane of kernels"),
-    Key("right_square_bracket", "next_pane", "Next pane", "show the next pane"),
-    Key("left_square_bracket", "previous_pane", "Previous pane", "show the pane before"),
-    Key("p", "pause", "Pause", "pause the training, or let it go on", 2),
-    Key("X", "stop", "Stop", "stop the training, with a checkpoint", 2),
+    Key("1-9", "pane", "Pane", "show the pane with that number"),
+    Key("K", "pane(10)", "Kernels", "show the kernels pane"),
+    Key("right_square_bracket", "next_pane", "Next pane", "go to the next pane"),
+    Key("left_square_bracket", "previous_pane", "Previous pane", "go to the previous pane"),
+    Key("p", "pause", "Pause", "pause or resume the training", 2),
+    Key("X", "stop", "Stop", "stop the training with a checkpoint", 2),
     Key("w", "save", "Checkpoint", "write a checkpoint now", 4),
     Key("l", "learning_rate", "Rate", "change the learning rate, or follow the schedule again", 4),
     Key("n", "note", "Note", "add a note to the run", 6),
 )
 
-# Where there are curves.
+# Screens with charts.
 _AXES = (
-    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", 3),
-    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", 3),
+    Key("x", "axis", "X axis", "switch the x axis: steps, epochs or training time", 3),
+    Key("y", "log", "Log y", "switch the y axis: linear or logarithmic", 3),
 )
 
 PLOTS = (
     *_AXES,
-    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 5),
-    Key("f", "focus_one", "Full size", "the chart with the underlined name alone, or all again", 3),
-    Key("slash", "filter", "Filter", "show only metrics that match words or /an expression/", 6),
-    Key("up,k", "next_chart(-1)", "Chart before", "go to the chart before"),
+    Key("s", "smooth", "Smooth", "switch the smoothing strength", 5),
+    Key("f", "focus_one", "Full size", "show only the chart with the underlined title, or all again", 3),
+    Key("slash", "filter", "Filter", "show only metrics that match words or a /regular expression/", 6),
+    Key("up,k", "next_chart(-1)", "Previous chart", "go to the previous chart"),
     Key("down,j", "next_chart(1)", "Next chart", "go to the next chart"),
-    Key("pagedown", "page(1)", "Next charts", "the next page of charts"),
-    Key("pageup", "page(-1)", "Charts before", "the page of charts before"),
+    Key("pagedown", "page(1)", "Next charts", "go to the next page of charts"),
+    Key("pageup", "page(-1)", "Previous charts", "go to the previous page of charts"),
 )
 
-# A chart that has the keys.
+# A focused chart.
 CHART = (
+    Key("plus,equals_sign", "zoom_x(1)", "Zoom in", "zoom in on the x axis (also: mouse wheel)"),
+    Key("minus", "zoom_x(-1)", "Zoom out", "zoom out on the x axis"),
+    Key("0", "reset", "Show all", "reset the zoom of both axes (also: double click)"),
     Key(
-        "plus,equals_sign", "zoom_x(1)", "Zoom in", "show less of the horizontal axis; the wheel does it too"
+        "left",
+        "crosshair(-1)",
+        "Crosshair left",
+        "move the crosshair left; it shows the values of all charts",
     ),
-    Key("minus", "zoom_x(-1)", "Zoom out", "show more of the horizontal axis"),
-    Key("0", "reset", "Show all", "show all of both axes again; so does a double click"),
-    Key("left", "crosshair(-1)", "Read left", "move the crosshair, which reads all charts"),
-    Key("right", "crosshair(1)", "Read right", "move the crosshair to the right"),
-    Key("shift+left", "pan(-1)", "Pan left", "move along the horizontal axis; dragging does it too"),
-    Key("shift+right", "pan(1)", "Pan right", "move along the horizontal axis to the right"),
-    Key("shift+up", "zoom_y(1)", "Zoom y in", "show less of the vertical axis"),
-    Key("shift+down", "zoom_y(-1)", "Zoom y out", "show more of the vertical axis"),
+    Key("right", "crosshair(1)", "Crosshair right", "move the crosshair right"),
+    Key("shift+left", "pan(-1)", "Pan left", "move left along the x axis (also: drag)"),
+    Key("shift+right", "pan(1)", "Pan right", "move right along the x axis (also: drag)"),
+    Key("shift+up", "zoom_y(1)", "Zoom y in", "zoom in on the y axis"),
+    Key("shift+down", "zoom_y(-1)", "Zoom y out", "zoom out on the y axis"),
 )
 
 COMPARE = (
     _BACK,
     Key("m", "metric(1)", "Metric", "show the next metric", 2),
-    Key("M", "metric(-1)", "Metric before", "show the metric before"),
-    Key("slash", "choose", "Find metric", "type a part of a metric's name", 3),
+    Key("M", "metric(-1)", "Previous metric", "show the previous metric"),
+    Key("slash", "choose", "Find metric", "select a metric by part of its name", 3),
     *_AXES,
-    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 4),
-    Key("f", "full", "Full size", "show the chart alone, or the tables too", 2),
-    Key("tab", "focus_next", "Next part", "give the keys to the next part of the screen"),
+    Key("s", "smooth", "Smooth", "switch the smoothing strength", 4),
+    Key("f", "full", "Full size", "show the chart alone, or with the tables", 2),
+    Key("tab", "focus_next", "Next part", "move the focus to the next part of the screen"),
 )
 
 ARTEFACTS = (
-    Key("left", "step(-1)", "Step before", "show what was recorded before", 2),
-    Key("right", "step(1)", "Next step", "show what was recorded next", 2),
-    Key("shift+left", "end(0)", "First step", "show what was recorded first"),
-    Key("shift+right", "end(-1)", "Last step", "show what was recorded last, and follow"),
-    Key("shift+up", "scroll(-1)", "Scroll up", "move what is shown"),
-    Key("shift+down", "scroll(1)", "Scroll down", "move what is shown"),
+    Key("left", "step(-1)", "Previous step", "show the previous recorded step", 2),
+    Key("right", "step(1)", "Next step", "show the next recorded step", 2),
+    Key("shift+left", "end(0)", "First step", "show the first recorded step"),
+    Key("shift+right", "end(-1)", "Last step", "show the last recorded step and follow new ones"),
+    Key("shift+up", "scroll(-1)", "Scroll up", "scroll the artefact up"),
+    Key("shift+down", "scroll(1)", "Scroll down", "scroll the artefact down"),
 )
 
-FILTER = (Key("slash", "filter", "Filter", "show only what matches words or /an expression/", 2),)
+FILTER = (Key("slash", "filter", "Filter", "show only rows that match words or a /regular expression/", 2),)
 
 LOG = (
-    Key("slash", "search", "Search", "find a text in the log", 2),
-    Key("m", "match(-1)", "Match before", "go to the match before"),
+    Key("slash", "search", "Search", "search the log for a text", 2),
+    Key("m", "match(-1)", "Previous match", "go to the previous match"),
     Key("M", "match(1)", "Next match", "go to the next match"),
-    Key("F", "follow", "Follow", "keep the newest line in sight, or not", 3),
+    Key("F", "follow", "Follow", "switch following of new lines on or off", 3),
 )
 
 
 def bindings(keys: Sequence[Key]) -> list[Binding]:
-    """The table as Textual takes it."""
-    made = []
+    """Convert a table of keys to Textual bindings."""
+    result = []
     for key in keys:
         for name, action in (
             [(digit, f"{key.action}({digit})") for digit in "123456789"]
             if key.keys == "1-9"
             else [(key.keys, key.action)]
         ):
-            made.append(Binding(name, action, key.label, show=key.footer > 0, tooltip=key.help))
-    return made
+            result.append(Binding(name, action, key.label, show=key.bar_priority > 0, tooltip=key.help))
+    return result
 
 
 _NAMES = {
@@ -180,7 +183,7 @@ _NAMES = {
 
 
 def key_text(keys: str) -> str:
-    """Keys as a person finds them on the keyboard.
+    """Format keys as they are labelled on the keyboard.
 
     >>> key_text("up,k"), key_text("shift+left"), key_text("slash")
     ('↑ k', 'shift ←', '/')

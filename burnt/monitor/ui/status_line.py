@@ -1,4 +1,4 @@
-"""Lines of facts: parts in styles, set at both ends of a line, and left out where there is no room."""
+"""Lines of styled facts that drop the least important parts when the width is too small."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from textual.widgets import Static
 
 from burnt.monitor.format import clean
 
-__all__ = ["Part", "facts", "sides", "update"]
+__all__ = ["Part", "facts_line", "two_sided_line", "update_if_changed"]
 
 Part = tuple[str, str]
-"""A text and its style, as Textual writes it; what a terminal would obey is escaped when it is set."""
+"""A text and its Textual style; control sequences are escaped when the line is built."""
 
 
-def update(widget: Static, content: Content) -> None:
-    """Show something else; nothing is painted when it is the same."""
-    shown = widget.content
-    if not (isinstance(shown, Content) and shown.is_same(content)):
+def update_if_changed(widget: Static, content: Content) -> None:
+    """Update a widget's content; does not repaint if it is the same."""
+    current = widget.content
+    if not (isinstance(current, Content) and current.is_same(content)):
         widget.update(content)
 
 
-def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
-    """Names and values, as many as there is room for.
+def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
+    """Join names and values to one line, as many as fit.
 
     Args:
-        pairs: the most important first; what has no name is a value alone.
-        width: of the line.
+        pairs: (name, value) pairs, the most important first; an empty name shows the value alone.
+        width: width of the line in cells.
     """
-    found, left = [], width - 2
+    shown, width_left = [], width - 2
     for name, (text, style) in pairs:
-        one = Content.assemble((f"{clean(name)} ", "$dim") if name else "", (clean(text), style))
-        if one.cell_length <= left:
-            found.append(one)
-            left -= one.cell_length + 3
-    return Content.assemble(" ", Content("   ").join(found))
+        fact = Content.assemble((f"{clean(name)} ", "$dim") if name else "", (clean(text), style))
+        if fact.cell_length <= width_left:
+            shown.append(fact)
+            width_left -= fact.cell_length + 3
+    return Content.assemble(" ", Content("   ").join(shown))
 
 
-def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
-    """Two parts of a line, one at each end.
+def two_sided_line(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
+    """Build a line with parts at both ends.
 
     Args:
-        left: the first of them is cut where there is no room.
-        right: groups; the last ones are left out where there is no room.
-        width: of the line.
+        left: parts at the left end; the first is truncated if the line is too narrow.
+        right: groups of parts at the right end; the last are left out if the line is too narrow.
+        width: width of the line in cells.
     """
-    left = _clean(left)
+    left = _clean_parts(left)
     first = Content.assemble(*left)
-    groups = [Content.assemble(*_clean(group)) for group in right]
+    groups = [Content.assemble(*_clean_parts(group)) for group in right]
     while groups and first.cell_length + sum(group.cell_length for group in groups) + 2 > width:
         groups.pop()
-    room = width - sum(group.cell_length for group in groups) - 1
-    if first.cell_length > room:
+    left_width = width - sum(group.cell_length for group in groups) - 1
+    if first.cell_length > left_width:
         text, style = left[0]
-        short = Content.assemble((text, style)).truncate(
-            max(room - first.cell_length + len(text), 4), ellipsis=True
+        shortened = Content.assemble((text, style)).truncate(
+            max(left_width - first.cell_length + len(text), 4), ellipsis=True
         )
-        first = short.append(Content.assemble(*left[1:]))
-    gap = " " * max(room - first.cell_length, 1)
+        first = shortened.append(Content.assemble(*left[1:]))
+    gap = " " * max(left_width - first.cell_length, 1)
     return Content("").join([first, Content(gap), *groups, Content(" ")])
 
 
-def _clean(parts: Sequence[Part]) -> list[Part]:
+def _clean_parts(parts: Sequence[Part]) -> list[Part]:
     return [(clean(text), style) for text, style in parts]

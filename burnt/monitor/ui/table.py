@@ -1,4 +1,4 @@
-"""`Table`: a table of lines with a cursor, which repaints only the lines that changed."""
+"""`Table`: a table with a cursor that repaints only the rows that changed."""
 
 from __future__ import annotations
 
@@ -23,61 +23,63 @@ from burnt.monitor.ui.keymap import LIST, bindings
 __all__ = ["Cell", "Column", "Table", "cell"]
 
 Cell = tuple[tuple[str, str], ...]
-"""Texts with their styles, as Textual writes them, side by side."""
+"""Styled texts side by side, as (text, Textual style) pairs."""
 
 _GAP = 2
-_NARROW = 18  # what a column that gives way keeps
+_MIN_EXPANDING_WIDTH = 18  # minimum width of an expanding column when the table is too narrow
 
 
 def cell(text: str, style: str = "") -> Cell:
-    """A text in one style, with what a terminal would obey escaped."""
+    """Return a cell with one style; control sequences are escaped."""
     return ((clean(text), style),)
 
 
 class Column(NamedTuple):
-    """A column.
+    """A column of a table.
 
     Args:
-        name: its heading.
-        right: whether its cells are set to the right.
-        grows: whether it is as wide as there is room for, while others have the width that they need.
-        spare: columns of higher numbers are left out first where there is no room; 0 stays.
+        name: the heading.
+        align_right: whether the cells are right-aligned.
+        expands: whether the column takes the remaining width; other columns are as wide as their content.
+        drop_priority: columns with the highest numbers are dropped first if the table is too wide; 0 is never
+            dropped.
     """
 
     name: str
-    right: bool = False
-    grows: bool = False
-    spare: int = 0
+    align_right: bool = False
+    expands: bool = False
+    drop_priority: int = 0
 
 
-class _OfRows(Message):
-    """What a table tells."""
+class _TableMessage(Message):
+    """A message of a table."""
 
-    def __init__(self, rows: Table) -> None:
+    def __init__(self, table: Table) -> None:
         super().__init__()
-        self.rows = rows
+        self.table = table
 
     @property
     def control(self) -> Table:
         """The table."""
-        return self.rows
+        return self.table
 
 
-class _OfLine(_OfRows):
-    """What it tells of a line."""
+class _RowMessage(_TableMessage):
+    """A message about one row."""
 
-    def __init__(self, rows: Table, key: object) -> None:
-        super().__init__(rows)
+    def __init__(self, table: Table, key: object) -> None:
+        super().__init__(table)
         self.key = key
 
 
 class Table(ScrollView, can_focus=True):
-    """A table with a line of headings that stays.
+    """A table with a fixed header line.
 
     Args:
-        columns: what it has; may be given anew with `show`.
-        empty: what is said instead of rows when there are none.
-        head: whether there is a line of headings.
+        columns: the columns; `show` may replace them.
+        empty_text: text shown when there are no rows.
+        header: whether there is a header line.
+        id: the widget's id.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -100,33 +102,35 @@ class Table(ScrollView, can_focus=True):
 
     cursor = reactive(0, repaint=False)
 
-    class Opened(_OfLine):
-        """A line was chosen by enter or a double click."""
+    class RowOpened(_RowMessage):
+        """A row was opened with enter or a double click."""
 
-    class Moved(_OfLine):
-        """The cursor is on another line."""
+    class CursorMoved(_RowMessage):
+        """The cursor moved to another row."""
 
-    class Headed(_OfRows):
+    class HeadingClicked(_TableMessage):
         """A heading was clicked."""
 
-        def __init__(self, rows: Table, column: str) -> None:
-            super().__init__(rows)
+        def __init__(self, table: Table, column: str) -> None:
+            super().__init__(table)
             self.column = column
 
     def __init__(
-        self, columns: Sequence[Column], *, empty: str = "", head: bool = True, id: str | None = None
+        self, columns: Sequence[Column], *, empty_text: str = "", header: bool = True, id: str | None = None
     ) -> None:
         super().__init__(id=id)
         self.columns = list(columns)
-        self.empty = empty
-        self.fault = ""  # said instead of that when rows could not be read
-        self.head = int(head)
-        self.keys: list[object] = []
+        self.empty_text = empty_text
+        self.error_text = ""  # shown instead of `empty_text` if the rows could not be read
+        self.header_height = int(header)
+        self.row_keys: list[object] = []
         self._rows: list[Sequence[Cell]] = []
         self._layout: list[tuple[int, int]] = []  # (column, width)
         self._widths: list[int] = []
-        self._sizes: dict[object, tuple[Sequence[Cell], tuple[int, ...]]] = {}  # of each row's cells
-        self._sorted: tuple[str, bool] | None = None
+        self._measured_rows: dict[
+            object, tuple[Sequence[Cell], tuple[int, ...]]
+        ] = {}  # (cells, widths) by row key
+        self._sorted_by: tuple[str, bool] | None = None
 
     def show(
         self,
@@ -135,104 +139,112 @@ class Table(ScrollView, can_focus=True):
         columns: Sequence[Column] | None = None,
         sorted_by: tuple[str, bool] | None = None,
     ) -> None:
-        """Show other rows; the cursor stays on the row of its key, and nothing is repainted that is the same.
+        """Replace the rows; the cursor stays on the row with its key, and only changed rows are repainted.
 
         Args:
-            rows: (key, cells) pairs; keys tell rows apart, and are what messages carry. Cells that are the
-                same object as before are not measured again.
-            columns: other columns than before.
-            sorted_by: the column whose heading says so, and whether it is descending.
+            rows: (key, cells) pairs with unique keys, which messages carry. Cells that are the same object as
+                before are not measured again.
+            columns: new columns, if they change.
+            sorted_by: the column to mark as sorted, and whether the order is descending.
         """
-        here = self.key
-        old, again = self._rows, sorted_by != self._sorted or columns is not None
-        self._sorted = sorted_by
+        cursor_key = self.cursor_key
+        old_rows, needs_layout = self._rows, sorted_by != self._sorted_by or columns is not None
+        self._sorted_by = sorted_by
         if columns is not None:
             self.columns = list(columns)
-        self.keys = [key for key, _ in rows]
+        self.row_keys = [key for key, _ in rows]
         self._rows = [cells for _, cells in rows]
-        known, self._sizes = self._sizes, {}
+        measured, self._measured_rows = self._measured_rows, {}
         for key, cells in rows:
-            size = known.get(key)
-            # Of long tables most rows are those of before.
-            self._sizes[key] = size if size and size[0] is cells else (cells, tuple(map(_width, cells)))
-        widths = [max(column) for column in zip(*(sizes for _, sizes in self._sizes.values()), strict=False)]
+            size = measured.get(key)
+            # Most rows of a long table are unchanged.
+            self._measured_rows[key] = (
+                size if size and size[0] is cells else (cells, tuple(map(_cell_width, cells)))
+            )
+        widths = [
+            max(column) for column in zip(*(sizes for _, sizes in self._measured_rows.values()), strict=False)
+        ]
         widths = (widths or [0] * len(self.columns))[: len(self.columns)]
-        if again or widths != self._widths or len(old) != len(self._rows):
+        if needs_layout or widths != self._widths or len(old_rows) != len(self._rows):
             self._widths = widths
-            self._arrange()
+            self._lay_out_columns()
             self.refresh()
         else:
             top = int(self.scroll_offset.y)
-            for y, (before, now) in enumerate(zip(old, self._rows, strict=True)):
+            for y, (before, now) in enumerate(zip(old_rows, self._rows, strict=True)):
                 if before != now and 0 <= y - top < self.size.height:
-                    self.refresh(Region(0, y - top + self.head, self.size.width, 1))
-        if here in self.keys:
-            self.cursor = self.keys.index(here)
+                    self.refresh(Region(0, y - top + self.header_height, self.size.width, 1))
+        if cursor_key in self.row_keys:
+            self.cursor = self.row_keys.index(cursor_key)
         else:
-            self.cursor = min(self.cursor, max(len(self.keys) - 1, 0))
+            self.cursor = min(self.cursor, max(len(self.row_keys) - 1, 0))
 
     @property
-    def key(self) -> object:
-        """The key of the line under the cursor; None when there are no lines."""
-        return self.keys[self.cursor] if self.cursor < len(self.keys) else None
+    def cursor_key(self) -> object:
+        """The key of the row under the cursor; None if the table is empty."""
+        return self.row_keys[self.cursor] if self.cursor < len(self.row_keys) else None
 
     def move_to(self, key: object) -> None:
-        """Set the cursor to the line of a key, if there is one."""
-        if key in self.keys:
-            self.cursor = self.keys.index(key)
+        """Move the cursor to the row with a key, if it exists."""
+        if key in self.row_keys:
+            self.cursor = self.row_keys.index(key)
 
     # --- drawing
 
     def on_resize(self) -> None:
-        """Columns fit themselves to the new width."""
-        self._arrange()
-        self._reveal()
+        """Fit the columns to the new width."""
+        self._lay_out_columns()
+        self._scroll_to_cursor()
 
-    def _arrange(self) -> None:
-        """Which columns are shown, and how wide they are."""
-        self.virtual_size = Size(self.size.width, len(self._rows) + self.head)
+    def _lay_out_columns(self) -> None:
+        """Compute which columns are shown and how wide they are."""
+        self.virtual_size = Size(self.size.width, len(self._rows) + self.header_height)
         available = self.scrollable_content_region.width - 2
-        names = [cell_len(column.name) + (self.head and 2 * (not column.grows)) for column in self.columns]
-        wide = [
-            max(width, self.head * cell_len(column.name) + self._mark_width(column))
+        names = [
+            cell_len(column.name) + (self.header_height and 2 * (not column.expands))
+            for column in self.columns
+        ]
+        widths = [
+            max(width, self.header_height * cell_len(column.name) + self._sort_mark_width(column))
             for column, width in zip(self.columns, self._widths or names, strict=True)
         ]
-        kept = list(range(len(self.columns)))
+        shown = list(range(len(self.columns)))
 
         def needed() -> int:
             return sum(
-                (min(wide[i], _NARROW) if self.columns[i].grows else wide[i]) + _GAP for i in kept
+                (min(widths[i], _MIN_EXPANDING_WIDTH) if self.columns[i].expands else widths[i]) + _GAP
+                for i in shown
             ) - _GAP  # fmt: skip
 
-        for i in sorted(kept, key=lambda i: -self.columns[i].spare):
-            if needed() <= available or not self.columns[i].spare:
+        for i in sorted(shown, key=lambda i: -self.columns[i].drop_priority):
+            if needed() <= available or not self.columns[i].drop_priority:
                 break
-            kept.remove(i)
-        growing = [i for i in kept if self.columns[i].grows]
-        left = available - sum(wide[i] + _GAP for i in kept if i not in growing) + _GAP
+            shown.remove(i)
+        expanding = [i for i in shown if self.columns[i].expands]
+        width_left = available - sum(widths[i] + _GAP for i in shown if i not in expanding) + _GAP
         layout = []
-        for i in kept:
-            if i in growing:
-                # Not wider than what is in it: cells that are read together stay side by side.
-                layout.append((i, max(min(left // len(growing) - _GAP, wide[i]), 1)))
+        for i in shown:
+            if i in expanding:
+                # Not wider than its content, so that related cells stay close together.
+                layout.append((i, max(min(width_left // len(expanding) - _GAP, widths[i]), 1)))
             else:
-                layout.append((i, wide[i]))
+                layout.append((i, widths[i]))
         self._layout = layout
 
-    def _mark_width(self, column: Column) -> int:
-        return 2 if self._sorted is not None and self._sorted[0] == column.name else 0
+    def _sort_mark_width(self, column: Column) -> int:
+        return 2 if self._sorted_by is not None and self._sorted_by[0] == column.name else 0
 
     def render_line(self, y: int) -> Strip:
-        """A line of the screen."""
+        """Render a line of the widget."""
         width = self.size.width
-        if y < self.head:
+        if y < self.header_height:
             style = self.get_visual_style("rows--head")
-            content = self._heading()
+            content = self._header_content()
         else:
-            i = y - self.head + int(self.scroll_offset.y)
+            i = y - self.header_height + int(self.scroll_offset.y)
             if i == 0 and not self._rows:
                 style = self.visual_style
-                content = Content.assemble(" ", (self.fault or self.empty, "$dim"))
+                content = Content.assemble(" ", (self.error_text or self.empty_text, "$dim"))
             elif i >= len(self._rows):
                 return Strip.blank(width, self.rich_style)
             else:
@@ -241,38 +253,38 @@ class Table(ScrollView, can_focus=True):
                     style = self.get_visual_style("rows--cursor")
                     if self.app.no_color and self.has_focus:
                         style += Style(reverse=True)
-                content = self._line(self._rows[i])
+                content = self._row_content(self._rows[i])
         strip = Visual.to_strips(self, content, width, 1, style)[0]
         return strip.extend_cell_length(width, style.rich_style).crop(0, width)
 
-    def _heading(self) -> Content:
+    def _header_content(self) -> Content:
         parts: list[tuple[str, str]] = [(" ", "")]
         for i, width in self._layout:
             column = self.columns[i]
             name, style = column.name, ""
-            if self._sorted is not None and self._sorted[0] == name:
-                name, style = name + (" ▼" if self._sorted[1] else " ▲"), "$foreground"
-            parts += [*_fit(((name, style),), width, column.right), (" " * _GAP, "")]
+            if self._sorted_by is not None and self._sorted_by[0] == name:
+                name, style = name + (" ▼" if self._sorted_by[1] else " ▲"), "$foreground"
+            parts += [*_fit_cell(((name, style),), width, column.align_right), (" " * _GAP, "")]
         return Content.assemble(*parts)
 
-    def _line(self, cells: Sequence[Cell]) -> Content:
+    def _row_content(self, cells: Sequence[Cell]) -> Content:
         parts: list[tuple[str, str]] = [(" ", "")]
         for i, width in self._layout:
-            parts += [*_fit(cells[i], width, self.columns[i].right), (" " * _GAP, "")]
+            parts += [*_fit_cell(cells[i], width, self.columns[i].align_right), (" " * _GAP, "")]
         return Content.assemble(*parts)
 
     # --- the cursor
 
     def watch_cursor(self, old: int, new: int) -> None:
-        """Repaint the two lines, and tell."""
+        """Repaint the old and the new row, and post `CursorMoved`."""
         top = int(self.scroll_offset.y)
         for line in (old, new):
-            self.refresh(Region(0, line - top + self.head, self.size.width, 1))
-        self._reveal()
-        self.post_message(self.Moved(self, self.key))
+            self.refresh(Region(0, line - top + self.header_height, self.size.width, 1))
+        self._scroll_to_cursor()
+        self.post_message(self.CursorMoved(self, self.cursor_key))
 
-    def _reveal(self) -> None:
-        rows = max(self.size.height - self.head, 1)
+    def _scroll_to_cursor(self) -> None:
+        rows = max(self.size.height - self.header_height, 1)
         top = int(self.scroll_offset.y)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False, force=True)
@@ -280,70 +292,70 @@ class Table(ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor - rows + 1, animate=False, force=True)
 
     def validate_cursor(self, cursor: int) -> int:
-        """Within the lines."""
-        return max(0, min(cursor, len(self.keys) - 1))
+        """Clamp the cursor to the rows."""
+        return max(0, min(cursor, len(self.row_keys) - 1))
 
     def action_cursor_up(self) -> None:
-        """Up."""
+        """Move the cursor up."""
         self.cursor -= 1
 
     def action_cursor_down(self) -> None:
-        """Down."""
+        """Move the cursor down."""
         self.cursor += 1
 
     def action_page_up(self) -> None:
-        """Up by what is shown."""
-        self.cursor -= max(self.size.height - self.head - 1, 1)
+        """Move the cursor up one page."""
+        self.cursor -= max(self.size.height - self.header_height - 1, 1)
 
     def action_page_down(self) -> None:
-        """Down by what is shown."""
-        self.cursor += max(self.size.height - self.head - 1, 1)
+        """Move the cursor down one page."""
+        self.cursor += max(self.size.height - self.header_height - 1, 1)
 
     def action_first(self) -> None:
-        """To the first line."""
+        """Move the cursor to the first row."""
         self.cursor = 0
 
     def action_last(self) -> None:
-        """To the last line."""
-        self.cursor = len(self.keys) - 1
+        """Move the cursor to the last row."""
+        self.cursor = len(self.row_keys) - 1
 
     def action_open_line(self) -> None:
-        """Tell that the line was chosen."""
-        if self.keys:
-            self.post_message(self.Opened(self, self.key))
+        """Post `RowOpened` for the row under the cursor."""
+        if self.row_keys:
+            self.post_message(self.RowOpened(self, self.cursor_key))
 
     def on_click(self, event: events.Click) -> None:
-        """A click moves the cursor, a second one opens; one on a heading is told."""
-        if event.y < self.head:
+        """Move the cursor; open the row on a double click; post `HeadingClicked` for the header."""
+        if event.y < self.header_height:
             x = 1
             for i, width in self._layout:
                 if x <= event.x < x + width + _GAP:
-                    self.post_message(self.Headed(self, self.columns[i].name))
+                    self.post_message(self.HeadingClicked(self, self.columns[i].name))
                 x += width + _GAP
             return
-        line = event.y - self.head + int(self.scroll_offset.y)
-        if line < len(self.keys):
+        line = event.y - self.header_height + int(self.scroll_offset.y)
+        if line < len(self.row_keys):
             self.cursor = line
             if event.chain == 2:
-                self.post_message(self.Opened(self, self.key))
+                self.post_message(self.RowOpened(self, self.cursor_key))
 
 
-def _width(parts: Cell) -> int:
+def _cell_width(parts: Cell) -> int:
     return sum(cell_len(text) for text, _ in parts)
 
 
-def _fit(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
-    """The cell in exactly so many places: padded, or cut with an ellipsis."""
-    used = _width(parts)
-    if used <= width:
-        pad = (" " * (width - used), "")
+def _fit_cell(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
+    """Pad a cell to a width, or truncate it with an ellipsis."""
+    current_width = _cell_width(parts)
+    if current_width <= width:
+        pad = (" " * (width - current_width), "")
         return [pad, *parts] if right else [*parts, pad]
-    fitted, left = [], width - 1
+    fitted, width_left = [], width - 1
     for text, style in parts:
         size = cell_len(text)
-        if size > left:
-            fitted.append((set_cell_size(text, left) + "…", style))
+        if size > width_left:
+            fitted.append((set_cell_size(text, width_left) + "…", style))
             break
         fitted.append((text, style))
-        left -= size
+        width_left -= size
     return fitted

@@ -1,4 +1,4 @@
-"""How things look: themes, the symbols and colours of states, bars. A state is never told by colour alone."""
+"""Themes, symbols and colours of run states, progress bars. No state is shown by colour alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from textual.theme import Theme
 
 from burnt.monitor.data.runs import RunView
 
-__all__ = ["DARK", "LIGHT", "PLAIN", "bar", "state_cell"]
+__all__ = ["DARK", "LIGHT", "PLAIN", "progress_bar", "state_cell"]
 
 
-def _theme(
+def _make_theme(
     name: str, *, dim: str, faint: str, cursor: str, stale: str, bars: tuple[str, str], **colours: Any
 ) -> Theme:
-    """A theme of Textual.
+    """Build a Textual theme.
 
     Args:
-        name: its name.
-        dim: of text that may be overlooked.
-        faint: of lines that should be.
-        cursor: behind the line under the cursor.
-        stale: of runs that are.
-        bars: of scrollbars, and of the one under the mouse.
-        colours: as `Theme` takes them.
+        name: the theme's name.
+        dim: colour of secondary text.
+        faint: colour of lines and borders.
+        cursor: background of the row under the cursor.
+        stale: colour of stale runs.
+        bars: colours of scrollbars, normal and under the mouse.
+        colours: further arguments of `Theme`.
     """
     scrollbar, hover = bars
     backgrounds = ("background", "background-hover", "background-active", "corner-color")
@@ -50,9 +50,9 @@ def _theme(
     )
 
 
-# Blue, green and orange are those of Okabe and Ito, which people of every colour vision tell apart, moved to
-# a lightness at which they can be read on the background.
-DARK = _theme(
+# Blue, green and orange are from the Okabe-Ito palette, which is safe for colour-blind readers, adjusted in
+# lightness to be readable on the background.
+DARK = _make_theme(
     "burnt-dark",
     dark=True,
     primary="#5ab4e5",
@@ -71,7 +71,7 @@ DARK = _theme(
     cursor="#24313f",
     bars=("#2b3542", "#3a4554"),
 )
-LIGHT = _theme(
+LIGHT = _make_theme(
     "burnt-light",
     dark=False,
     primary="#0067a6",
@@ -90,7 +90,7 @@ LIGHT = _theme(
     cursor="#dbe6ef",
     bars=("#c3cad2", "#a5aeb9"),
 )
-# For NO_COLOR: the terminal's own two colours; what stands out is bold, reversed or dim.
+# For NO_COLOR: the terminal's default colours; emphasis is bold, reversed or dim.
 PLAIN = Theme(
     name="burnt-plain",
     primary="ansi_default",
@@ -133,18 +133,18 @@ _STATES = {
 
 
 def state_cell(view: RunView) -> tuple[str, str]:
-    """The state of a run in a symbol and a word, and its style; a pause is told instead of `running`."""
+    """Return a run's state as symbol and word, and its style; a paused run is shown as ``paused``."""
     state = "paused" if view.state == "running" and view.activity == "paused" else view.state
     symbol, style = _STATES[state]
     return f"{symbol} {state}", style
 
 
-def bar(share: float, width: int) -> tuple[str, str]:
-    """A progress bar in halves of a cell: what is done, and what is left.
+def progress_bar(share: float, width: int) -> tuple[str, str]:
+    """Return the done and remaining parts of a progress bar, at a resolution of half a cell.
 
-    >>> bar(0.5, 5)
+    >>> progress_bar(0.5, 5)
     ('━━╸', '──')
     """
-    halves = round(min(max(share, 0.0), 1.0) * width * 2)
-    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    half_cells = round(min(max(share, 0.0), 1.0) * width * 2)
+    done = "━" * (half_cells // 2) + "╸" * (half_cells % 2)
     return done, "─" * (width - len(done))

@@ -21,12 +21,12 @@ from burnt.monitor.artefacts import render
 from burnt.monitor.artefacts.png import Image, PngError, _decode, decode, fit
 from burnt.monitor.artefacts.render import (
     Lines,
-    classes,
-    confusion,
-    histogram,
-    image,
-    is_classes,
-    is_confusion,
+    draw_class_scores,
+    draw_confusion_matrix,
+    draw_histogram,
+    draw_image,
+    is_class_scores,
+    is_confusion_matrix,
 )
 from burnt.monitor.artefacts.widgets import Picture, Slider
 from burnt.monitor.data.runs import RunLibrary, RunView
@@ -156,10 +156,10 @@ def test_images_fit() -> None:
 
 def test_images_are_half_blocks_or_characters() -> None:
     picture = Image(1, 2, bytes([255, 0, 0, 0, 0, 255]))
-    assert image(picture, 1, 1)[0][0] == ("▀", "#ff0000", 0.0, "#0000ff", False)
+    assert draw_image(picture, 1, 1)[0][0] == ("▀", "#ff0000", 0.0, "#0000ff", False)
     grey = Image(3, 1, bytes([0] * 3 + [128] * 3 + [255] * 3))
-    assert text(image(grey, 3, 1, colors=False)).strip() == "+@"
-    assert len(image(grey, 3, 1, colors=False)[0][0].text) == 3
+    assert text(draw_image(grey, 3, 1, colors=False)).strip() == "+@"
+    assert len(draw_image(grey, 3, 1, colors=False)[0][0].text) == 3
 
 
 # --- matrices and classes
@@ -175,8 +175,8 @@ def matrix(counts: list[list[float]], names: list[str] | None = None) -> dict[st
 
 def test_a_confusion_matrix_has_numbers_margins_and_the_worst() -> None:
     table = matrix([[8, 2, 0], [1, 9, 0], [0, 4, 0]], ["cat", "dog", "hamster"])
-    assert is_confusion(table)
-    assert text(confusion(table, 60)).splitlines() == [
+    assert is_confusion_matrix(table)
+    assert text(draw_confusion_matrix(table, 60)).splitlines() == [
         "         predicted",
         "   true      cat     dog hamster  recall",
         "    cat        8       2       .  0.8000",
@@ -195,13 +195,13 @@ def test_shades_tell_the_share_and_are_characters_without_colours() -> None:
     table = matrix([[1, 3], [0, 4]])
     shades = [
         ink.shade
-        for line in confusion(table, 60)[2:4]
+        for line in draw_confusion_matrix(table, 60)[2:4]
         if line
         for ink in line
         if ink.text.strip() in ("1", "3", ".", "4")
     ]
     assert shades == [0.25, 0.75, 0.0, 0.0, 1.0], "and the name of the first class, which is no share"
-    plain = confusion(table, 60, colors=False)
+    plain = draw_confusion_matrix(table, 60, colors=False)
     assert "▓" in text(plain[2:3])
     assert "█" in text(plain[3:4])
 
@@ -210,7 +210,7 @@ def test_shades_tell_the_share_and_are_characters_without_colours() -> None:
 @pytest.mark.parametrize("width", [20, 30, 55, 120])
 def test_any_number_of_classes_fits_any_width(size: int, width: int) -> None:
     table = matrix([[float(i == j) * 50 + (i * j) % 3 for j in range(size)] for i in range(size)])
-    drawn = confusion(table, width)
+    drawn = draw_confusion_matrix(table, width)
     assert all(sum(len(ink.text) for ink in line) <= width for line in drawn[: drawn.index([])])
     if width > 40:
         assert (size * 2 > width) == ("classes a cell" in text(drawn))
@@ -219,16 +219,16 @@ def test_any_number_of_classes_fits_any_width(size: int, width: int) -> None:
 
 def test_ten_classes_show_their_numbers_in_a_narrow_terminal() -> None:
     assert "137" in text(
-        confusion(matrix([[137 if i == j else 1 for j in range(10)] for i in range(10)]), 51)
+        draw_confusion_matrix(matrix([[137 if i == j else 1 for j in range(10)] for i in range(10)]), 51)
     )
 
 
 def test_nothing_counted_and_nothing_confused() -> None:
-    assert "nothing was counted" in text(confusion(matrix([[0, 0], [0, 0]]), 60))
-    assert "nothing is confused" in text(confusion(matrix([[1, 0], [0, 1]]), 60))
-    assert not is_confusion({"columns": ["target", "a"], "rows": [["b", 1]]})
-    assert not is_confusion({"columns": ["target", "a"], "rows": [["a", "x"]]})
-    assert not is_confusion({})
+    assert "nothing was counted" in text(draw_confusion_matrix(matrix([[0, 0], [0, 0]]), 60))
+    assert "nothing is confused" in text(draw_confusion_matrix(matrix([[1, 0], [0, 1]]), 60))
+    assert not is_confusion_matrix({"columns": ["target", "a"], "rows": [["b", 1]]})
+    assert not is_confusion_matrix({"columns": ["target", "a"], "rows": [["a", "x"]]})
+    assert not is_confusion_matrix({})
 
 
 def test_classes_have_bars_and_numbers() -> None:
@@ -236,13 +236,13 @@ def test_classes_have_bars_and_numbers() -> None:
         "columns": ["class", "precision", "recall", "f1", "count"],
         "rows": [["cat", 1.0, 0.5, 0.6667, 12], ["dog", "NaN", 0.0, "NaN", 0]],
     }
-    assert is_classes(table)
-    wide = text(classes(table, 100)).splitlines()
+    assert is_class_scores(table)
+    wide = text(draw_class_scores(table, 100)).splitlines()
     assert wide[0].split() == ["class", "precision", "recall", "F1", "count"]
     assert wide[1].count("█") == 18 + 9 + 12
     assert [word for word in wide[1].split() if word[0].isdigit()] == ["1.0000", "0.5000", "0.6667", "12"]
     assert wide[2].split().count("-") == 2
-    narrow = text(classes(table, 45)).splitlines()
+    narrow = text(draw_class_scores(table, 45)).splitlines()
     assert "█" not in narrow[1]
     assert max(map(len, narrow)) <= 45
 
@@ -252,7 +252,7 @@ def test_classes_have_bars_and_numbers() -> None:
 
 def test_a_histogram_stands_where_its_values_are() -> None:
     data = {"counts": [0, 4, 8, 4], "edges": [0.0, 1.0, 2.0, 3.0, 4.0]}
-    lines = text(histogram([(10, data)], 0, 47, 12)).splitlines()
+    lines = text(draw_histogram([(10, data)], 0, 47, 12)).splitlines()
     assert lines[0].startswith("     8 ")
     assert lines[0][7:].count("█") == 10
     assert "16 values, 4 bins, mean about 2.5" in lines[-1]
@@ -264,7 +264,7 @@ def test_a_histogram_stands_where_its_values_are() -> None:
 
 def test_histograms_of_several_steps_lie_below_each_other() -> None:
     data = [(step, {"counts": [1, 1], "edges": [step, step + 1.0, step + 2.0]}) for step in range(5)]
-    lines = text(histogram(data, 3, 60, 20, colors=False)).splitlines()
+    lines = text(draw_histogram(data, 3, 60, 20, colors=False)).splitlines()
     steps = [line for line in lines if line[:6].strip().isdigit() and "█" in line[7:]][-5:]
     assert [int(line[:6]) for line in steps] == [0, 1, 2, 3, 4]
     starts = [line[7:].index("█") for line in steps]
@@ -280,15 +280,15 @@ def test_any_histogram_fits(
     counts: list[float], low: float, width_of_bin: float, width: int, height: int, steps: int
 ) -> None:
     data = {"counts": counts, "edges": [low + width_of_bin * i / len(counts) for i in range(len(counts) + 1)]}
-    lines = histogram([(i, data) for i in range(steps)], steps - 1, width, height)
+    lines = draw_histogram([(i, data) for i in range(steps)], steps - 1, width, height)
     assert len(lines) <= height
     if width >= 30:
         assert max(len(line) for line in text(lines).splitlines()) <= max(width, 60)
 
 
 def test_histograms_of_nothing() -> None:
-    assert "no finite values" in text(histogram([(1, {"counts": [], "edges": ["NaN"]})], 0, 40, 10))
-    assert "0 values" in text(histogram([(1, {"counts": [0], "edges": [0, 1]})], 0, 40, 10))
+    assert "no finite values" in text(draw_histogram([(1, {"counts": [], "edges": ["NaN"]})], 0, 40, 10))
+    assert "0 values" in text(draw_histogram([(1, {"counts": [0], "edges": [0, 1]})], 0, 40, 10))
 
 
 # --- other tables
@@ -297,7 +297,7 @@ def test_histograms_of_nothing() -> None:
 def test_tables_set_numbers_to_the_right() -> None:
     table = {"columns": ["layer", "n", "note"], "rows": [["conv", 12000, None], ["head", "NaN", [1, 2]]]}
     columns, rows = table_rows(table)
-    assert [column.right for column in columns] == [False, True, False]
+    assert [column.align_right for column in columns] == [False, True, False]
     assert [cell[0][0] for cell in rows[0][1]] == ["conv", "12,000", "-"]
     assert [cell[0][0] for cell in rows[1][1]] == ["head", "NaN", "[1, 2]"]
     assert table_rows({"columns": ["a"], "rows": []})[1] == []
@@ -336,7 +336,7 @@ def drive(
     async def main() -> None:
         app = MonitorApp(RunLibrary([folder]))
         async with app.run_test(size=size) as pilot:
-            await app.settled(30)
+            await app.wait_until_idle(30)
             await test(app, pilot)
 
     asyncio.run(main())
@@ -345,7 +345,7 @@ def drive(
 async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
     for key in keys:
         await pilot.press(key)
-        await app.settled(30)
+        await app.wait_until_idle(30)
 
 
 def drawn(app: MonitorApp) -> str:
@@ -366,7 +366,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         await press(app, pilot, "9")
         pane = app.screen.query_one(ArtefactsPane)
         names = pane.query_one("#names", Table)
-        assert [key[1] for key in names.keys] == [  # type: ignore[index]
+        assert [key[1] for key in names.row_keys] == [  # type: ignore[index]
             "notes", "odd", "valid/confusion", "broken", "samples", "weights",
         ]  # fmt: skip
         assert "what" in drawn(app)
@@ -387,7 +387,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         await press(app, pilot, "shift+right")
         assert "3 of 3" in slider.render().plain
         await pilot.click(Slider, offset=(slider._bar[0] + 1, 0))
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "1 of 3" in slider.render().plain
         await press(app, pilot, "down")
         assert "no header" in drawn(app)
@@ -413,18 +413,18 @@ def test_new_ones_are_followed_unless_an_older_one_is_looked_at(tmp_path: Path) 
         assert "2 of 2" in slider.render().plain
         run.record_histogram("weights", [3], [0, 1], 3)
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "3 of 3" in slider.render().plain
         await press(app, pilot, "left")
         run.record_histogram("weights", [4], [0, 1], 4)
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "2 of 4" in slider.render().plain
         await press(app, pilot, "right", "right")
         assert "4 of 4" in slider.render().plain
         run.record_histogram("weights", [5], [0, 1], 5)
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "5 of 5" in slider.render().plain, "at the end it follows again"
 
     drive(tmp_path / "run", test)
@@ -527,7 +527,7 @@ def test_what_is_confused_most_is_found_in_a_large_matrix_and_drawn_once() -> No
         "rows": [[str(i), *row] for i, row in enumerate(counts)],
     }
     expected = sorted((-counts[i][j], i, j) for i in range(n) for j in range(n) if i != j)
-    text = ["".join(ink.text for ink in line) for line in render.confusion(table, 100)]
+    text = ["".join(ink.text for ink in line) for line in render.draw_confusion_matrix(table, 100)]
     at = text.index("most confused") + 1
     for line, (count, i, j) in zip(text[at:], expected, strict=False):
         assert f"{i} taken for {j} " in f"{line} "
@@ -536,21 +536,21 @@ def test_what_is_confused_most_is_found_in_a_large_matrix_and_drawn_once() -> No
 
 def test_numbers_of_a_matrix_that_find_no_room_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[float] = []
-    count = render._count
-    monkeypatch.setattr(render, "_count", lambda n: written.append(n) or count(n))
+    count = render._count_text
+    monkeypatch.setattr(render, "_count_text", lambda n: written.append(n) or count(n))
     n = 60
     table = {
         "columns": ["target", *map(str, range(n))],
         "rows": [[str(i), *range(1, n + 1)] for i in range(n)],
     }
-    render.confusion(table, 100)
-    assert len(written) <= 2 * render._CONFUSED
+    render.draw_confusion_matrix(table, 100)
+    assert len(written) <= 2 * render._MAX_CONFUSED_PAIRS
 
 
 def test_remembered_artefacts_are_bounded_by_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artefacts, "_KEPT_BYTES", 64 * 10)
+    monkeypatch.setattr(artefacts, "_CACHE_BYTES", 64 * 10)
     with RunWriter.create(tmp_path / "run") as run:
         for step in range(5):
             run.record_table("t", ["a"], [[step]] * 3, step=step)
@@ -558,5 +558,5 @@ def test_remembered_artefacts_are_bounded_by_their_bytes(
     view.refresh()
     pane = artefacts.ArtefactsPane(view)
     for name in view.artefact_names():
-        assert pane._data(name)["rows"][0] == [name.step]
-    assert [size for _, size in pane._read.values()] == [64 * 4] * 2
+        assert pane._load_data(name)["rows"][0] == [name.step]
+    assert [size for _, size in pane._data_cache.values()] == [64 * 4] * 2

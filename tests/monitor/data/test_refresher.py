@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from burnt.monitor.data.refresher import Meter, Refresher
+from burnt.monitor.data.refresher import CpuMeter, Refresher
 from burnt.monitor.data.runs import RunLibrary
 
 
@@ -55,22 +55,22 @@ def test_a_machine_whose_cores_are_busy_is_looked_at_less_often(
     passed: Callable[..., Any], idle: float, own: float, seconds: float
 ) -> None:
     refresher = made(0.5)
-    assert refresher.pause() == 0.5
+    assert refresher.next_interval() == 0.5
     passed(at=10.0, idle=idle, own=own)
-    assert refresher.pause() == pytest.approx(seconds)
+    assert refresher.next_interval() == pytest.approx(seconds)
     passed(at=10.0, idle=10.0, own=own)  # counted from the last look
-    assert refresher.pause() == 0.5
+    assert refresher.next_interval() == 0.5
 
 
 def test_one_that_is_slow_on_purpose_stays_so(passed: Callable[..., Any]) -> None:
     refresher = made(10.0)
-    assert refresher.pause() == 10.0
+    assert refresher.next_interval() == 10.0
     passed(at=10.0, own=1.0)
-    assert refresher.pause() == 10.0
+    assert refresher.next_interval() == 10.0
 
 
 def test_the_meter_reads_this_machine() -> None:
-    meter = Meter()
+    meter = CpuMeter()
     until = time.process_time() + 0.05
     while time.process_time() < until:
         pass

@@ -56,7 +56,7 @@ def test_a_run_that_is_written_is_followed(tmp_path: Path) -> None:
     assert view.refresh()
     assert view.points("loss").values == [0.5, 0.25]
     assert [event.kind for event in view.events] == ["start", "note", "note", "end"]
-    assert (view.state, view.note, view.activity, view.eta) == ("stopped", "by hand", "", None)
+    assert (view.state, view.problem, view.activity, view.eta) == ("stopped", "by hand", "", None)
     assert not view.refresh()
 
 
@@ -69,7 +69,7 @@ def test_a_pause_does_not_count_as_time_that_steps_take(tmp_path: Path, monkeypa
         view = RunView(tmp_path / "run")
         view.refresh()
         assert view.eta == pytest.approx(40.0, abs=5.0)
-        assert view.seconds == pytest.approx(40.0, abs=5.0)
+        assert view.active_seconds == pytest.approx(40.0, abs=5.0)
         view.close()
 
 
@@ -114,7 +114,7 @@ def test_a_resumed_run_shows_what_holds(tmp_path: Path) -> None:
     assert view.best(Series("loss", "train")).value == 0.0  # type: ignore[union-attr]
     assert view.config == {"lr": 2}
     assert view.epoch_ends == [(50, 1), (90, 2)]
-    assert len(view.spans) == 2
+    assert len(view.attempt_spans) == 2
     second.close("finished")
 
 
@@ -150,7 +150,8 @@ def test_a_run_that_may_not_be_read_stays_and_says_so(
     os.seteuid(65534)
     try:
         view.refresh()
-        assert (view.state, view.note) == ("unreadable", "no permission to read the run: Permission denied")
+        assert view.state == "unreadable"
+        assert view.problem == "no permission to read the run: Permission denied"
     finally:
         os.seteuid(0)
     view.refresh()
@@ -252,12 +253,12 @@ def test_runs_are_found_while_open_and_keep_their_colours(tmp_path: Path) -> Non
     make(tmp_path / "deep" / "a")
     library = RunLibrary([tmp_path])
     assert library.refresh()
-    colours = {view.label: view.colour for view in library.views}
+    colours = {view.label: view.style_index for view in library.views}
     assert colours == {"b": 0, "deep/a": 1}
     make(tmp_path / "c")
-    assert library.refresh(look=True)
-    assert {view.label: view.colour for view in library.views} == colours | {"c": 2}
-    assert not library.refresh(look=True)
+    assert library.refresh(rescan=True)
+    assert {view.label: view.style_index for view in library.views} == colours | {"c": 2}
+    assert not library.refresh(rescan=True)
 
 
 def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Path) -> None:
@@ -269,12 +270,12 @@ def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Pa
     shutil.rmtree(folder)
     assert library.refresh()
     assert view.state == "deleted"
-    assert "was deleted" in view.note
-    assert not library.refresh(look=True)
+    assert "was deleted" in view.problem
+    assert not library.refresh(rescan=True)
     library.drop_deleted()
     assert library.views == []
     make(folder)
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     assert [view.state for view in library.views] == ["finished"]
 
 
@@ -282,10 +283,10 @@ def test_a_deleted_run_that_nobody_could_read_is_dropped_too(tmp_path: Path) -> 
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.db").write_bytes(b"x" * 4096)
     library = RunLibrary([tmp_path])
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     assert [view.state for view in library.views] == ["unreadable"]
     shutil.rmtree(tmp_path / "odd")
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     assert [view.state for view in library.views] == ["deleted"]
     library.drop_deleted()
     assert library.views == []
@@ -341,10 +342,10 @@ def test_folders_within_each_other_give_each_run_once(
     make(tmp_path / "b")
     monkeypatch.chdir(tmp_path)
     library = RunLibrary([tmp_path, tmp_path / "a", "a"])
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     assert sorted(view.folder.name for view in library.views) == ["b", "run"]
     shutil.rmtree(tmp_path / "a")
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     library.drop_deleted()
     assert [view.folder.name for view in library.views] == ["b"]
 
@@ -376,9 +377,9 @@ def test_what_cannot_be_read_is_a_line_with_a_message(tmp_path: Path, kind: str)
             view.points("loss")
         return
     assert view.state == "unreadable"
-    assert "\n" not in view.note
+    assert "\n" not in view.problem
     word = {"newer": "a newer burnt wrote this run", "garbage": "damaged"}.get(kind, "")
-    assert word in view.note
+    assert word in view.problem
     assert not library.refresh()
 
 
@@ -422,7 +423,7 @@ def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None
     while view.state != "crashed" and time.monotonic() - began < 10:
         view.refresh()
     assert view.state == "crashed"
-    assert "ended without a word" in view.note
+    assert "ended without a word" in view.problem
     assert view.points("loss").values == [1.0]
 
 
@@ -437,7 +438,7 @@ def test_runs_at_rest_are_looked_at_less_often(tmp_path: Path, monkeypatch: pyte
     for _ in range(5):
         library.refresh()
     assert looks == ["lives"] * 5
-    monkeypatch.setattr(runs, "_RESTING_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "_IDLE_REFRESH_SECONDS", 0.0)
     RunWriter.create(folder, resume=True).close("stopped")
     assert library.refresh()
     assert {view.label: view.state for view in library.views} == {"rests": "stopped", "lives": "running"}
@@ -460,8 +461,8 @@ def test_a_run_that_closed_between_two_looks_has_not_crashed(
         view = RunView(folder)
         view.refresh()
         assert view.state == "running"
-        stamp = runs._stamp(folder)
-        monkeypatch.setattr(runs, "_stamp", lambda folder: stamp)  # looked at just before it closed
+        stamp = runs._database_stamp(folder)
+        monkeypatch.setattr(runs, "_database_stamp", lambda folder: stamp)  # looked at just before it closed
     view.refresh()
     assert view.state == "finished"
 

@@ -16,10 +16,10 @@ from textual.color import Color
 from textual.events import MouseScrollUp
 from textual.pilot import Pilot
 
-from burnt.monitor.plotting.braille import CHARACTERS, line_masks, sample
-from burnt.monitor.plotting.chart_widget import Chart, readable
-from burnt.monitor.plotting.curves import PALETTE, STYLES, Curve, smooth
-from burnt.monitor.plotting.plot import Plot, View
+from burnt.monitor.plotting.braille import CHARACTERS, line_masks, line_sample
+from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
+from burnt.monitor.plotting.curves import DASH_PATTERNS, PALETTE, Curve, smooth
+from burnt.monitor.plotting.plot import Plot, PlotView
 
 NAN, INF = math.nan, math.inf
 
@@ -29,7 +29,7 @@ def curve(ys: list[float], xs: list[float] | None = None, label: str = "train", 
 
 
 def text(ys: list[float], width: int = 40, height: int = 12, **fields: Any) -> str:
-    return Plot(View((curve(ys),), markers=False, **fields), width, height).text()
+    return Plot(PlotView((curve(ys),), markers=False, **fields), width, height).text()
 
 
 # --- lines in dots
@@ -86,7 +86,7 @@ def test_dashes_go_along_the_line() -> None:
     diagonal = dots(line_masks([0, 11], [0, 11], 12, 12, (2, 2)))
     assert 4 <= len(diagonal) <= 8
     # All styles differ in the legend as well.
-    assert len({sample(dashes, 3) for dashes in STYLES.values()}) == len(STYLES)
+    assert len({line_sample(dashes, 3) for dashes in DASH_PATTERNS.values()}) == len(DASH_PATTERNS)
 
 
 def test_characters_are_those_of_unicode() -> None:
@@ -131,7 +131,7 @@ def test_any_values_fit_any_size(
     one = curve([y for _, y in found], [float(x) for x, _ in found], tag="t")
     other = curve([1.0, 2.0], [0.0, 5.0], "valid", style="dashed")
     for curves in ((one,), (one, other), (one, other, one)):
-        plot = Plot(View(curves, x, log, weight, "loss", crosshair=at), width, height)
+        plot = Plot(PlotView(curves, x, log, weight, "loss", crosshair=at), width, height)
         assert len(plot.lines) <= height
         for line in plot.text().splitlines():
             assert cell_len(line) <= width
@@ -140,7 +140,7 @@ def test_any_values_fit_any_size(
 
 
 def test_nothing_to_show_is_said() -> None:
-    assert "no values yet" in Plot(View((), title="loss"), 40, 10).text()
+    assert "no values yet" in Plot(PlotView((), title="loss"), 40, 10).text()
     assert "no values yet" in text([])
     assert "NaN at 0" in text([NAN, NAN])
     assert "nothing above 0" in text([0.0, -1.0], log_y=True)
@@ -194,17 +194,17 @@ def test_huge_and_tiny_values_have_short_labels() -> None:
 
 def test_extremes_are_marked_with_their_values() -> None:
     ys = [1.0, 0.25, 3.5, 2.0, 1.5, 1.75]
-    shown = Plot(View((curve(ys),)), 50, 14).text()
+    shown = Plot(PlotView((curve(ys),)), 50, 14).text()
     assert "▲3.5" in shown
     assert "▼0.25" in shown
     assert "▲" not in text(ys)
-    assert "▲" not in Plot(View((curve([2.0, 2.0]),)), 50, 14).text()
+    assert "▲" not in Plot(PlotView((curve([2.0, 2.0]),)), 50, 14).text()
     # Where there is no room for the value, the place is marked all the same.
-    cramped = Plot(View((curve([float(i * 7 % 11) for i in range(200)]),)), 30, 7).text()
+    cramped = Plot(PlotView((curve([float(i * 7 % 11) for i in range(200)]),)), 30, 7).text()
     assert cramped.count("▲") == cramped.count("▼") == 1
     # Of many curves only the ends of all.
     many = tuple(curve([i + 0.5, i + 1.0], label=str(i)) for i in range(5))
-    shown = Plot(View(many), 60, 20).text()
+    shown = Plot(PlotView(many), 60, 20).text()
     assert "▲5" in shown
     assert "▼0.5" in shown
     assert shown.count("▲") == shown.count("▼") == 1
@@ -212,8 +212,8 @@ def test_extremes_are_marked_with_their_values() -> None:
 
 def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
     noisy = [math.sin(i / 9) + (i * 7919 % 13) / 9 for i in range(300)]
-    plot = Plot(View((curve(noisy),), smoothing=0.9, markers=False), 60, 20)
-    alone = Plot(View((curve(smooth(noisy, 0.9)),), range_y=plot.range_y, markers=False), 60, 20)
+    plot = Plot(PlotView((curve(noisy),), smoothing=0.9, markers=False), 60, 20)
+    alone = Plot(PlotView((curve(smooth(noisy, 0.9)),), range_y=plot.range_y, markers=False), 60, 20)
 
     def cells(plot: Plot) -> dict[tuple[int, int], tuple[str, str]]:
         found, rows = {}, plot.lines[plot.top : plot.top + plot.rows]
@@ -230,7 +230,7 @@ def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
 
 
 def test_the_crosshair_reads_the_nearest_values() -> None:
-    view = View(
+    view = PlotView(
         (curve([1.0, 2.0, 4.0, 8.0]), curve([5.0, 7.0], [0.0, 3.0], "valid")), crosshair=2.2, markers=False
     )
     shown = Plot(view, 60, 14).text()
@@ -248,7 +248,7 @@ def test_tags_stand_beside_the_ends_of_their_curves_and_do_not_meet() -> None:
     curves = tuple(
         curve([1.0, y], tag=tag, label=f"run {tag}") for tag, y in zip("abc", (5.0, 5.0, 1.0), strict=True)
     )
-    rows = Plot(View(curves, markers=False), 50, 14).text().splitlines()
+    rows = Plot(PlotView(curves, markers=False), 50, 14).text().splitlines()
     found = {row[-1]: i for i, row in enumerate(rows) if row[-1:] in "abc" and row[-2:-1] == " "}
     assert set(found) == set("abc")
     assert abs(found["a"] - found["b"]) == 1
@@ -257,24 +257,24 @@ def test_tags_stand_beside_the_ends_of_their_curves_and_do_not_meet() -> None:
 
 def test_legends_wrap_and_say_when_they_are_cut() -> None:
     curves = tuple(curve([1.0, 2.0], label=f"a run of name {i}") for i in range(8))
-    wide = Plot(View(curves), 120, 24).text()
+    wide = Plot(PlotView(curves), 120, 24).text()
     assert all(f"a run of name {i}" in wide for i in range(8))
-    narrow = Plot(View(curves, title="loss"), 40, 8).text()
+    narrow = Plot(PlotView(curves, title="loss"), 40, 8).text()
     assert "…" in narrow.splitlines()[1] or "…" in narrow.splitlines()[0]
 
 
 def test_names_cannot_steer_the_terminal_and_wide_ones_fit() -> None:
-    shown = Plot(View((curve([1.0, 2.0], label="a\x1b[2Jb"),), title="\x07loss"), 60, 10).text()
+    shown = Plot(PlotView((curve([1.0, 2.0], label="a\x1b[2Jb"),), title="\x07loss"), 60, 10).text()
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "a\\x1b[2Jb" in shown
     for width in range(4, 40):
-        wide = Plot(View((curve([1.0, 2.0], label="学習"),), title="損失関数"), width, 10)
+        wide = Plot(PlotView((curve([1.0, 2.0], label="学習"),), title="損失関数"), width, 10)
         assert all(cell_len(line) <= width for line in wide.text().splitlines())
 
 
 def test_cells_and_values_are_inverse() -> None:
-    plot = Plot(View((curve([0.0, 10.0], [100.0, 300.0]),)), 60, 20)
+    plot = Plot(PlotView((curve([0.0, 10.0], [100.0, 300.0]),)), 60, 20)
     for column in (plot.left, plot.left + 7, plot.left + plot.columns - 1):
         assert plot._cell(plot.x_at(column), 5.0)[1] == column - plot.left
     for row in (plot.top, plot.top + plot.rows - 1):
@@ -282,7 +282,9 @@ def test_cells_and_values_are_inverse() -> None:
 
 
 def test_what_is_outside_of_the_zoom_is_not_drawn_but_lines_run_on() -> None:
-    shown = Plot(View((curve([0.0, 100.0, 0.0, 100.0]),), range_x=(0.9, 1.1), markers=False), 40, 12).text()
+    shown = Plot(
+        PlotView((curve([0.0, 100.0, 0.0, 100.0]),), range_x=(0.9, 1.1), markers=False), 40, 12
+    ).text()
     low = [float(line.split("┤")[0]) for line in shown.splitlines() if "┤" in line]
     assert min(low) >= 85  # the range fits what is seen, which is the peak alone
 
@@ -365,7 +367,7 @@ def test_keys_zoom_pan_and_reset_all_charts() -> None:
 
 
 def test_the_label_of_the_crosshair_cuts_no_tick() -> None:
-    view = View((curve([float(i) for i in range(101)]),), markers=False)
+    view = PlotView((curve([float(i) for i in range(101)]),), markers=False)
     whole = set(Plot(view, 80, 14).text().splitlines()[-1].split())
     for x in range(101):
         labels = Plot(view._replace(crosshair=float(x)), 80, 14).text().splitlines()[-1].split()
@@ -520,8 +522,10 @@ def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
 
 
 def test_colours_are_readable_on_any_background() -> None:
-    from burnt.monitor.plotting.chart_widget import _contrast
+    from burnt.monitor.plotting.chart_widget import _contrast_ratio
 
     for background in ("#000000", "#121212", "#e0e0e0", "#ffffff", "#002b36", "#fdf6e3"):
         for color in (*PALETTE, "nonsense"):
-            assert _contrast(readable(color, Color.parse(background)), Color.parse(background)) >= 3
+            assert (
+                _contrast_ratio(ensure_contrast(color, Color.parse(background)), Color.parse(background)) >= 3
+            )

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from burnt.monitor.plotting.curves import elapsed, epochs, extremes, nearest_index, reduce, smooth
+from burnt.monitor.plotting.curves import (
+    extreme_indices,
+    nearest_index,
+    reduce_points,
+    smooth,
+    steps_to_epochs,
+    times_to_active_seconds,
+)
 from burnt.monitor.plotting.ticks import (
     count_text,
     linear_ticks,
@@ -44,7 +51,7 @@ def same(a: float, b: float) -> bool:
 @example(([3.0] * 9, [1.0, 4.0, 2.0, NAN, INF, -INF, 0.0, 3.0, 1.0]), 1)
 def test_what_a_plot_shows_stays(found: tuple[list[float], list[float]], columns: int) -> None:
     xs, ys = found
-    kept_xs, kept_ys = reduce(xs, ys, columns)
+    kept_xs, kept_ys = reduce_points(xs, ys, columns)
     assert len(kept_xs) == len(kept_ys) <= max(5 * columns, 2 * columns)
     # A subsequence, in order.
     points = iter(zip(xs, ys, strict=True))
@@ -80,7 +87,7 @@ def test_lines_come_in_and_go_out_of_a_range(
 ) -> None:
     xs, ys = found
     low, high = sorted((one, other))
-    kept, _ = reduce(xs, ys, columns, low, high)
+    kept, _ = reduce_points(xs, ys, columns, low, high)
     left, right = [x for x in xs if x < low], [x for x in xs if x > high]
     assert [x for x in kept if x < low] == left[-1:]
     assert [x for x in kept if x > high] == right[:1]
@@ -90,15 +97,15 @@ def test_lines_come_in_and_go_out_of_a_range(
 
 
 def test_a_short_series_is_left_alone() -> None:
-    assert reduce([1, 2], [NAN, 3.0], 1)[0] == [1, 2]
-    assert reduce([], [], 5) == ([], [])
+    assert reduce_points([1, 2], [NAN, 3.0], 1)[0] == [1, 2]
+    assert reduce_points([], [], 5) == ([], [])
 
 
 def test_a_million_points_become_a_few_and_none_of_the_spikes_is_lost() -> None:
     n = 1_000_000
     ys = [math.sin(i / 9e4) for i in range(n)]
     ys[123_456], ys[777_777], ys[n - 1] = 50.0, -50.0, 7.0
-    xs, kept = reduce(range(n), ys, 160)
+    xs, kept = reduce_points(range(n), ys, 160)
     assert len(xs) <= 800
     assert dict(zip(xs, kept, strict=True)).items() >= {123_456: 50.0, 777_777: -50.0, n - 1: 7.0}.items()
 
@@ -152,24 +159,32 @@ def test_the_nearest_is_the_nearest(xs: list[int], x: float) -> None:
 
 
 def test_extremes_are_the_first_of_equals() -> None:
-    assert extremes([1.0, 3.0, 1.0, 3.0, NAN, -INF]) == (0, 1)
-    assert extremes([]) is None
+    assert extreme_indices([1.0, 3.0, 1.0, 3.0, NAN, -INF]) == (0, 1)
+    assert extreme_indices([]) is None
 
 
 def test_epochs_have_fractions() -> None:
     ends = [(100.0, 1.0), (300.0, 2.0)]
-    assert epochs([0, 25, 200, 500], ends) == [0.0, 0.25, 1.5, 3.0]
-    assert epochs([5, 7], []) == [5.0, 7.0]
+    assert steps_to_epochs([0, 25, 200, 500], ends) == [0.0, 0.25, 1.5, 3.0]
+    assert steps_to_epochs([5, 7], []) == [5.0, 7.0]
     # A run resumed after its first epochs were superseded still has its clock run forwards.
-    found = epochs(range(0, 400, 7), ends)
+    found = steps_to_epochs(range(0, 400, 7), ends)
     assert found == sorted(found)
 
 
 def test_time_at_work_leaves_out_the_nights() -> None:
     attempts = [(100.0, 110.0), (500.0, 520.0), (900.0, 905.0)]
-    assert elapsed([100, 105, 110, 500, 515, 900, 1000], attempts) == [0, 5, 10, 10, 25, 30, 130]
-    assert elapsed([50.0], attempts) == [0.0]
-    assert elapsed([7.0], []) == [0.0]
+    assert times_to_active_seconds([100, 105, 110, 500, 515, 900, 1000], attempts) == [
+        0,
+        5,
+        10,
+        10,
+        25,
+        30,
+        130,
+    ]
+    assert times_to_active_seconds([50.0], attempts) == [0.0]
+    assert times_to_active_seconds([7.0], []) == [0.0]
 
 
 # --- ticks

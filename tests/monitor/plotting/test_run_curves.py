@@ -10,7 +10,7 @@ import pytest
 
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.plotting.curves import Curve, smooth
-from burnt.monitor.plotting.plot import Plot, View
+from burnt.monitor.plotting.plot import Plot, PlotView
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.train.store import RunWriter, Series
 
@@ -36,7 +36,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 
 
 def test_smoothing_goes_through_the_means_and_not_between_the_extremes(view: RunView) -> None:
-    train, valid = curves_of(view, "loss", smoothed=True)
+    train, valid = curves_of(view, "loss", with_means=True)
     assert train.means is not None
     xs, means = train.means
     assert list(xs) == sorted(xs)
@@ -55,15 +55,15 @@ def test_means_are_read_only_where_they_are_needed(view: RunView) -> None:
 
 def test_the_plot_draws_smoothed_means() -> None:
     spread = Curve("loss", "blue", [0, 0, 9, 9], [0.0, 10.0, 0.0, 10.0], means=([0, 9], [1.0, 1.0]))
-    plot = Plot(View((spread,), smoothing=0.5, markers=False), 40, 14)
+    plot = Plot(PlotView((spread,), smoothing=0.5, markers=False), 40, 14)
     rows = [i for i, line in enumerate(plot.lines[plot.top :]) for span in line if span.style == "0"]
     assert rows
     assert min(rows) > plot.rows * 0.7
 
 
 def test_what_is_zoomed_into_is_read_in_detail(view: RunView) -> None:
-    whole = curves_of(view, "loss", smoothed=True)[0]
-    zoomed = curves_of(view, "loss", zoomed=(5000.0, 5100.0), smoothed=True)[0]
+    whole = curves_of(view, "loss", with_means=True)[0]
+    zoomed = curves_of(view, "loss", x_range=(5000.0, 5100.0), with_means=True)[0]
 
     def inside(curve: Curve) -> int:
         return sum(5000 <= x <= 5100 for x in curve.xs)

@@ -14,8 +14,8 @@ from textual.pilot import Pilot
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.curves import LOOKS, PALETTE
-from burnt.monitor.screens.compare import CompareScreen, differences, looks
+from burnt.monitor.plotting.curves import PALETTE, RUN_STYLES
+from burnt.monitor.screens.compare import CompareScreen, assign_styles, differences
 from burnt.monitor.ui.table import Table
 from burnt.train.store import RunWriter, Series
 
@@ -40,11 +40,11 @@ def drive(
     async def main() -> None:
         app = MonitorApp(RunLibrary([root]))
         async with app.run_test(size=size) as pilot:
-            await app.settled(30)
+            await app.wait_until_idle(30)
             screen = CompareScreen(sorted(app.library.views, key=lambda view: view.label))
             app.push_screen(screen)
             await pilot.pause()
-            await app.settled(30)
+            await app.wait_until_idle(30)
             await test(app, pilot, screen)
 
     asyncio.run(main())
@@ -53,7 +53,7 @@ def drive(
 async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
     for key in keys:
         await pilot.press(key)
-        await app.settled(30)
+        await app.wait_until_idle(30)
 
 
 def text(widget: Any) -> str:
@@ -190,7 +190,7 @@ def test_new_values_appear(tmp_path: Path) -> None:
         await press(app, pilot, "slash", "t", "r", "a", "i", "n", "enter")
         run.log(2, 1, {"loss": 0.25})
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         curve = next(c for c in screen.query_one(Chart).view.curves if c.label == "live")
         assert list(curve.ys) == [1.0, 0.25]
 
@@ -210,10 +210,10 @@ def test_configurations_differ_by_dotted_key() -> None:
 
 
 def test_runs_look_as_they_always_do_and_later_ones_have_other_lines() -> None:
-    views: Any = [SimpleNamespace(colour=number) for number in (3, 11, 0, 35)]
-    found = looks(views)
+    views: Any = [SimpleNamespace(style_index=number) for number in (3, 11, 0, 35)]
+    found = assign_styles(views)
     assert found[:3] == [(PALETTE[3], "solid"), (PALETTE[3], "dashed"), (PALETTE[0], "solid")]
-    assert found[3] == LOOKS[1]  # its own is that of the first
+    assert found[3] == RUN_STYLES[1]  # its own is that of the first
     assert len(set(found)) == 4
 
 

@@ -1,1 +1,1 @@
-"""The panes of a run's screen, each in a file of its own."""
+"""The panes of a run's screen, one per file."""

@@ -1,4 +1,4 @@
-"""What a training recorded to be looked at: confusion matrices, classes, histograms, images, other tables."""
+"""Recorded artefacts: confusion matrices, scores by class, histograms, images and other tables."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from textual.widgets import Static
 
 from burnt.monitor.artefacts.png import Image, PngError, decode
 from burnt.monitor.artefacts.render import (
-    Ink,
     Lines,
-    classes,
-    confusion,
-    histogram,
-    image,
-    is_classes,
-    is_confusion,
+    StyledText,
+    draw_class_scores,
+    draw_confusion_matrix,
+    draw_histogram,
+    draw_image,
+    is_class_scores,
+    is_confusion_matrix,
 )
-from burnt.monitor.artefacts.widgets import Draw, Picture, Slider
+from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
 from burnt.train.store import Artefact, ArtefactName
 
 __all__ = ["ArtefactsPane"]
 
-_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
+_SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
-_HISTOGRAMS = 200  # of a name, at most so many are shown together
-_KEPT_BYTES = 128 * 2**20  # of artefacts that are remembered, so that moving along steps reads nothing twice
+_MAX_HISTOGRAMS = 200  # drawn together for one name
+_CACHE_BYTES = 128 * 2**20  # of cached artefacts, so that moving between steps does not read them again
 
 
-class _Found(NamedTuple):
-    """What is there, and the one that is shown."""
+class _Selection(NamedTuple):
+    """The artefacts by kind and name, and the selected one."""
 
     groups: dict[tuple[str, str], list[ArtefactName]]
-    chosen: tuple[str, str] | None
-    at: int
-    draw: Draw | None
+    selected: tuple[str, str] | None
+    step_index: int
+    draw: DrawFunction | None
     table: dict[str, Any] | None
 
 
 class ArtefactsPane(Pane):
-    """A list of names, the one under the cursor drawn, and a slider over its steps."""
+    """A list of artefact names, the selected artefact, and a slider over its steps."""
 
     TITLE = "Artefacts"
     SHORT = "Data"
@@ -70,174 +70,184 @@ class ArtefactsPane(Pane):
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._chosen: tuple[str, str] | None = None
-        self._at: int | None = None  # None is the newest, also when there is a newer one
-        self._count = 0
-        self._read: dict[int, tuple[Any, int]] = {}  # data and about how many bytes they take, by id
-        self._draw: tuple[int, Draw] | None = None  # the last matrix or table of classes, by its id
+        self._selected: tuple[str, str] | None = None
+        self._step_index: int | None = None  # None follows the newest step
+        self._num_steps = 0
+        self._data_cache: dict[int, tuple[Any, int]] = {}  # (data, approximate bytes) by id
+        self._last_draw: tuple[int, DrawFunction] | None = None  # id and draw function of the last matrix
 
     def compose(self) -> ComposeResult:
-        """The list to the left, what is chosen to the right."""
+        """Compose the list of names on the left and the selected artefact on the right."""
         with Horizontal():
             yield Table(
-                [Column("name", grows=True), Column("", right=True)],
-                empty="nothing was recorded",
+                [Column("name", expands=True), Column("", align_right=True)],
+                empty_text="No artefacts have been recorded.",
                 id="names",
             )
             with Vertical():
                 yield Static(id="shown-name")
                 yield Picture()
-                yield Table([Column("")], empty="the table is empty", id="table")
+                yield Table([Column("")], empty_text="The table is empty.", id="table")
                 yield Slider()
 
-    # --- in the reading thread
+    # --- in the reader thread
 
     def token(self) -> object:
-        """Artefacts, and what was chosen."""
-        return self.view.newest.artefact, len(self.view.attempts), self._asked
+        """Return the newest artefact, the attempts and the number of requests."""
+        return self.view.newest.artefact, len(self.view.attempts), self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """The names, and the data of what is shown."""
+        """Read the names, and the data of the selected artefact."""
         groups: dict[tuple[str, str], list[ArtefactName]] = {}
-        for found in self.view.artefact_names():
-            if found.kind in _KINDS and not (found.kind == "table" and found.name in _ELSEWHERE):
-                groups.setdefault((found.kind, found.name), []).append(found)
+        for name in self.view.artefact_names():
+            if name.kind in _KINDS and not (name.kind == "table" and name.name in _SHOWN_ELSEWHERE):
+                groups.setdefault((name.kind, name.name), []).append(name)
         groups = dict(sorted(groups.items(), key=lambda group: (_KINDS.index(group[0][0]), group[0][1])))
-        chosen = self._chosen if self._chosen in groups else next(iter(groups), None)
-        if chosen is None:
-            return partial(self._show, _Found({}, None, 0, None, None))
-        names = groups[chosen]
-        at = len(names) - 1 if self._at is None else min(self._at, len(names) - 1)
-        draw, table = self._content(names, at)
-        return partial(self._show, _Found(groups, chosen, at, draw, table))
+        selected = self._selected if self._selected in groups else next(iter(groups), None)
+        if selected is None:
+            return partial(self._show, _Selection({}, None, 0, None, None))
+        names = groups[selected]
+        index = len(names) - 1 if self._step_index is None else min(self._step_index, len(names) - 1)
+        draw, table = self._prepare(names, index)
+        return partial(self._show, _Selection(groups, selected, index, draw, table))
 
-    def _content(self, names: Sequence[ArtefactName], at: int) -> tuple[Draw | None, dict[str, Any] | None]:
-        """What draws the artefact, or the rows of a table."""
-        kind = names[at].kind
+    def _prepare(
+        self, names: Sequence[ArtefactName], index: int
+    ) -> tuple[DrawFunction | None, dict[str, Any] | None]:
+        """Return the draw function of an artefact, or the data of a table."""
+        kind = names[index].kind
         try:
             if kind == "histogram":
-                first = max(min(at - _HISTOGRAMS // 2, len(names) - _HISTOGRAMS), 0)
-                around = names[first : first + _HISTOGRAMS]
-                data = [(name.step, self._data(name)) for name in around]
-                return partial(_histogram, data, at - first), None
-            content = self._data(names[at])
+                first = max(min(index - _MAX_HISTOGRAMS // 2, len(names) - _MAX_HISTOGRAMS), 0)
+                nearby = names[first : first + _MAX_HISTOGRAMS]
+                data = [(name.step, self._load_data(name)) for name in nearby]
+                return partial(_draw_histogram, data, index - first), None
+            content = self._load_data(names[index])
             if kind == "image":
-                return partial(_image, content), None
-            if self._draw is not None and self._draw[0] == names[at].id:
-                return self._draw[1], None
-            draw = _confusion if is_confusion(content) else _classes if is_classes(content) else None
+                return partial(_draw_image, content), None
+            if self._last_draw is not None and self._last_draw[0] == names[index].id:
+                return self._last_draw[1], None
+            draw = (
+                _draw_confusion_matrix
+                if is_confusion_matrix(content)
+                else _draw_class_scores
+                if is_class_scores(content)
+                else None
+            )
             if draw is not None:
-                self._draw = names[at].id, partial(draw, content)
-                return self._draw[1], None
+                self._last_draw = names[index].id, partial(draw, content)
+                return self._last_draw[1], None
             table_rows(content)
             return None, content
         except PngError as error:
-            return partial(_message, str(error)), None
+            return partial(_draw_message, str(error)), None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            # Anybody may write into a run's file; what has another form than documented is said to have it.
-            return partial(_message, f"this {kind} has an unknown form: {error!r}"), None
+            # Other programs may write to a run's file, so an artefact can have any format.
+            return partial(_draw_message, f"this {kind} has an unknown format: {error!r}"), None
 
-    def _data(self, name: ArtefactName) -> Any:
-        if name.id in self._read:
-            self._read[name.id] = self._read.pop(name.id)  # the newest of the remembered
-            return self._read[name.id][0]
-        found: Artefact | None = self.view.artefact(name.id)
-        if found is None:
-            raise ValueError("it was superseded a moment ago")
-        data = decode(found.data) if found.kind == "image" else found.data
-        self._read[name.id] = data, _bytes(data)
-        used = sum(size for _, size in self._read.values())
-        while used > _KEPT_BYTES and len(self._read) > 1:
-            used -= self._read.pop(next(iter(self._read)))[1]
+    def _load_data(self, name: ArtefactName) -> Any:
+        if name.id in self._data_cache:
+            self._data_cache[name.id] = self._data_cache.pop(name.id)  # move to the end: most recently used
+            return self._data_cache[name.id][0]
+        artefact: Artefact | None = self.view.artefact(name.id)
+        if artefact is None:
+            raise ValueError("it has just been superseded")
+        data = decode(artefact.data) if artefact.kind == "image" else artefact.data
+        self._data_cache[name.id] = data, _memory_bytes(data)
+        used = sum(size for _, size in self._data_cache.values())
+        while used > _CACHE_BYTES and len(self._data_cache) > 1:
+            used -= self._data_cache.pop(next(iter(self._data_cache)))[1]
         return data
 
     # --- in the app's thread
 
-    def _show(self, found: _Found) -> None:
-        names = self.query_one("#names", Table)
-        names.show(
-            [(key, (cell(key[1]), cell(f"{len(group)}", "$dim"))) for key, group in found.groups.items()]
+    def _show(self, selection: _Selection) -> None:
+        names_table = self.query_one("#names", Table)
+        names_table.show(
+            [(key, (cell(key[1]), cell(f"{len(group)}", "$dim"))) for key, group in selection.groups.items()]
         )
-        if found.chosen is None:
-            update(self.query_one("#shown-name", Static), Content(""))
-            self.query_one(Picture).show(partial(_message, "metrics and trainings record them"))
+        if selection.selected is None:
+            update_if_changed(self.query_one("#shown-name", Static), Content(""))
+            self.query_one(Picture).show(partial(_draw_message, "Metrics and trainings record artefacts."))
             self.query_one(Slider).show(0, 0, "")
             return
-        self._chosen = found.chosen
-        names.move_to(found.chosen)
-        group = found.groups[found.chosen]
-        self._count = len(group)
-        kind, name = found.chosen
-        update(
+        self._selected = selection.selected
+        names_table.move_to(selection.selected)
+        group = selection.groups[selection.selected]
+        self._num_steps = len(group)
+        kind, name = selection.selected
+        update_if_changed(
             self.query_one("#shown-name", Static),
             Content.assemble((clean(name), "bold"), (f"   {kind}", "$dim")),
         )
-        self.set_class(found.table is not None, "table")
-        if found.table is not None:
-            columns, rows = table_rows(found.table)
+        self.set_class(selection.table is not None, "table")
+        if selection.table is not None:
+            columns, rows = table_rows(selection.table)
             self.query_one("#table", Table).show(rows, columns=columns)
-        elif found.draw is not None:
-            self.query_one(Picture).show(found.draw)
-        step = group[found.at].step
-        self.query_one(Slider).show(found.at, len(group), "" if step is None else f"step {step:,}")
+        elif selection.draw is not None:
+            self.query_one(Picture).show(selection.draw)
+        step = group[selection.step_index].step
+        self.query_one(Slider).show(
+            selection.step_index, len(group), "" if step is None else f"step {step:,}"
+        )
 
-    @on(Table.Moved, "#names")
-    def moved(self, message: Table.Moved) -> None:
-        """Another name."""
+    @on(Table.CursorMoved, "#names")
+    def cursor_moved(self, message: Table.CursorMoved) -> None:
+        """Select the name under the cursor."""
         message.stop()
-        if message.key != self._chosen and isinstance(message.key, tuple):
-            self._chosen, self._at = message.key, None
-            self.again()
+        if message.key != self._selected and isinstance(message.key, tuple):
+            self._selected, self._step_index = message.key, None
+            self.request_read()
 
     @on(Slider.Moved)
-    def slid(self, message: Slider.Moved) -> None:
-        """Another step."""
+    def slider_moved(self, message: Slider.Moved) -> None:
+        """Go to the step chosen with the slider."""
         message.stop()
-        self._go(message.at)
+        self._go_to(message.position)
 
     # --- keys
 
-    def _go(self, at: int) -> None:
-        self._at = None if at >= self._count - 1 else max(at, 0)
-        self.again()
+    def _go_to(self, index: int) -> None:
+        self._step_index = None if index >= self._num_steps - 1 else max(index, 0)
+        self.request_read()
 
     def action_step(self, direction: int) -> None:
-        """The step before, or the next."""
-        self._go((self._count - 1 if self._at is None else self._at) + direction)
+        """Go to the previous (-1) or next (1) step."""
+        self._go_to((self._num_steps - 1 if self._step_index is None else self._step_index) + direction)
 
     def action_end(self, end: int) -> None:
-        """The first step; or the last one, and those that come."""
-        self._go(end if end == 0 else self._count)
+        """Go to the first step (0), or to the last and follow new ones (-1)."""
+        self._go_to(end if end == 0 else self._num_steps)
 
     def action_scroll(self, direction: int) -> None:
-        """Move what is shown."""
+        """Scroll the artefact."""
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
 
 
-def _bytes(data: Any) -> int:
-    """About how much memory an artefact takes."""
+def _memory_bytes(data: Any) -> int:
+    """Return the approximate memory of an artefact in bytes."""
     if isinstance(data, Image):
         return len(data.rgb)
     lists = [part for part in data.values() if isinstance(part, list)] if isinstance(data, dict) else []
     return 64 * sum(len(one) if isinstance(one, list) else 1 for part in lists for one in part)
 
 
-def _confusion(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return confusion(table, width, colors=colors)
+def _draw_confusion_matrix(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
+    return draw_confusion_matrix(table, width, colors=colors)
 
 
-def _classes(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return classes(table, width)
+def _draw_class_scores(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
+    return draw_class_scores(table, width)
 
 
-def _histogram(data: Sequence[Any], at: int, width: int, height: int, colors: bool) -> Lines:
-    return histogram(data, at, width, height, colors=colors)
+def _draw_histogram(data: Sequence[Any], index: int, width: int, height: int, colors: bool) -> Lines:
+    return draw_histogram(data, index, width, height, colors=colors)
 
 
-def _image(picture: Image, width: int, height: int, colors: bool) -> Lines:
-    size = f"{picture.width} x {picture.height} pixels"
-    return [*image(picture, width, max(height - 1, 1), colors=colors), [Ink(size, "$dim")]]
+def _draw_image(image: Image, width: int, height: int, colors: bool) -> Lines:
+    size = f"{image.width} x {image.height} pixels"
+    return [*draw_image(image, width, max(height - 1, 1), colors=colors), [StyledText(size, "$dim")]]
 
 
-def _message(text: str, width: int, height: int, colors: bool) -> Lines:
-    return [[Ink(clean(text)[:width], "$dim")]]
+def _draw_message(text: str, width: int, height: int, colors: bool) -> Lines:
+    return [[StyledText(clean(text)[:width], "$dim")]]

@@ -1,4 +1,4 @@
-"""The checkpoints that are there: which is the best, how large, how old."""
+"""The checkpoints on disk: metric values, size, age, and which is the best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from textual.app import ComposeResult
 
 from burnt.monitor.data.runs import Checkpoint
-from burnt.monitor.format import age_text, better, clean, number, size_text, value_text
+from burnt.monitor.format import age_text, better_direction, clean, parse_number, size_text, value_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
@@ -19,43 +19,43 @@ __all__ = ["CheckpointsPane", "best_checkpoint"]
 
 _COLUMNS = (
     Column("checkpoint"),
-    Column("step", right=True),
-    Column("", spare=0),
-    Column("values", grows=True),
-    Column("size", right=True),
-    Column("age", right=True),
+    Column("step", align_right=True),
+    Column("", drop_priority=0),
+    Column("values", expands=True),
+    Column("size", align_right=True),
+    Column("age", align_right=True),
 )
-_RENEW_SECONDS = 5
+_RESCAN_SECONDS = 5
 
 
 class CheckpointsPane(Pane):
-    """What the run can be resumed from."""
+    """The checkpoints from which the run can be resumed."""
 
     TITLE = "Checkpoints"
     SHORT = "Ckpts"
 
     def compose(self) -> ComposeResult:
-        """A table."""
-        yield Table(_COLUMNS, empty="there are no checkpoints")
+        """Compose the table."""
+        yield Table(_COLUMNS, empty_text="There are no checkpoints.")
 
     def token(self) -> object:
-        """The folder is looked at every few seconds: somebody may delete a checkpoint."""
-        told = sum(event.kind == "checkpoint" for event in self.view.events)
-        return told, self.view.live, int(time.monotonic() / _RENEW_SECONDS)
+        """Change every few seconds, as checkpoints may be deleted by hand."""
+        num_events = sum(event.kind == "checkpoint" for event in self.view.events)
+        return num_events, self.view.is_live, int(time.monotonic() / _RESCAN_SECONDS)
 
     def read(self) -> Callable[[], Any]:
-        """The folders, newest first."""
-        found = self.view.checkpoints()
-        best, key = best_checkpoint(found, self.view.config)
+        """Read the checkpoint folders, newest first."""
+        checkpoints = self.view.checkpoints()
+        best, key = best_checkpoint(checkpoints, self.view.config)
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
-        for checkpoint in reversed(found):
+        for checkpoint in reversed(checkpoints):
             values = [
                 (
                     f"{clean(name)} {_value_text(value)}  ",
                     "$success" if checkpoint is best and name == key else "",
                 )
-                for name, value in _in_order(checkpoint.values, key)
+                for name, value in _sort_values(checkpoint.values, key)
             ]
             rows.append(
                 (
@@ -79,31 +79,31 @@ class CheckpointsPane(Pane):
 def best_checkpoint(
     checkpoints: Sequence[Checkpoint], config: Mapping[str, Any] | None = None
 ) -> tuple[Checkpoint | None, str]:
-    """The best checkpoint by the validation loss, else by the first value whose better end is known.
+    """Find the best checkpoint by validation loss, else by the first value with a known better direction.
 
     Returns:
-        It (the oldest of equals, which is the one that a training keeps) and the value's name; None when no
-        checkpoint has such a value.
+        The checkpoint (the oldest of equals, which is the one a training keeps) and the value's name, or None
+        and an empty name if no checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
-    judged = [name for name in names if better(name, config) is not None]
-    for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
-        have = [
+    comparable = [name for name in names if better_direction(name, config) is not None]
+    for name in ("valid/loss", *[n for n in comparable if n.startswith("valid/")], *comparable):
+        candidates = [
             (value, checkpoint)
             for checkpoint in checkpoints
-            if (value := number(checkpoint.values.get(name))) is not None and not math.isnan(value)
+            if (value := parse_number(checkpoint.values.get(name))) is not None and not math.isnan(value)
         ]
-        if have:
-            sign = -1 if better(name, config) == "lower" else 1
-            return max(have, key=lambda one: sign * one[0])[1], name
+        if candidates:
+            sign = -1 if better_direction(name, config) == "lower" else 1
+            return max(candidates, key=lambda candidate: sign * candidate[0])[1], name
     return None, ""
 
 
-def _in_order(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    """What tells the best first, then the other values of validation: the last ones may find no room."""
+def _sort_values(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    """Sort values: the deciding one, other validation values, the rest; the last may be cut off."""
     return sorted(values.items(), key=lambda one: (one[0] != key, not one[0].startswith("valid/")))
 
 
 def _value_text(value: object) -> str:
-    found = number(value)
-    return clean(str(value)) if found is None else value_text(found)
+    parsed = parse_number(value)
+    return clean(str(value)) if parsed is None else value_text(parsed)

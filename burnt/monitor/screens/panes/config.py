@@ -1,4 +1,4 @@
-"""The configuration, flat and filtered."""
+"""The configuration as a flat table with a filter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.table import Column, Table, cell
 
-__all__ = ["ConfigPane", "flat"]
+__all__ = ["ConfigPane", "flatten"]
 
-_COLUMNS = (Column("key"), Column("value", grows=True))
+_COLUMNS = (Column("key"), Column("value", expands=True))
 
 
 class ConfigPane(Pane):
@@ -29,61 +29,65 @@ class ConfigPane(Pane):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
 
     def compose(self) -> ComposeResult:
-        """A table, and a field to filter it."""
-        yield Table(_COLUMNS, empty="the run has no configuration")
+        """Compose the table and its filter input."""
+        yield Table(_COLUMNS, empty_text="The run has no configuration.")
         yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
-        """A run that is resumed may have another one."""
+        """Return the number of attempts, as a resumed run may have another configuration, and the error."""
         return len(self.view.attempts), self.view.error
 
     def read(self) -> Callable[[], Any]:
-        """It was read with the run."""
+        """Read nothing: the configuration is read with the run."""
         return self._show
 
     def _show(self) -> None:
         field = self.query_one(FilterInput)
-        wanted, matches = field.value, field.matches()
+        filter_text, matches = field.value, field.current_matcher()
         if matches is None:
             return
-        rows = self.query_one(Table)
+        table = self.query_one(Table)
         pairs = [
-            (key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")
+            (key, value)
+            for key, value in flatten(self.view.config or {}).items()
+            if matches(f"{key} {value}")
         ]
-        rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
-        rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
+        table.empty_text = (
+            "No setting matches the filter." if filter_text else "The run has no configuration."
+        )
+        table.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
-        """All of a long value."""
+    @on(Table.RowOpened)
+    def row_opened(self, message: Table.RowOpened) -> None:
+        """Show the full value of a setting."""
         key = str(message.key)
-        self.app.push_screen(TextScreen(key, flat(self.view.config or {}).get(key, "")))
+        self.app.push_screen(TextScreen(key, flatten(self.view.config or {}).get(key, "")))
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self) -> None:
-        """Filter while it is typed."""
+    def filter_changed(self) -> None:
+        """Apply the filter while it is typed."""
         self._show()
 
     @on(FilterInput.Closed)
-    def closed(self) -> None:
-        """Back to the table."""
+    def filter_closed(self) -> None:
+        """Return the focus to the table."""
         self.query_one(Table).focus()
 
 
-def flat(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values by dotted key, as text.
+def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Flatten nested settings to text values by dotted key.
 
-    >>> flat({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
+    >>> flatten({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
     {'model.hidden': '64', 'name': 'digits', 'sizes': '[1, 2]'}
     """
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return flat

@@ -1,4 +1,4 @@
-"""Events: what happened once, newest first, and what was asked of the training and is not answered yet."""
+"""A run's events, newest first, after the commands that the training has not answered yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.data.event_text import command_text, countdown, event_text
+from burnt.monitor.data.event_text import command_text, early_stopping_text, event_text
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
 from burnt.monitor.screens.panes.pane import Pane
@@ -21,7 +21,7 @@ from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import FILTER, bindings
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
@@ -30,9 +30,9 @@ __all__ = ["EventsPane"]
 
 _COLUMNS = (
     Column("time"),
-    Column("step", right=True),
+    Column("step", align_right=True),
     Column("event"),
-    Column("", grows=True),
+    Column("", expands=True),
 )
 _STYLES = {
     "error": "bold $error",
@@ -47,13 +47,13 @@ _STYLES = {
     "paused": "$warning",
     "resumed": "$primary",
 }
-_MOST = 5_000  # events that are shown, the newest
-_LONGEST = 1_000  # characters of an event that its row has; enter shows all
-_QUIET = ("stopping",)  # after each validation; the countdown tells the newest of them
+_MAX_EVENTS = 5_000  # the newest are shown
+_MAX_TEXT_LENGTH = 1_000  # characters of an event in its row; enter shows the full text
+_HIDDEN_KINDS = ("stopping",)  # logged after each validation; the line above the table shows the newest
 
 
 class EventsPane(Pane):
-    """What happened."""
+    """The table of events."""
 
     TITLE = "Events"
     KEYS = FILTER
@@ -62,52 +62,54 @@ class EventsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._matches = matcher("")
-        self._made: dict[int, tuple[str, Sequence[Cell]]] = {}  # what a filter looks at, and cells, by event
+        self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # (filtered text, cells) by event id
 
     def compose(self) -> ComposeResult:
-        """How long early stopping still waits, the table, and a field to filter it."""
+        """Compose the early-stopping status, the table and its filter input."""
         yield Static(classes="facts")
-        yield Table(_COLUMNS, empty="reading ...")
+        yield Table(_COLUMNS, empty_text="reading ...")
         yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
-        """The newest event, and the commands that wait."""
+        """Return the newest event, the waiting commands and the run's state."""
         events = self.view.events
         newest = events[-1].id if events else 0
-        sent = tuple(command.id for command in self._sent())
-        return newest, len(events), self.view.state, sent, self._asked
+        waiting = tuple(command.id for command in self._waiting_commands())
+        return newest, len(events), self.view.state, waiting, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """Events were read with the run; commands that wait are files beside it."""
+        """Build the rows; events are read with the run, waiting commands are files in its folder."""
         events = self.view.events
-        countdown_text = countdown(events) if self.view.live else ""
-        return partial(self._show, self._rows(events, self._sent()), bool(events), countdown_text)
+        countdown_text = early_stopping_text(events) if self.view.is_live else ""
+        return partial(
+            self._show, self._build_rows(events, self._waiting_commands()), bool(events), countdown_text
+        )
 
-    def _sent(self) -> Sequence[Command]:
-        return waiting(self.view.folder) if self.view.live else []
+    def _waiting_commands(self) -> Sequence[Command]:
+        return waiting(self.view.folder) if self.view.is_live else []
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self, message: FilterInput.Changed) -> None:
-        """Filter while it is typed."""
+    def filter_changed(self, message: FilterInput.Changed) -> None:
+        """Apply the filter while it is typed."""
         message.stop()
-        matches = self.query_one(FilterInput).matches()
+        matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
             self._matches = matches
-            self.again()
+            self.request_read()
 
     @on(FilterInput.Closed)
-    def closed(self, message: FilterInput.Closed) -> None:
-        """Back to the table; the filter stays."""
+    def filter_closed(self, message: FilterInput.Closed) -> None:
+        """Return the focus to the table; the filter stays."""
         message.stop()
         self.query_one(Table).focus()
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
-        """All that an event says, with the traceback of an error."""
+    @on(Table.RowOpened)
+    def row_opened(self, message: Table.RowOpened) -> None:
+        """Show an event's full data, with the traceback of an error."""
         event = next((event for event in self.view.events if event.id == message.key), None)
         if event is not None:
             data = dict(event.data)
@@ -119,69 +121,77 @@ class EventsPane(Pane):
             if trace:
                 lines += ["", str(trace)]
             at = "" if event.step is None else f" at step {event.step:,}"
-            self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
+            self.app.push_screen(
+                TextScreen(f"{event.kind}{at}, {_date_time_text(event.time)}", "\n".join(lines))
+            )
 
-    def _rows(self, events: Sequence[Event], sent: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
+    def _build_rows(
+        self, events: Sequence[Event], waiting: Sequence[Command]
+    ) -> list[tuple[object, Sequence[Cell]]]:
         rows: list[tuple[object, Sequence[Cell]]] = [
             (
                 command.id,
                 (
-                    cell(_clock(command.time), "$dim"),
+                    cell(_date_time_text(command.time), "$dim"),
                     cell(""),
                     cell("command", "$primary"),
-                    cell(f"{asked}: sent by {command.sender}, not answered yet"),
+                    cell(f"{asked}: sent by {command.sender}, waiting for an answer"),
                 ),
             )
-            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(sent))
+            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(waiting))
         ]
-        if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
-            rows.append((None, death))
-        known, self._made = self._made, {}
-        for event in reversed(events[-_MOST:]):
-            if event.kind in _QUIET:
+        if (crash_row := self._crash_row()) is not None and self._matches(f"crashed {self.view.problem}"):
+            rows.append((None, crash_row))
+        cached, self._row_cache = self._row_cache, {}
+        for event in reversed(events[-_MAX_EVENTS:]):
+            if event.kind in _HIDDEN_KINDS:
                 continue
-            # Cells are made for new events only, of which there are few.
-            text, cells = self._made[event.id] = known.get(event.id) or _row(event)
+            # Cells are built for new events only, of which there are few.
+            text, cells = self._row_cache[event.id] = cached.get(event.id) or _event_row(event)
             if self._matches(text):
                 rows.append((event.id, cells))
         return rows
 
-    def _death(self) -> Sequence[Cell] | None:
-        """The line of a training that was killed: it could not write an event of its end."""
+    def _crash_row(self) -> Sequence[Cell] | None:
+        """Return the row of a training that was killed and could not log its end; None otherwise."""
         if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
             return None
         return (
-            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
+            cell(_date_time_text(self.view.attempts[-1].heartbeat), "$dim"),
             cell(""),
             cell("crashed", _STYLES["error"]),
-            cell(self.view.note, _STYLES["error"]),
+            cell(self.view.problem, _STYLES["error"]),
         )
 
     def _show(
-        self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str
+        self, rows: Sequence[tuple[object, Sequence[Cell]]], has_events: bool, countdown_text: str
     ) -> None:
         table = self.query_one(Table)
-        newest = table.cursor == 0
-        table.empty = "nothing has happened yet" if not happened else "no event matches"
+        is_on_newest = table.cursor == 0
+        table.empty_text = (
+            "No events have been logged yet." if not has_events else "No event matches the filter."
+        )
         table.show(rows)
-        if newest:  # who looks at the newest event wants to see the next one
+        if is_on_newest:  # keep following the newest event
             table.action_first()
         facts = self.query_one(Static)
-        update(facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content(""))
+        update_if_changed(
+            facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content("")
+        )
         facts.display = bool(countdown_text)
 
 
-def _row(event: Event) -> tuple[str, Sequence[Cell]]:
-    """What a filter looks at, and the cells."""
+def _event_row(event: Event) -> tuple[str, Sequence[Cell]]:
+    """Return the text that filters search, and the cells."""
     text, kind = event_text(event.kind, event.data), event.kind.replace("_", " ")
     style = _STYLES.get(event.kind, "")
     return f"{kind} {text}", (
-        cell(_clock(event.time), "$dim"),
+        cell(_date_time_text(event.time), "$dim"),
         cell("" if event.step is None else f"{event.step:,}", "$dim"),
         cell(kind, style),
-        cell(text[:_LONGEST], style if event.kind == "error" else ""),
+        cell(text[:_MAX_TEXT_LENGTH], style if event.kind == "error" else ""),
     )
 
 
-def _clock(seconds: float) -> str:
+def _date_time_text(seconds: float) -> str:
     return clock_text(seconds, "%m-%d %H:%M:%S")

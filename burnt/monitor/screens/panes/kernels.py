@@ -1,4 +1,4 @@
-"""Which kernels run, which plans are active, and what fell back, as the training recorded it."""
+"""The kernels and plans in use, and which fell back to PyTorch, as the training recorded them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.train.store import Artefact
 
 __all__ = ["TABLES", "KernelsPane"]
 
 TABLES = ("kernels", "plans")
-_FELL_BACK = "fell back"
+_FALLBACK_COLUMN = "fell back"
 
 
 class KernelsPane(Pane):
-    """Table artefacts ``kernels`` and ``plans``."""
+    """Shows the table artefacts ``kernels`` and ``plans``."""
 
     TITLE = "Kernels"
     SHORT = "Kern"
@@ -41,27 +41,27 @@ class KernelsPane(Pane):
         self._tables: dict[str, Artefact | None] = {}
 
     def compose(self) -> ComposeResult:
-        """Two tables with their titles."""
+        """Compose two tables with titles."""
         yield Static(id="plans-title", classes="table-title")
-        yield Table([Column("")], empty="no function was traced", id="plans")
+        yield Table([Column("")], empty_text="No function has been traced.", id="plans")
         yield Static(id="kernels-title", classes="table-title")
-        yield Table([Column("")], empty="no kernel was chosen", id="kernels")
+        yield Table([Column("")], empty_text="No kernel has been chosen.", id="kernels")
 
     def token(self) -> object:
-        """They are artefacts."""
+        """Return the newest artefact and the number of attempts."""
         return self.view.newest.artefact, len(self.view.attempts)
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
-        """All of a row, as it was recorded."""
-        artefact = self._tables.get(str(message.rows.id))
+    @on(Table.RowOpened)
+    def row_opened(self, message: Table.RowOpened) -> None:
+        """Show a row in full, as recorded."""
+        artefact = self._tables.get(str(message.table.id))
         if artefact is not None and isinstance(message.key, int):
             row = zip(artefact.data["columns"], artefact.data["rows"][message.key], strict=False)
             lines = [f"{name}: {value}" for name, value in row if value is not None]
-            self.app.push_screen(TextScreen(str(message.rows.id), "\n".join(lines)))
+            self.app.push_screen(TextScreen(str(message.table.id), "\n".join(lines)))
 
     def read(self) -> Callable[[], Any]:
-        """The newest of both tables."""
+        """Read the newest version of both tables."""
         newest: dict[str, int] = {}
         for name in self.view.artefact_names():
             if name.kind == "table" and name.name in TABLES:
@@ -69,42 +69,47 @@ class KernelsPane(Pane):
         return partial(self._show, {name: self.view.artefact(id) for name, id in newest.items()})
 
     def on_resize(self) -> None:
-        """Both tables have room."""
-        self._share()
+        """Divide the height between the tables."""
+        self._set_heights()
 
-    def _share(self) -> None:
-        """Plans, which are fewer, have the room that they need, up to the half."""
+    def _set_heights(self) -> None:
+        """Give the plans, which are fewer, the height they need, up to half of the pane."""
         plans = self.query_one("#plans", Table)
-        plans.styles.height = min(len(plans.keys) + 1, max(self.size.height // 2 - 2, 3))
+        plans.styles.height = min(len(plans.row_keys) + 1, max(self.size.height // 2 - 2, 3))
 
     def _show(self, tables: dict[str, Artefact | None]) -> None:
         self._tables = tables
         for name in TABLES:
             artefact = tables.get(name)
-            facts = f"{name}: the training has recorded none"
+            facts = f"{name}: none recorded"
             if artefact is not None:
-                data, machine = _readable(artefact.data)
+                data, machine = _split_tuning_keys(artefact.data)
                 columns, rows = table_rows(data)
                 facts = f"{name}: {len(rows):,}{machine}"
-                if _FELL_BACK in artefact.data["columns"]:
-                    rows, fallen = _marked(rows, artefact.data["columns"].index(_FELL_BACK))
-                    facts += (
-                        f", {fallen:,} of them fell back to plain torch" if fallen else ", none fell back"
+                if _FALLBACK_COLUMN in artefact.data["columns"]:
+                    rows, num_fallbacks = _mark_fallbacks(
+                        rows, artefact.data["columns"].index(_FALLBACK_COLUMN)
                     )
-                shown = self.query_one(f"#{name}", Table)
-                shown.show(rows, columns=columns)
+                    facts += (
+                        f", {num_fallbacks:,} of them fell back to PyTorch"
+                        if num_fallbacks
+                        else ", none fell back"
+                    )
+                table = self.query_one(f"#{name}", Table)
+                table.show(rows, columns=columns)
             title, _, rest = facts.partition(":")
-            update(
+            update_if_changed(
                 self.query_one(f"#{name}-title", Static),
                 Content.assemble((title, "bold"), (f" {rest}", "$dim")),
             )
-        self._share()
+        self._set_heights()
 
 
-def _readable(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The table of kernels with what tells its rows apart, and on which machine they run; others as they are.
+def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Replace the tuning keys of the table of kernels by their arguments; also return the machine.
 
-    A tuning key is ``version|machine|mode|argument|...``: its beginning is the same in all rows.
+    A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. Tables
+    other than that of the kernels are returned unchanged.
     """
     if table["columns"][:2] != ["op", "key"]:
         return table, ""
@@ -120,14 +125,14 @@ def _readable(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return {"columns": columns, "rows": rows}, f", on {clean('; '.join(machines))}" if machines else ""
 
 
-def _marked(
+def _mark_fallbacks(
     rows: Sequence[tuple[object, Sequence[Cell]]], column: int
 ) -> tuple[list[tuple[object, Sequence[Cell]]], int]:
-    """The rows of what fell back in another colour, and how many they are."""
+    """Colour the rows of functions that fell back; return the rows and the number of those."""
     marked: list[tuple[object, Sequence[Cell]]] = []
-    fallen = 0
+    num_fallbacks = 0
     for key, cells in rows:
-        fell = cells[column] != (("-", ""),)
-        fallen += fell
-        marked.append((key, [((cell[0][0], "$warning"),) for cell in cells] if fell else cells))
-    return marked, fallen
+        fell_back = cells[column] != (("-", ""),)
+        num_fallbacks += fell_back
+        marked.append((key, [((cell[0][0], "$warning"),) for cell in cells] if fell_back else cells))
+    return marked, num_fallbacks

@@ -1,4 +1,4 @@
-"""The log: its tail, which follows, and a search."""
+"""The newest lines of the log, with follow mode and search."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from burnt.train.store import LogLine
 
 __all__ = ["LogPane"]
 
-_COLUMNS = (Column("time"), Column("level", spare=1), Column("text", grows=True))
-_LONGEST = 1_000  # characters of a line that its row has, more than any terminal is wide; enter shows all
-_LEVELS = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
+_COLUMNS = (Column("time"), Column("level", drop_priority=1), Column("text", expands=True))
+_MAX_TEXT_LENGTH = 1_000  # characters of a line in its row, wider than any terminal; enter shows all
+_LEVEL_STYLES = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
 
 
 class LogPane(Pane):
-    """The newest lines of the log."""
+    """The table of log lines."""
 
     TITLE = "Log"
     KEYS = LOG
@@ -35,132 +35,136 @@ class LogPane(Pane):
 
     def __init__(self, view: Any) -> None:
         super().__init__(view)
-        self._following = True
-        self._wanted = ""
+        self._is_following = True
+        self._search_text = ""
         self._lines: Sequence[LogLine] = ()
-        self._made: dict[int, tuple[str, Sequence[Cell], bool]] = {}  # by line: search, cells, a match
-        self._hits: Sequence[int] = ()  # which lines are matches
+        self._row_cache: dict[
+            int, tuple[str, Sequence[Cell], bool]
+        ] = {}  # (search text, cells, is a match) by line id
+        self._match_rows: Sequence[int] = ()  # row numbers of matches
 
     def compose(self) -> ComposeResult:
-        """The lines, and a field to search in."""
-        yield Table(_COLUMNS, empty="nothing has been logged yet", head=False)
+        """Compose the lines and the search input."""
+        yield Table(_COLUMNS, empty_text="Nothing has been logged yet.", header=False)
         yield FilterInput("search the log")
 
     def token(self) -> object:
-        """Other things than new lines change nothing here."""
-        return self.view.newest.log_line, self._asked
+        """Return the newest line and the number of requests."""
+        return self.view.newest.log_line, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """New lines."""
+        """Read the log lines and build their rows."""
         lines = self.view.log_lines()
-        return partial(self._show, lines, *self._rows(lines))
+        return partial(self._show, lines, *self._build_rows(lines))
 
-    def _rows(self, lines: Sequence[LogLine]) -> tuple[list[tuple[object, Sequence[Cell]]], list[int]]:
-        """The lines as rows of the table, and which are matches; made for new lines only, which are few."""
-        wanted, known, made = self._wanted, self._made, {}
+    def _build_rows(self, lines: Sequence[LogLine]) -> tuple[list[tuple[object, Sequence[Cell]]], list[int]]:
+        """Return the lines as table rows, and the row numbers of matches; only new rows are built."""
+        search_text, cached, rows = self._search_text, self._row_cache, {}
         for line in lines:
-            before = known.get(line.id)
-            if before and before[0] == wanted:
-                made[line.id] = before
+            cached_row = cached.get(line.id)
+            if cached_row and cached_row[0] == search_text:
+                rows[line.id] = cached_row
             else:
-                # The whole line is searched, of which its row may have the beginning only.
-                hit = bool(wanted) and wanted in clean(line.text).lower()
-                made[line.id] = wanted, _cells(line, wanted), hit
-        self._made = made
-        hits = [number for number, (_, _, hit) in enumerate(made.values()) if hit]
-        return [(id, cells) for id, (_, cells, _) in made.items()], hits
+                # Search the whole line; its row may show only the beginning.
+                is_match = bool(search_text) and search_text in clean(line.text).lower()
+                rows[line.id] = search_text, _line_cells(line, search_text), is_match
+        self._row_cache = rows
+        match_rows = [number for number, (_, _, is_match) in enumerate(rows.values()) if is_match]
+        return [(id, cells) for id, (_, cells, _) in rows.items()], match_rows
 
     def _show(
         self, lines: Sequence[LogLine], shown: Sequence[tuple[object, Sequence[Cell]]], hits: Sequence[int]
     ) -> None:
-        self._lines, self._hits = lines, hits
+        self._lines, self._match_rows = lines, hits
         rows = self.query_one(Table)
         rows.show(shown)
-        if self._following:
+        if self._is_following:
             rows.action_last()
-        self._count()
+        self._show_match_count()
 
-    def _count(self) -> None:
-        """Say beside the search which match the cursor is on, of how many."""
-        text, rows = "", self.query_one(Table)
-        if self._wanted:
-            all_of_them = f"{len(self._hits):,}"
-            at = bisect_left(self._hits, rows.cursor)
-            here = at < len(self._hits) and self._hits[at] == rows.cursor
-            matches = "match" if len(self._hits) == 1 else "matches"
-            text = f"match {at + 1:,} of {all_of_them}" if here else f"{all_of_them} {matches}"
-        self.query_one(FilterInput).remark(text)
+    def _show_match_count(self) -> None:
+        """Show beside the search text the number of matches and which one the cursor is on."""
+        text, table = "", self.query_one(Table)
+        if self._search_text:
+            total = f"{len(self._match_rows):,}"
+            at = bisect_left(self._match_rows, table.cursor)
+            on_match = at < len(self._match_rows) and self._match_rows[at] == table.cursor
+            matches = "match" if len(self._match_rows) == 1 else "matches"
+            text = f"match {at + 1:,} of {total}" if on_match else f"{total} {matches}"
+        self.query_one(FilterInput).show_remark(text)
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
-        """All of a long line."""
+    @on(Table.RowOpened)
+    def row_opened(self, message: Table.RowOpened) -> None:
+        """Show a line in full."""
         line = next((line for line in self._lines if line.id == message.key), None)
         if line is not None:
             title = f"{clock_text(line.time, '%Y-%m-%d %H:%M:%S')} {line.level}"
             self.app.push_screen(TextScreen(title, line.text))
 
-    @on(Table.Moved)
-    def moved(self) -> None:
-        """Who goes up stops following; who comes to the end follows again."""
-        rows = self.query_one(Table)
-        self._following = rows.cursor >= len(rows.keys) - 1
-        self._count()
+    @on(Table.CursorMoved)
+    def cursor_moved(self) -> None:
+        """Stop following when the cursor moves up; follow again when it reaches the last line."""
+        table = self.query_one(Table)
+        self._is_following = table.cursor >= len(table.row_keys) - 1
+        self._show_match_count()
 
     def action_follow(self) -> None:
-        """Follow, or stay."""
-        self._following = not self._following
-        if self._following:
+        """Switch follow mode on or off."""
+        self._is_following = not self._is_following
+        if self._is_following:
             self.query_one(Table).action_last()
-        self.notify("following the log" if self._following else "the log stays where it is")
+        self.notify(
+            "Following new log lines." if self._is_following else "No longer following new log lines."
+        )
 
     def action_search(self) -> None:
-        """Type what to look for."""
+        """Open the search input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self, message: FilterInput.Changed) -> None:
-        """What is typed has not been looked for yet."""
+    def search_changed(self, message: FilterInput.Changed) -> None:
+        """Hide the match count until the new text is searched."""
         message.stop()
-        if message.value.lower() != self._wanted:
-            self.query_one(FilterInput).remark("")
+        if message.value.lower() != self._search_text:
+            self.query_one(FilterInput).show_remark("")
 
     @on(FilterInput.Closed)
-    def closed(self, message: FilterInput.Closed) -> None:
-        """Mark the matches and go to the last one."""
+    def search_closed(self, message: FilterInput.Closed) -> None:
+        """Highlight the matches and go to the last one."""
         message.stop()
-        self._wanted = message.field.value.lower()
+        self._search_text = message.field.value.lower()
         rows = self.query_one(Table)
         rows.focus()
-        self._show(self._lines, *self._rows(self._lines))
-        if self._wanted:
-            self._following = False
-            rows.cursor = len(rows.keys)
+        self._show(self._lines, *self._build_rows(self._lines))
+        if self._search_text:
+            self._is_following = False
+            rows.cursor = len(rows.row_keys)
             self.action_match(-1, here=True)
 
     def action_match(self, direction: int, here: bool = False) -> None:
-        """Go to the next line with what was looked for, or the one before."""
-        if not self._wanted:
+        """Go to the next (1) or previous (-1) match."""
+        if not self._search_text:
             self.action_search()
             return
         rows = self.query_one(Table)
         if direction < 0:
-            at = bisect_right(self._hits, rows.cursor if here else rows.cursor - 1) - 1
+            at = bisect_right(self._match_rows, rows.cursor if here else rows.cursor - 1) - 1
         else:
-            at = bisect_right(self._hits, rows.cursor)
-        if 0 <= at < len(self._hits):
-            self._following = False
-            rows.cursor = self._hits[at]
+            at = bisect_right(self._match_rows, rows.cursor)
+        if 0 <= at < len(self._match_rows):
+            self._is_following = False
+            rows.cursor = self._match_rows[at]
             return
-        where = ("earlier" if direction < 0 else "later") if self._hits else "in the log"
-        self.notify(f"{self._wanted!r} is not found {where}", markup=False)
+        where = ("earlier" if direction < 0 else "later") if self._match_rows else "in the log"
+        self.notify(f"{self._search_text!r} not found {where}.", markup=False)
 
 
-def _cells(line: LogLine, wanted: str) -> Sequence[Cell]:
-    text = clean(line.text[:_LONGEST])
-    style = _LEVELS.get(line.level.lower(), "")
-    at = text.lower().find(wanted) if wanted else -1
+def _line_cells(line: LogLine, search_text: str) -> Sequence[Cell]:
+    text = clean(line.text[:_MAX_TEXT_LENGTH])
+    style = _LEVEL_STYLES.get(line.level.lower(), "")
+    start = text.lower().find(search_text) if search_text else -1
     parts: Cell = ((text, style),)
-    if at >= 0:
-        end = at + len(wanted)
-        parts = ((text[:at], style), (text[at:end], "reverse"), (text[end:], style))
+    if start >= 0:
+        end = start + len(search_text)
+        parts = ((text[:start], style), (text[start:end], "reverse"), (text[end:], style))
     return cell(clock_text(line.time), "$dim"), cell(line.level, style or "$dim"), parts

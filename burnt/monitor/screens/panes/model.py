@@ -1,4 +1,4 @@
-"""The model: its parts, output shapes and parameters, as the run recorded them."""
+"""The model's layers, output shapes and parameters, as the run recorded them."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from textual.widgets import Static
 from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 
 __all__ = ["ModelPane"]
 
-_FACTS = ("model", "parameters", "optimizer", "schedule", "precision", "device", "duration")
+_SHOWN_SETTINGS = ("model", "parameters", "optimizer", "schedule", "precision", "device", "duration")
 
 
 class ModelPane(Pane):
-    """Table artefact `model`, below what the configuration says of the model."""
+    """Shows the table artefact ``model``, below the model's settings in the configuration."""
 
     TITLE = "Model"
 
     def compose(self) -> ComposeResult:
-        """Some facts and the table."""
+        """Compose the line of settings and the table."""
         yield Static(classes="facts")
-        yield Table([Column("")], empty="the run has not recorded a summary of its model")
+        yield Table([Column("")], empty_text="The run has not recorded a model summary.")
 
     def token(self) -> object:
-        """A resumed run may have another model."""
+        """Return the newest artefact and the attempts, as a resumed run may have another model."""
         return self.view.newest.artefact, len(self.view.attempts)
 
     def read(self) -> Callable[[], Any]:
-        """The newest table."""
+        """Read the newest model summary."""
         tables = self.view.artefacts("table", "model")
         return partial(self._show, table_rows(tables[-1].data) if tables else None)
 
     def _show(self, table: tuple[Sequence[Column], Sequence[tuple[object, Sequence[Cell]]]] | None) -> None:
         config = self.view.config or {}
-        facts = [(name, config[name]) for name in _FACTS if config.get(name) is not None]
+        facts = [(name, config[name]) for name in _SHOWN_SETTINGS if config.get(name) is not None]
         parts: list[tuple[str, str]] = []
         for name, value in facts:
             text = f"{value:,}" if isinstance(value, int) else str(value)
             parts += [(f" {name} ", "$dim"), (f"{clean(text)} ", "")]
-        update(self.query_one(Static), Content.assemble(*parts))
+        update_if_changed(self.query_one(Static), Content.assemble(*parts))
         if table is not None:
             columns, rows = table
             self.query_one(Table).show(rows, columns=columns)

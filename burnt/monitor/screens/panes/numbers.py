@@ -1,4 +1,4 @@
-"""The table of numbers: for every metric the newest value, and the best with its step."""
+"""The table of metrics: the last value of each, and the best with its step."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 from textual.app import ComposeResult
 
-from burnt.monitor.format import age_text, better, figure_text
+from burnt.monitor.format import age_text, better_direction, full_number_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
 __all__ = ["NumbersPane"]
 
 _COLUMNS = (
-    Column("metric", grows=True),
+    Column("metric", expands=True),
     Column("split"),
-    Column("last", right=True),
-    Column("at step", right=True),
-    Column("epoch", right=True, spare=2),
-    Column("best", right=True),
-    Column("at step ", right=True),
-    Column("better", spare=3),
-    Column("age", right=True, spare=1),
+    Column("last", align_right=True),
+    Column("at step", align_right=True),
+    Column("epoch", align_right=True, drop_priority=2),
+    Column("best", align_right=True),
+    Column("at step ", align_right=True),
+    Column("better", drop_priority=3),
+    Column("age", align_right=True, drop_priority=1),
 )
 
 
 class NumbersPane(Pane):
-    """Last and best of every metric."""
+    """The last and best values of every metric."""
 
     TITLE = "Numbers"
     SHORT = "Nums"
 
     def compose(self) -> ComposeResult:
-        """A table."""
-        yield Table(_COLUMNS, empty="no metric has been written yet")
+        """Compose the table."""
+        yield Table(_COLUMNS, empty_text="No metric has been logged yet.")
 
     def read(self) -> Callable[[], Any]:
-        """Last values are known; the best are found by the pyramid."""
+        """Build the rows; only the best values are read from the store."""
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
         for series, head in self.view.heads.items():
@@ -52,13 +52,14 @@ class NumbersPane(Pane):
                         cell(series.name),
                         cell(series.split, "$dim"),
                         cell(
-                            figure_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"
+                            full_number_text(point.value),
+                            "bold" if math.isfinite(point.value) else "bold $error",
                         ),
                         cell(f"{point.step:,}", "$dim"),
                         cell("" if point.epoch is None else f"{point.epoch:,}", "$dim"),
-                        cell("" if best is None else figure_text(best.value), "$success"),
+                        cell("" if best is None else full_number_text(best.value), "$success"),
                         cell("" if best is None else f"{best.step:,}", "$dim"),
-                        cell(better(series.name, self.view.config) or "", "$dim"),
+                        cell(better_direction(series.name, self.view.config) or "", "$dim"),
                         cell(age_text(now - point.time), "$dim"),
                     ),
                 )

@@ -1,4 +1,4 @@
-"""`Pane`: what the panes of a run's screen share. It reads in the reading thread and shows in the app's."""
+"""`Pane`: the base class of a run's panes. It reads in the reader thread and draws in the app's thread."""
 
 from __future__ import annotations
 
@@ -23,78 +23,80 @@ _LOG = logging.getLogger(__name__)
 
 
 class Pane(Vertical):
-    """A part of what is known of a run.
+    """One pane of a run's screen.
 
     Args:
-        view: the run, which the screen follows.
+        view: the run, followed by the screen.
     """
 
     TITLE: ClassVar[str]
-    SHORT: ClassVar[str] = ""  # the title where there is little room, if it is another
+    SHORT: ClassVar[str] = ""  # a shorter title for narrow screens; empty uses the title
     KEYS: ClassVar[Sequence[Key]] = ()
 
     def __init__(self, view: RunView) -> None:
         super().__init__(classes="pane")
         self.view = view
-        self._asked = 0
-        self._seen: object = None
+        self._num_requests = 0
+        self._last_token: object = None
 
     @abstractmethod
     def read(self) -> Callable[[], Any] | None:
-        """In the reading thread: read what is shown; returns what shows it in the app's thread.
+        """In the reader thread: read the data; return a function that shows it in the app's thread.
 
         Raises:
-            BurntError: it cannot be read, which the pane then says.
+            BurntError: the data cannot be read; the pane then shows the error.
         """
 
     def token(self) -> object:
-        """What is shown depends on this alone: as long as it is the same, nothing is read."""
-        return self.view.version, self._asked
+        """Return a value that changes when the pane's data may have; while it is equal, nothing is read."""
+        return self.view.version, self._num_requests
 
-    def again(self) -> None:
-        """Something else is asked for, by a key."""
-        self._asked += 1
+    def request_read(self) -> None:
+        """Read again soon, because a key or resize changed what is shown."""
+        self._num_requests += 1
         app_of(self).refresher.wake()
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """In the reading thread: what shows the news, if there are any."""
-        unreadable = self.view.error is not None
-        token = self.token(), unreadable
-        if token == self._seen:
+        """In the reader thread: read if the token changed; return what shows the data, or None."""
+        is_unreadable = self.view.error is not None
+        token = self.token(), is_unreadable
+        if token == self._last_token:
             return None
-        self._seen = token
+        self._last_token = token
         try:
             show = self.read()
         except BurntError as error:
-            show = partial(self.fail, error)
-        except Exception as error:  # anybody may write into a run's file
+            show = partial(self.show_error, error)
+        except Exception as error:  # other programs may write to a run's file
             _LOG.exception("%s: the pane %s cannot be read", self.view.label, self.TITLE)
-            show = partial(self.fail, error)
-        return None if show is None and not unreadable else partial(self._show_read, show)
+            show = partial(self.show_error, error)
+        return None if show is None and not is_unreadable else partial(self._show_read, show)
 
     async def _show_read(self, show: Callable[[], Any] | None) -> None:
-        """Show what was read; tables without rows say that the run cannot be read, if it cannot."""
-        for rows in self.query(Table):
-            fault = self.unreadable()
-            if fault != rows.fault:
-                rows.fault = fault
-                rows.refresh()
-        if show is not None and (showing := show()) is not None:
-            await showing
+        """Show what was read; if the run cannot be read, empty tables say so."""
+        for table in self.query(Table):
+            error_text = self.unreadable_text()
+            if error_text != table.error_text:
+                table.error_text = error_text
+                table.refresh()
+        if show is not None and (awaitable := show()) is not None:
+            await awaitable
 
-    def unreadable(self) -> str:
-        """What is said instead of what the run has, if it cannot be read; empty if it can."""
+    def unreadable_text(self) -> str:
+        """Return the text for empty tables of a run that cannot be read; empty if it can be read."""
         if self.view.error is None:
             return ""
         return "the run was deleted" if self.view.state == "deleted" else "the run cannot be read"
 
-    def fail(self, error: Exception) -> None:
-        """Say why there is nothing to show, unless the run's head says so already."""
+    def show_error(self, error: Exception) -> None:
+        """Notify of a read error, unless the run's header shows it already."""
         if self.view.error is None:
-            what = error.what if isinstance(error, BurntError) else f"cannot be read: {error!r}"
-            self.app.notify(clean(what), severity="error", title=self.TITLE, markup=False)
+            message = (
+                error.what if isinstance(error, BurntError) else f"cannot read this pane's data: {error!r}"
+            )
+            self.app.notify(clean(message), severity="error", title=self.TITLE, markup=False)
 
-    def enter(self) -> None:
-        """The pane is shown: the keys go to its main part."""
+    def take_focus(self) -> None:
+        """Move the focus to the pane's first table or chart."""
         parts = self.query("Table, Chart")
         self.screen.set_focus(parts.first() if parts else None)

@@ -1,4 +1,4 @@
-"""The machine: CPU, memory and GPUs as small plots with their last values."""
+"""Machine load: CPU, memory and GPUs as small charts with their latest values."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean, number, size_text, value_text
+from burnt.monitor.format import clean, parse_number, size_text, value_text
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.curves import PALETTE, Curve, elapsed
+from burnt.monitor.plotting.curves import PALETTE, Curve, times_to_active_seconds
 from burnt.monitor.screens.panes.pane import Pane
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.train.store import SystemSample
 
 __all__ = ["SystemPane", "panels"]
 
-_WIDTH, _HEIGHT = 44, 8
+_CHART_WIDTH, _CHART_HEIGHT = 44, 8
 _GIB = 2.0**30
 
 
 class Panel(NamedTuple):
-    """A plot of the machine's state: names of a sample's numbers by their labels, and what divides them."""
+    """A chart of system samples: the sample's value names by curve label, and the divisor of the values."""
 
     title: str
     names: dict[str, str]
@@ -36,113 +36,113 @@ class Panel(NamedTuple):
 
 
 class SystemPane(Pane):
-    """Plots of the last hour."""
+    """Charts of the last hour."""
 
     TITLE = "System"
     SHORT = "Sys"
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._across = 1
+        self._num_columns = 1
 
     def compose(self) -> ComposeResult:
-        """A line of values and the plots."""
+        """Compose the line of latest values and the charts."""
         yield Static(classes="facts")
         yield Grid()
 
     def on_resize(self, event: events.Resize) -> None:
-        """As many beside each other as there is room for."""
-        self._across = max(event.size.width // _WIDTH, 1)
-        self.again()
+        """Fit the number of columns to the width."""
+        self._num_columns = max(event.size.width // _CHART_WIDTH, 1)
+        self.request_read()
 
     def token(self) -> object:
-        """New samples."""
-        return self.view.newest.system_sample, self._asked
+        """Return the newest sample and the number of requests."""
+        return self.view.newest.system_sample, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """The samples as curves."""
+        """Read the samples as curves."""
         samples = self.view.system_samples()
-        xs = elapsed([sample.time for sample in samples], self.view.spans)
+        xs = times_to_active_seconds([sample.time for sample in samples], self.view.attempt_spans)
         curves = {}
         for panel in panels(samples[-1].values if samples else {}):
             curves[panel.title] = [
-                Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _numbers(samples, name, panel.divisor))
+                Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _values_of(samples, name, panel.divisor))
                 for i, (label, name) in enumerate(panel.names.items())
             ]
         return partial(self._show, curves, samples[-1].values if samples else None)
 
     async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
-        update(self.query_one(Static), Content.assemble(*_facts(last)))
+        update_if_changed(self.query_one(Static), Content.assemble(*_latest_values(last)))
         grid = self.query_one(Grid)
         charts = list(grid.query(Chart))
         for chart in charts[len(curves) :]:
             await chart.remove()
         if len(charts) < len(curves):
             await grid.mount_all(Chart() for _ in range(len(curves) - len(charts)))
-        across = min(self._across, len(curves)) or 1
+        across = min(self._num_columns, len(curves)) or 1
         grid.styles.grid_size_columns = across
         grid.styles.grid_size_rows = -(-len(curves) // across) or None
         for chart, (title, lines) in zip(grid.query(Chart), curves.items(), strict=True):
             chart.show(lines, x="time", title=title, markers=False)
 
     @on(Chart.Zoomed)
-    def zoomed(self, message: Chart.Zoomed) -> None:
-        """All plots show the same time."""
+    def chart_zoomed(self, message: Chart.Zoomed) -> None:
+        """Zoom all charts to the same time range."""
         message.stop()
         for chart in self.query(Chart):
             chart.zoom(message.range)
 
     @on(Chart.CrosshairMoved)
     def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
-        """All plots read at the same time."""
+        """Move the crosshair of all charts."""
         message.stop()
         for chart in self.query(Chart):
             chart.move_crosshair(message.x)
 
 
 def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
-    """The plots for what a sample holds.
+    """Return the charts for the values that a sample holds.
 
     >>> [panel.title for panel in panels(["cpu.percent", "process.rss_bytes", "gpu0.watts", "gpu1.watts"])]
     ['CPU %', 'memory GiB', 'GPU watts']
     """
     gpus = sorted({name.partition(".")[0] for name in names if name.startswith("gpu")})
 
-    def of_gpus(measure: str) -> dict[str, str]:
+    def per_gpu(measure: str) -> dict[str, str]:
         return {gpu: f"{gpu}.{measure}" for gpu in gpus}
 
-    wanted = [
+    all_panels = [
         Panel("CPU %", {"machine": "cpu.percent", "process": "process.cpu_percent"}),
         Panel("memory GiB", {"machine": "memory.used_bytes", "process": "process.rss_bytes"}, _GIB),
-        Panel("GPU %", of_gpus("percent")),
-        Panel("GPU memory GiB", of_gpus("memory_used_bytes"), _GIB),
-        Panel("GPU °C", of_gpus("celsius")),
-        Panel("GPU watts", of_gpus("watts")),
+        Panel("GPU %", per_gpu("percent")),
+        Panel("GPU memory GiB", per_gpu("memory_used_bytes"), _GIB),
+        Panel("GPU °C", per_gpu("celsius")),
+        Panel("GPU watts", per_gpu("watts")),
     ]
-    there = [
+    available = [
         panel._replace(names={label: name for label, name in panel.names.items() if name in names})
-        for panel in wanted
+        for panel in all_panels
     ]
-    return [panel for panel in there if panel.names]
+    return [panel for panel in available if panel.names]
 
 
-def _numbers(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
-    found = [number(sample.values.get(name)) for sample in samples]
-    return [math.nan if value is None else value / divisor for value in found]
+def _values_of(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
+    values = [parse_number(sample.values.get(name)) for sample in samples]
+    return [math.nan if value is None else value / divisor for value in values]
 
 
-def _facts(last: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """The newest values, on a line."""
+def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the latest values as styled parts of one line."""
     if last is None:
-        return [(" the machine has not been looked at yet", "$dim")]
+        return [(" No system samples have been recorded yet.", "$dim")]
     parts: list[tuple[str, str]] = []
 
     def add(name: str, text: str) -> None:
         parts.extend([(f" {name} ", "$dim"), (f"{text}  ", "")])
 
-    def value(name: str, write: Callable[[float], str]) -> str | None:
-        found = number(last.get(name))
-        return None if found is None else write(found) if math.isfinite(found) else value_text(found)
+    def value(name: str, format_number: Callable[[float], str]) -> str | None:
+        found = parse_number(last.get(name))
+        return None if found is None else format_number(found) if math.isfinite(found) else value_text(found)
 
     cpu, process = value("cpu.percent", _percent), value("process.cpu_percent", _percent)
     used, total = value("memory.used_bytes", size_text), value("memory.total_bytes", size_text)

@@ -1,4 +1,4 @@
-"""Tables that a training recorded, as rows of a table on the screen."""
+"""Convert recorded tables to rows of the table widget."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from burnt.monitor.ui.table import Cell, Column, cell
 
 __all__ = ["table_rows"]
 
-_WIDE = 24
+_MAX_FIXED_WIDTH = 24
 
 
 def table_rows(table: dict[str, Any]) -> tuple[list[Column], list[tuple[object, Sequence[Cell]]]]:
-    """Columns and rows of a table artefact; numbers are set to the right.
+    """Convert a table artefact to columns and rows; columns of numbers are right-aligned.
 
     Raises:
-        KeyError, TypeError, IndexError: it has not the form that the run store documents.
+        KeyError, TypeError, IndexError: the table does not have the documented format.
     """
     names = [clean(str(name)) for name in table["columns"]]
     rows = [[row[i] for i in range(len(names))] for row in table["rows"]]
@@ -26,14 +26,15 @@ def table_rows(table: dict[str, Any]) -> tuple[list[Column], list[tuple[object, 
         all(value is None or _is_number(value) for value in column) and any(map(_is_number, column))
         for column in zip(*rows, strict=True)
     ] or [False] * len(names)
-    # The widest column of words gives way where there is no room for all; else the last takes what is left.
+    # The widest text column shrinks if the table does not fit; otherwise the last text column expands.
     widths = [
-        0 if numeric[i] else max((len(_text(row[i])) for row in rows), default=0) for i in range(len(names))
+        0 if numeric[i] else max((len(_value_text(row[i])) for row in rows), default=0)
+        for i in range(len(names))
     ]
     last = max((i for i in range(len(names)) if not numeric[i]), default=0)
-    grows = widths.index(max(widths)) if max(widths, default=0) > _WIDE else last
-    columns = [Column(name, right=numeric[i], grows=i == grows) for i, name in enumerate(names)]
-    return columns, [(number, [cell(_text(value)) for value in row]) for number, row in enumerate(rows)]
+    grows = widths.index(max(widths)) if max(widths, default=0) > _MAX_FIXED_WIDTH else last
+    columns = [Column(name, align_right=numeric[i], expands=i == grows) for i, name in enumerate(names)]
+    return columns, [(number, [cell(_value_text(value)) for value in row]) for number, row in enumerate(rows)]
 
 
 def _is_number(value: object) -> bool:
@@ -41,7 +42,7 @@ def _is_number(value: object) -> bool:
     return (isinstance(value, int | float) and not isinstance(value, bool)) or value in numbers
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
