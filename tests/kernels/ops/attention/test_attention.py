@@ -275,7 +275,7 @@ def test_a_score_of_other_scores_is_refused(name: str) -> None:
 def test_gradients_where_saved_tensors_have_hooks(
     compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eager_policy, "_LARGE", 1)  # whether torch's own kernels serve is asked for all sizes
+    monkeypatch.setattr(eager_policy, "_MIN_ELEMENTS", 1)  # ask the policy for all sizes
     tensors, made = heads(2, 23, 17), chunked.make_tile_kernels(None)
     if not compiled:
         made = chunked.TileKernels(*(fused.fn for fused in made))
