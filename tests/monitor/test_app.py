@@ -506,7 +506,7 @@ def answer(run: RunWriter, inbox: Inbox, status: str, reason: str | None = None)
         "command", 1, id=command.id, command=command.kind, value=command.value, status=status, reason=reason
     )
     run.flush()
-    inbox.answered(command.id)
+    inbox.mark_answered(command.id)
     return command
 
 
