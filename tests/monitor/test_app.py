@@ -867,6 +867,7 @@ def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live:
     use(live.folder, steps, attached=os.getpid())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -1098,6 +1099,7 @@ _ODD = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("what", _ODD)
 def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
     with sqlite3.connect(runs / "beta" / "run.db", isolation_level=None) as connection:
@@ -1157,6 +1159,7 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     use(live.folder, steps, attached=4321)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("keys", "shown"),
     [

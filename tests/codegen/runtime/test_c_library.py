@@ -368,6 +368,7 @@ print(x.item())
         assert [process.communicate(timeout=120)[0].strip() for process in pair] == ["6.0", "6.0"]
         assert files(folder) == ["", ".c", ".so"]
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "one bit", "no library, but sealed"])
     def test_a_damaged_library_is_compiled_again(self, damage: str) -> None:
         path = load(SCALE, ["scale"]).path

@@ -619,6 +619,7 @@ def beside_float64(name: str, dtype: torch.dtype, given: tuple[Any, ...] | None 
             )
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))
 def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     op, args, _ = CASES[name]

@@ -93,6 +93,7 @@ ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel(name: str) -> None:
     fn, args = ONE_KERNEL[name]
@@ -174,6 +175,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_CHUNKS", 5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(name: str) -> None:
@@ -269,11 +271,13 @@ def run(seeds: range, grammar: str = "plain") -> None:
         judge(made, metal)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_random_programs(first: int) -> None:
     run(range(first, first + 8))
 
 
+@pytest.mark.sample(0, full=24)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(16, 3000, 14))
 def test_more_random_programs(first: int) -> None:
@@ -284,12 +288,14 @@ def test_programs_of_the_wider_grammar() -> None:
     run(range(7), "wider")
 
 
+@pytest.mark.sample(0, full=12)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(7, 700, 14))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
     run(range(first, first + 14), "wider")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_what_went_wrong_once(name: str) -> None:
     made = regression(name)
@@ -304,6 +310,7 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
         judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, suits)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", LOOK_UPS)
 def test_look_ups(name: str) -> None:
     fn, args, _ = LOOK_UPS[name]

@@ -1,6 +1,7 @@
 """Numerics of generated Triton kernels, run by Triton's interpreter.
 
-The interpreter is chosen when Triton is imported, so its tests have processes of their own.
+The interpreter is chosen when Triton is imported, so its tests have processes of their own: few, since each
+imports torch, and its tests are collected, which takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ ROOT = Path(__file__).parents[4]
 FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 
 
-def run(file: str, *options: str, seconds: float) -> None:
+def run(files: Sequence[str], *options: str, seconds: float) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     # Coverage of the outer run would be mixed up with this one's.
     environment.pop("COV_CORE_SOURCE", None)
@@ -31,29 +33,34 @@ def run(file: str, *options: str, seconds: float) -> None:
         "-q",
         "-p",
         "no:cacheprovider",
-        "-x",
-        str(FOLDER / file),
+        "--maxfail=5",
+        *(str(FOLDER / file) for file in files),
         *options,
     ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode in (0, 5), done.stdout[-6000:] + done.stderr[-2000:]
-    assert done.returncode == 0 or "full" in options, f"{file} holds no tests"
+    assert done.returncode == 0 or "not full" not in options, f"{files} hold no tests"
 
 
 # Minutes each. At every change the gate's programs fold several ways, all of them with one size of blocks.
-RARELY = {"test_online.py", "test_tuning.py"}
+RARELY = ["test_online.py", "test_tuning.py"]
+OFTEN = [file for file in FILES if file not in RARELY]
 
 
-@pytest.mark.parametrize(
-    "file", [pytest.param(f, marks=pytest.mark.full) if f in RARELY else f for f in FILES]
-)
+@pytest.mark.parametrize("files", [OFTEN[::2], OFTEN[1::2]], ids=["one half", "the other"])
 @pytest.mark.timeout(900)
-def test_in_the_interpreter(file: str) -> None:
-    run(file, "-m", "not full", seconds=900)
+def test_in_the_interpreter(files: list[str]) -> None:
+    run(files, "-m", "not full", seconds=900)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.timeout(900)
+def test_in_the_interpreter_what_takes_minutes() -> None:
+    run(RARELY, "-m", "not full", seconds=900)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("files", [FILES[i::6] for i in range(6)], ids=lambda files: files[0])
 @pytest.mark.timeout(7200)
-def test_in_the_interpreter_at_length(file: str) -> None:
-    run(file, "-m", "full", seconds=7200)
+def test_in_the_interpreter_at_length(files: list[str]) -> None:
+    run(files, "-m", "full and not beyond", seconds=7200)

@@ -42,6 +42,7 @@ def same(made, right, dtype):
         assert worst <= 4 * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("step", "amsgrad", "decay"),
@@ -143,6 +144,7 @@ def matrices(dtype, seed):
     return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
