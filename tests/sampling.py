@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pytest
 
@@ -64,8 +63,7 @@ def covering(cases: Sequence[pytest.Function], most: int | None, seed: str) -> l
 
 
 def _values(case: pytest.Function) -> Iterable[Value]:
-    callspec: Any = case.callspec
-    for axis, value in callspec.params.items():
-        # A function has an address, which differs from process to process; its place in the list does not.
+    for axis, value in case.callspec.params.items():
+        # Known by what it says where that is short, and else as the object, of which all cases have the same.
         known = value is None or isinstance(value, str | int | float) or type(value).__name__ == "dtype"
-        yield axis, repr(value) if known else f"#{callspec.indices[axis]}"
+        yield axis, repr(value) if known else str(id(value))

@@ -251,6 +251,7 @@ def test_random_programs(first: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 30, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST))
 
 
@@ -264,6 +265,7 @@ def test_programs_of_the_wider_grammar(first: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(WIDER, WIDER_FULL, PER_TEST))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    """Of all of them 14, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST), "wider")
 
 

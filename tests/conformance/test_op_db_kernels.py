@@ -456,10 +456,10 @@ def test_some_samples(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, PER_OP)
 
 
-@pytest.mark.sample(0, full=120)
+@pytest.mark.sample(0, full=80)
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "dtype"), cases(DTYPES))
 def test_all_samples(name: str, dtype: torch.dtype) -> None:
-    """Of all of them 120, which BURNT_SEED draws."""
+    """Of all of them 80, which BURNT_SEED draws."""
     check(name, dtype, ALL)

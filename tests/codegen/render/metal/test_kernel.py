@@ -281,6 +281,7 @@ def test_random_programs(first: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(16, 3000, 14))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 24, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + 14))
 
 
@@ -292,6 +293,7 @@ def test_programs_of_the_wider_grammar() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(7, 700, 14))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    """Of all of them 12, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + 14), "wider")
 
 

@@ -19,6 +19,7 @@ pytest.importorskip("ml_dtypes")
 
 FOLDER = Path(__file__).parent / "interpreted"
 ROOT = Path(__file__).parents[4]
+SEED = os.environ.get("BURNT_SEED", "0")  # what is drawn by it, in `--full`, has passed with it alone
 FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 
 
@@ -60,7 +61,7 @@ def test_in_the_interpreter_what_takes_minutes() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("files", [FILES[i::6] for i in range(6)], ids=lambda files: files[0])
+@pytest.mark.parametrize("files", [FILES[i::6] for i in range(6)], ids=lambda files: f"{files[0]}-{SEED}")
 @pytest.mark.timeout(7200)
 def test_in_the_interpreter_at_length(files: list[str]) -> None:
     run(files, "-m", "full and not beyond", seconds=7200)

@@ -99,10 +99,10 @@ def test_a_gradient_that_is_not_finite(triton, bad):
     triton(True)
     p, g = drawn(torch.float32, 0), drawn(torch.float32, 1)
     g[3][30, 16] = bad
-    m, v, steps = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
-    kept = [*p, *m, *v, *steps]
+    m, v, counts = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
+    kept = [*p, *m, *v, *counts]
     before = [t.clone() for t in kept]
-    made = steps.adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
+    made = steps.adamw_step(p, g, m, v, counts, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
     assert made.skipped
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
     made = steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")

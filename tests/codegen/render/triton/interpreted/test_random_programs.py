@@ -88,6 +88,7 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 12, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST))
 
 
@@ -95,6 +96,7 @@ def test_more_random_programs(first: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(20, 620, PER_TEST))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    """Of all of them 8, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST), always(), "wider")
 
 
@@ -102,6 +104,7 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(FULL, 2 * FULL, PER_TEST))
 def test_more_random_programs_with_other_block_sizes(first: int) -> None:
+    """Of all of them 12, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     seeds = [seed for seed in range(first, first + PER_TEST) if seed not in MANY_STEPS]
     run(seeds, chosen(TileConfig(2, 4, chunks=2), TileConfig(4, 8), TileConfig(1, 16, chunks=4)))
 

@@ -101,8 +101,8 @@ class Clock:
 @pytest.fixture
 def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
-    # As if the CPU were a GPU: `burnt.kernels.dispatch.op` is the decorator, not the module.
-    for module in ("burnt.kernels.dispatch.op", "burnt.codegen.function"):
+    # As if the CPU were a GPU.
+    for module in ("burnt.kernels.dispatch.generated", "burnt.codegen.function"):
         monkeypatch.setattr(sys.modules[module], "target_of", lambda device: TRITON)
     monkeypatch.setattr(triton_compile_pool, "limits_of", lambda device: H200)
 
