@@ -79,6 +79,7 @@ def test_the_cpu_table(tmp_path: Path) -> None:
     assert overheads["call on 16 elements, gradients wanted, us"]["eager"] > 0
 
 
+@pytest.mark.full
 def test_the_gpus_table_rehearsed() -> None:
     done = run(
         "--quick",

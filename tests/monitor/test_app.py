@@ -66,11 +66,18 @@ def make(folder: Path, state: str = "finished", steps: int = 40, **values: float
     run.close(state, None if state == "finished" else f"it was {state}")  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("three")
     for name, state in (("alpha", "finished"), ("beta", "crashed"), ("gamma-10", "stopped")):
-        make(tmp_path / name, state)
-    return tmp_path
+        make(folder / name, state)
+    return folder
+
+
+@pytest.fixture
+def runs(three: Path, tmp_path: Path) -> Path:
+    """Three runs of the test's own, which are written once and copied."""
+    return shutil.copytree(three, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
