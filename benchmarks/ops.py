@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from burnt import kernels
+from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune.timers import default_clock
 from burnt.kernels.dispatch.selection import select_by_heuristic
 from burnt.kernels.interface.tuning_key import runnable_candidates
-from burnt.kernels.tuning import tuner
-from burnt.kernels.tuning.timers import clock_of
 
 
 def candidates(names: list[str], device: torch.device, quick: bool) -> None:
@@ -37,7 +37,7 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
             for training in (False, True):
                 given = with_gradients(args) if training else list(args)
                 able = runnable_candidates(op, given)
-                race = tuner._Race(op, given, clock_of(device), effort)
+                race = tuner._Benchmark(op, given, default_clock(device), effort)
                 race.run(set())
                 rows = race.rows
                 ms = {row.config: row.ms for row in rows if row.ms is not None}

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -19,7 +20,7 @@ HEAVY = [
 ]
 PACKAGES = [
     *("burnt", "burnt.data", "burnt.inspect", "burnt.nn", "burnt.optim", "burnt.record", "burnt.train"),
-    *("burnt.train.metrics", "burnt.train.store"),
+    *("burnt.train.metrics", "burnt.train.store", "burnt.codegen", "burnt.kernels", "burnt.swapping"),
 ]
 WITHOUT_TORCH = [
     statement
@@ -76,6 +77,15 @@ def test_public_names_resolve_and_are_listed(package: str) -> None:
     for name in module.__all__:
         assert getattr(module, name) is not None
     assert set(module.__all__) <= set(dir(module))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_shadows_a_public_name(package: str) -> None:
+    """Importing a submodule binds it in its package, over a function of that name."""
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        submodule = importlib.util.find_spec(f"{package}.{name}") is not None
+        assert submodule == isinstance(getattr(module, name), types.ModuleType), f"{package}.{name}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

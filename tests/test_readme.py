@@ -1,4 +1,4 @@
-"""The README's Python blocks run as they stand, and print what it says they print."""
+"""The Python blocks of README and docs run as they stand, and print what the page says they print."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests import forked
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
@@ -22,7 +22,7 @@ BLOCKS = [
     pytest.param(
         block,
         id=f"{document.relative_to(ROOT)}-{number}",
-        marks=NEEDS_A_COMPILER if document.name == "kernels.md" else (),
+        marks=NEEDS_A_COMPILER if document.name in ("kernels.md", "op.md", "lowering.md") else (),
     )
     for document in DOCUMENTS
     for number, (language, block) in enumerate(FENCE.findall(document.read_text()))
@@ -43,9 +43,9 @@ def test_block_runs(code: str, tmp_path: Path) -> None:
 
 
 def test_the_shape_error_is_as_printed(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    code = next(block for language, block in FENCE.findall(readme) if "ShapeError" in block)
-    printed = next(block for language, block in FENCE.findall(readme) if language == "text")
+    page = (ROOT / "docs" / "training.md").read_text()
+    code = next(block for language, block in FENCE.findall(page) if "ShapeError" in block)
+    printed = next(block for language, block in FENCE.findall(page) if language == "text")
     assert run(code, tmp_path) == printed
 
 

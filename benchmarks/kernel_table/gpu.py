@@ -44,8 +44,8 @@ import torch
 from torch import Tensor
 
 import burnt
-from burnt.kernels.tuning.database import Store
-from burnt.kernels.tuning.timers import NotCapturedError, captured
+from burnt.kernels.autotune.database import TuningDatabase
+from burnt.kernels.autotune.timers import NotCapturedError, capture_graph
 from kernel_table import clock, steps
 from kernel_table.cpu import quartiles, say
 from kernel_table.gpu_products import PRODUCTS
@@ -127,7 +127,7 @@ def timer(
 
 def captured_or_not(runs: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], bool]:
     try:
-        return captured(runs).replay, True
+        return capture_graph(runs).replay, True
     except NotCapturedError as error:
         say(f"    not captured: {error}")
         return in_turns(runs), False
@@ -311,7 +311,7 @@ def tuned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> dict[str, Any] | 
             say(f"    not tuned: {type(error).__name__}: {error}")
             return None
     keys = [key for key in burnt.kernels.choices() if key not in before]
-    rows = [row for key in keys for row in Store().rows(key)]
+    rows = [row for key in keys for row in TuningDatabase().rows(key)]
     picked = [row.ms for row in rows if row.config == "generated" and row.ms is not None]
     if not picked:
         return None

@@ -58,7 +58,7 @@ def measure(rivals: Sequence[str], quick: bool) -> dict[str, Result]:
         for gradients in (False, True):
             name = "an op's front" + (", gradients wanted" if gradients else "") + ", us above its winner"
             x = torch.randn(4, 4, requires_grad=gradients)
-            arguments = kernels.softmax.bound((x, -1), {})
+            arguments = kernels.softmax.bind((x, -1), {})
             winner = kernels.softmax.chosen(*arguments).call
             calls = {
                 "burnt": functools.partial(kernels.softmax, *arguments),

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from burnt import kernels
+from burnt.kernels.autotune.tuner import lookup_measurements
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.dispatch.selection import select_by_heuristic
-from burnt.kernels.interface.binding import bound_call
+from burnt.kernels.interface.binding import bind_candidate
 from burnt.kernels.interface.tuning_key import format_choice, runnable_candidates
-from burnt.kernels.tuning.tuner import known_of
 
 LIBRARY = frozenset({"library", "onednn", "onednn packed", "float32"})
 """Candidates that are calls of torch's or oneDNN's."""
@@ -34,7 +34,7 @@ class Own:
         self._call: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        full = self.op.bound(args, kwargs)
+        full = self.op.bind(args, kwargs)
         if self._call is None:
             self._call = self._bound(full)
         return self._call(*full)
@@ -45,7 +45,7 @@ class Own:
         ours = [c for c in runnable_candidates(self.op, full) if c.name not in LIBRARY]
         if self.chosen not in LIBRARY or not ours:
             return entry.call
-        candidate, config, *_ = known_of(entry.key).best(ours, full) or select_by_heuristic(
+        candidate, config, *_ = lookup_measurements(entry.key).best(ours, full) or select_by_heuristic(
             self.op, full, ours
         )
         self.candidate = format_choice(candidate, config)
@@ -53,7 +53,7 @@ class Own:
             generated = kernels.explain(self.op, *full).generated
             assert generated is not None
             self.plain = all(step.kind in ("library", "view") for step in generated.steps)
-        return bound_call(self.op, candidate, config, full)
+        return bind_candidate(self.op, candidate, config, full)
 
 
 def own_of(name: str, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Own:

@@ -114,7 +114,7 @@ def _kernels() -> dict[str, Any]:
     """Whether kernels are generated, where they are kept, and how many tunings are known."""
     from burnt.codegen.runtime import c_library
     from burnt.errors import CacheError
-    from burnt.kernels.tuning.database import Store
+    from burnt.kernels.autotune.database import TuningDatabase
 
     status = c_library.status()
     found = {
@@ -127,7 +127,7 @@ def _kernels() -> dict[str, Any]:
         "notes": status["notes"],
     }
     try:
-        store = Store()
+        store = TuningDatabase()
         found |= {"table": str(store.path), "tuned": len(store.rows())}
     except (CacheError, OSError) as error:
         found["notes"].append(str(error))

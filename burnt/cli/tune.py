@@ -13,7 +13,7 @@ from typing import Any
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.cli.train import module_of
 from burnt.errors import BurntError, CacheError, nearest
-from burnt.kernels.tuning.database import Row, Store, read_table, write_table
+from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 
 __all__ = ["clear", "export", "load", "run", "show"]
 
@@ -71,7 +71,7 @@ def run(
     if on.type == "meta":
         raise UsageError("nothing can be measured on the device meta", expected="cpu, cuda, mps")
     kinds = [_dtype(name) for name in dtypes] or [None]
-    store = Store()
+    store = TuningDatabase()
     _usable(store)
     rows: list[Row] = []
     problems: list[str] = []
@@ -189,12 +189,12 @@ def _dtype(name: str) -> Any:
 
 
 def _measured(
-    op: Any, args: Sequence[Any], kind: Any, effort: str, store: Store
+    op: Any, args: Sequence[Any], kind: Any, effort: str, store: TuningDatabase
 ) -> tuple[list[Row], str | None]:
     """The rows of an example, without and with gradients, and what went wrong, if something did."""
     import torch
 
-    from burnt.kernels.tuning.tuner import tune
+    from burnt.kernels.autotune.tuner import tune
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -248,7 +248,7 @@ def _with_gradients(args: Sequence[Any]) -> list[Any] | None:
     return [a.detach().clone().requires_grad_() if any(a is t for t in tensors) else a for a in args]
 
 
-def _usable(store: Store) -> None:
+def _usable(store: TuningDatabase) -> None:
     """A table that is damaged makes room for a new one."""
     try:
         store.rows()
@@ -265,7 +265,7 @@ def show(name: str | None, as_json: bool) -> int:
     Raises:
         UsageError: there is no such op.
     """
-    found = Store().rows()
+    found = TuningDatabase().rows()
     _refuse_unknown(name, found)
     rows = [row for row in found if name is None or row.op == name]
     old = _old(rows)
@@ -351,7 +351,7 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     """
     if not Path(path).parent.is_dir():
         raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
-    found = Store().rows()
+    found = TuningDatabase().rows()
     _refuse_unknown(name, found)
     rows = [row for row in found if name is None or row.op == name]
     if device is not None:
@@ -386,7 +386,7 @@ def _machine(device: str) -> str:
 def load(path: str) -> int:
     """Add the rows of a JSON file to the table."""
     rows = read_table(Path(path))
-    store = Store()
+    store = TuningDatabase()
     _usable(store)
     store.add(rows)
     Page().line(f"{len(rows)} rows added from {path}")
@@ -399,7 +399,7 @@ def clear(name: str | None) -> int:
     Raises:
         UsageError: there is no such op.
     """
-    store = Store()
+    store = TuningDatabase()
     _usable(store)
     _refuse_unknown(name, store.rows())
     Page().line(f"{store.clear(name)} rows deleted")

@@ -1,6 +1,6 @@
-"""Tensors' math made into callables: traced, lowered to loops, printed as kernels, compiled and called.
+"""The compiler behind `fuse`: traces a function of tensors, lowers it to loops, generates and runs kernels.
 
-Stands on torch, numpy and the lowest rooms of burnt alone. Nothing is imported here but on first use.
+It imports torch, numpy and burnt's lowest-level modules only. Names are imported on first use.
 """
 
 from __future__ import annotations

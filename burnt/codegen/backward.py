@@ -1,8 +1,8 @@
-"""The derived backward: a plan for the gradients, and the autograd node that runs it.
+"""The backward of a fused function: a plan for the gradients, and the autograd node that runs it.
 
-The traced graph of the function's own ops is differentiated by torch and planned like any other. The backward
-recomputes what it needs from the inputs, but for what `burnt.codegen.schedule.saved_tensors` picks. For
-second derivatives torch runs the traced graph.
+The traced graph of composite ops is differentiated by torch; the result is scheduled and compiled like any
+other function. The backward recomputes what it needs from the inputs, except for the tensors that
+`burnt.codegen.schedule.saved_tensors` selects to save. For second derivatives torch runs the traced graph.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.frontend.trace import PLANNING, Traced, is_random, trace, why_unsupported
+from burnt.codegen.frontend.trace import PLANNING_LOCK, Traced, is_random, trace, why_unsupported
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
-from burnt.codegen.schedule.saved_tensors import taking
+from burnt.codegen.schedule.saved_tensors import with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive", "derived_plan"]
 
 
-_LONGEST_WRITTEN_OUT = 32  # about ten ops for each element: beyond, torch takes the derivative as it goes
+# Longest axis of a cumprod whose derivative is compiled: torch unrolls it, about ten ops for each element.
+_MAX_UNROLLED = 32
 
 
 class Differentiable(torch.autograd.Function):
@@ -32,46 +33,46 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
-        """Run the plan on its tensors, captured ones last."""
-        seed = forward.draw()
-        made = forward(tensors, numbers, seed)
+        """Run the plan on tensor arguments, then captured tensors, and save what the backward needs."""
+        seed = forward.draw_seed()
+        outputs_and_saved = forward(tensors, numbers, seed)
         ctx.forward, ctx.numbers = forward, numbers
-        facts = forward.traced.results
-        outputs, saved = made[: len(facts)], made[len(facts) :]
-        ctx.seeded = seed is not None
-        lent = [outputs[i] for i in forward.saved.lent]
-        ctx.save_for_backward(*tensors, *saved, *lent, *(() if seed is None else (seed,)))
-        constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
+        results = forward.traced.results
+        outputs, saved = outputs_and_saved[: len(results)], outputs_and_saved[len(results) :]
+        ctx.has_seed = seed is not None
+        saved_outputs = [outputs[i] for i in forward.saved.reused_results]
+        ctx.save_for_backward(*tensors, *saved, *saved_outputs, *(() if seed is None else (seed,)))
+        constant = [o for o, r in zip(outputs, results, strict=True) if r is not None and not r[1]]
         ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
         return tuple(outputs)
 
     @staticmethod
-    @_torch.without_autocast()  # what it casts is cast in the trace, wherever the gradients are asked for
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        """The gradients of the tensors that want one."""
-        wanted = tuple(ctx.needs_input_grad[2:])
-        held = ctx.saved_tensors
-        tensors, saved = held[: len(wanted)], held[len(wanted) :]
-        *saved, seed = saved if ctx.seeded else (*saved, None)
-        known = None if torch.is_grad_enabled() else _planned(ctx, tensors, wanted)
-        if known is None:
-            gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted, seed))
+    @_torch.without_autocast()  # the trace contains autocast's casts, wherever backward() is called
+    def backward(ctx: Any, *grad_outs: Any) -> Any:
+        """Compute the gradients of the tensors that require one."""
+        needs_grad = tuple(ctx.needs_input_grad[2:])
+        saved_tensors = ctx.saved_tensors
+        tensors, saved = saved_tensors[: len(needs_grad)], saved_tensors[len(needs_grad) :]
+        *saved, seed = saved if ctx.has_seed else (*saved, None)
+        plan = None if torch.is_grad_enabled() else _get_plan(ctx, tensors, needs_grad)
+        if plan is None:
+            gradients = iter(_grad_by_torch(ctx.forward, ctx.numbers, grad_outs, tensors, needs_grad, seed))
         else:
-            given = [
-                c
-                if c.stride() == layout[1] and not c.is_neg() and not c._is_zerotensor()
-                else torch.empty_strided(*layout[:2], dtype=layout[2], device=c.device).copy_(c)
-                for c, layout in zip(cotangents, ctx.layouts, strict=True)
+            plan_grad_outs = [
+                g
+                if g.stride() == layout[1] and not g.is_neg() and not g._is_zerotensor()
+                else torch.empty_strided(*layout[:2], dtype=layout[2], device=g.device).copy_(g)
+                for g, layout in zip(grad_outs, ctx.layouts, strict=True)
                 if layout is not None and layout[2].is_floating_point
             ]
-            inputs = [*given, *tensors]
-            # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
-            numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
-            gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers, seed))
-        reached = ctx.forward.traced.reached
-        found = [next(gradients) if want else None for want in wanted]
-        return (None, None, *[g if i in reached else None for i, g in enumerate(found)])
+            inputs = [*plan_grad_outs, *tensors]
+            # Numbers come after the tensors in the backward's arguments; it uses only some of them.
+            numbers = [ctx.numbers[p - len(inputs)] for p in plan.plan.plan.numbers]
+            gradients = iter(plan.plan([*inputs, *saved, *plan.constants], numbers, seed))
+        reached = ctx.forward.traced.inputs_with_grad
+        all_gradients = [next(gradients) if needed else None for needed in needs_grad]
+        return (None, None, *[g if i in reached else None for i, g in enumerate(all_gradients)])
 
 
 class BackwardPlan(NamedTuple):
@@ -85,7 +86,7 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def _layout(tensor: Tensor) -> _Layout:
-    """Shape, strides and dtype for a gradient of a tensor: its own strides, unless elements share memory."""
+    """Return shape, strides and dtype for a tensor's gradient: its own strides, unless elements overlap."""
     strides, reach = tensor.stride(), 0
     for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -95,40 +96,43 @@ def _layout(tensor: Tensor) -> _Layout:
     return tuple(tensor.shape), strides, tensor.dtype
 
 
-def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> BackwardPlan | None:
-    """The plan of the wanted gradients, made at the first call; None where there can be none."""
-    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward
-    if wanted not in plans:
-        with PLANNING:
-            if wanted not in plans:
+def _get_plan(ctx: Any, tensors: Sequence[Tensor], needs_grad: tuple[bool, ...]) -> BackwardPlan | None:
+    """Return the plan for these gradients, built at the first call; None if none can be built."""
+    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward_plans
+    if needs_grad not in plans:
+        with PLANNING_LOCK:
+            if needs_grad not in plans:
                 layouts = [v for v in ctx.layouts if v is not None and v[2].is_floating_point]
-                plans[wanted] = _made(ctx.forward, tensors, wanted, layouts)
-    return plans[wanted]
+                plans[needs_grad] = _build_plan(ctx.forward, tensors, needs_grad, layouts)
+    return plans[needs_grad]
 
 
-def _made(
-    forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], layouts: Sequence[_Layout]
+def _build_plan(
+    forward: CompiledPlan,
+    tensors: Sequence[Tensor],
+    needs_grad: tuple[bool, ...],
+    layouts: Sequence[_Layout],
 ) -> BackwardPlan | None:
-    """A plan with cotangents, tensors, what was saved and numbers in, and the wanted gradients out."""
-    traced = forward.derived.pop(wanted, None)
+    """Build the plan that computes the gradients from grad_outs, tensors, saved tensors and numbers."""
+    traced = forward.backward_traces.pop(needs_grad, None)
     if traced is None:
-        traced = _derived(forward.traced, tensors, wanted, layouts, forward.device)
+        traced = _trace_backward(forward.traced, tensors, needs_grad, layouts, forward.device)
     if traced is None:
         return None
     with torch.no_grad():
-        given = forward.saved.all(forward.traced)
-        traced = taking(traced, forward.traced, given, forward.target.torch_is_best)
-        # Tensors that the function itself makes of Python numbers.
+        saved = forward.saved.all_nodes(forward.traced)
+        traced = with_saved_inputs(traced, forward.traced, saved, forward.target.why_eager)
+        # Tensors that the function itself creates from Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
         except (UnsupportedError, RecursionError) as error:
-            # A dtype, say, that only the derivative has, or expressions nested too deeply.
-            debug_log(f"{forward.name}_backward", f"the eager function's gradients: {error}")
+            # For example a dtype that only the derivative has, or expressions nested too deeply.
+            debug_log(f"{forward.name}_backward", f"gradients of the eager function are used: {error}")
             return None
         except CacheError:
-            raise  # of a folder that cannot be trusted
-        except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
+            raise  # the cache folder cannot be trusted
+        except Exception as error:  # of any kind: a fault in burnt must not stop what torch can run
             warn_fallback(f"{forward.name}'s backward", error)
             return None
         debug_log_plan(plan)
@@ -136,118 +140,118 @@ def _made(
 
 
 def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:
-    """The plan of the gradients that tensors want, of a forward that was not run; None if there is none."""
-    wanted = tuple(t.requires_grad for t in tensors)
-    if wanted not in forward.derived:
+    """Build the backward plan of a forward plan that was not run; None if it has none."""
+    needs_grad = tuple(t.requires_grad for t in tensors)
+    if needs_grad not in forward.backward_traces:
         return None
-    with PLANNING:
-        return _made(forward, tensors, wanted, [])
+    with PLANNING_LOCK:
+        return _build_plan(forward, tensors, needs_grad, [])
 
 
 def derive(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:
-    """The trace of the backward for the tensors that want a gradient, if there can be one."""
+    """Trace the backward for the tensors that require a gradient; None if there is none."""
     (results,) = next(n.args for n in traced.graph.graph.nodes if n.op == "output")
     layouts = []
-    for node, fact in zip(results, traced.results, strict=True):
-        if fact is not None and isinstance(node, torch.fx.Node) and node.meta["val"].is_floating_point():
+    for node, result in zip(results, traced.results, strict=True):
+        if result is not None and isinstance(node, torch.fx.Node) and node.meta["val"].is_floating_point():
             value = node.meta["val"]
-            result = torch.empty_strided(value.shape, fact[0], dtype=value.dtype, device="meta")
-            layouts.append(_layout(result))
-    return _derived(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
+            like = torch.empty_strided(value.shape, result[0], dtype=value.dtype, device="meta")
+            layouts.append(_layout(like))
+    return _trace_backward(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
 
 
-def _derived(
-    of: Traced,
+def _trace_backward(
+    forward: Traced,
     tensors: Sequence[Tensor],
-    wanted: tuple[bool, ...],
+    needs_grad: tuple[bool, ...],
     layouts: Sequence[_Layout],
     device: torch.device,
 ) -> Traced | None:
-    """The trace of a backward: of a function of cotangents, tensors and numbers."""
-    if any(map(_is_written_out, of.whole.graph.nodes)):
+    """Trace the backward, a function of grad_outs (of these layouts), tensors and numbers, if possible."""
+    if any(map(_has_unrolled_derivative, forward.composite_graph.graph.nodes)):
         return None
-    floating = len(layouts)
+    num_grad_outs = len(layouts)
 
-    def backward(*given: Any) -> Any:
-        pulled, inputs = given[:floating], given[floating : floating + len(wanted)]
-        numbers = given[floating + len(wanted) :]
+    def backward(*args: Any) -> Any:
+        grad_outs, inputs = args[:num_grad_outs], args[num_grad_outs : num_grad_outs + len(needs_grad)]
+        numbers = args[num_grad_outs + len(needs_grad) :]
 
-        def run(*some: Tensor) -> tuple[Tensor, ...]:
-            replaced = iter(some)
-            full = [next(replaced) if want else t for t, want in zip(inputs, wanted, strict=True)]
-            made = _interpreted(of, full, numbers)
-            return tuple(t for t in made if isinstance(t, Tensor) and t.dtype.is_floating_point)
+        def run(*differentiated: Tensor) -> tuple[Tensor, ...]:
+            remaining = iter(differentiated)
+            full = [next(remaining) if needed else t for t, needed in zip(inputs, needs_grad, strict=True)]
+            results = _interpret(forward, full, numbers)
+            return tuple(t for t in results if isinstance(t, Tensor) and t.dtype.is_floating_point)
 
-        chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
-        return torch.func.vjp(run, *chosen)[1](pulled)
+        primals = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
+        return torch.func.vjp(run, *primals)[1](grad_outs)
 
-    # Fresh tensors of the same layouts: equal arguments must not look like one.
+    # New tensors of the same layouts: an argument that is passed twice must be two inputs.
     examples: list[Any] = [torch.empty_strided(*v[:2], dtype=v[2], device=device) for v in layouts]
     examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors]
     try:
         with _torch.without_autocast():
-            traced, general = trace(backward, [*examples, *(0.5 for _ in of.numbers)])
-    except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
+            traced, is_general = trace(backward, [*examples, *(0.5 for _ in forward.numbers)])
+    except Exception:  # of any kind: torch can still differentiate what cannot be traced
         return None
-    if not general or why_unsupported(traced) is not None:
-        return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
-    drawn = [sum(map(is_random, t.graph.graph.nodes)) for t in (of, traced)]
-    if drawn[0] != drawn[1]:
-        return None  # each would draw the numbers of another
+    if not is_general or why_unsupported(traced) is not None:
+        return None  # a derivative that depends on the value of a number (x**s at 0) is left to torch, too
+    num_random = [sum(map(is_random, t.graph.graph.nodes)) for t in (forward, traced)]
+    if num_random[0] != num_random[1]:
+        return None  # the random ops of forward and backward would not draw the same numbers
     return traced
 
 
-def _is_written_out(node: torch.fx.Node) -> bool:
-    """Whether torch's derivative of an op is a graph as long as an axis of its tensor is."""
+def _has_unrolled_derivative(node: torch.fx.Node) -> bool:
+    """Whether torch's derivative of an op is a graph whose size grows with a long axis of its tensor."""
     if node.target is not torch.ops.aten.cumprod.default:
         return False
     value = node.meta["val"]
     axis = cast("int", node.args[1])
-    return bool(value.dim()) and value.shape[axis] > _LONGEST_WRITTEN_OUT
+    return bool(value.dim()) and value.shape[axis] > _MAX_UNROLLED
 
 
-def _by_torch(
+def _grad_by_torch(
     forward: CompiledPlan,
     numbers: Sequence[float],
-    cotangents: Sequence[Any],
+    grad_outs: Sequence[Any],
     tensors: Sequence[Tensor],
-    wanted: tuple[bool, ...],
+    needs_grad: tuple[bool, ...],
     seed: Tensor | None,
 ) -> list[Any]:
-    """Gradients by torch: with a graph of their own for second derivatives, or where there is no plan."""
-    further = torch.is_grad_enabled()
-    if not further:
+    """Compute gradients by torch's autograd: for second derivatives, and where there is no plan."""
+    create_graph = torch.is_grad_enabled()
+    if not create_graph:
         tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     with torch.enable_grad():
-        draw = None if seed is None else functools.partial(_drawn_again, forward, seed)
-        outputs = _interpreted(forward.traced, tensors, numbers, draw)
+        draw = None if seed is None else functools.partial(_redraw, forward, seed)
+        outputs = _interpret(forward.traced, tensors, numbers, draw)
     pairs = [
-        (o, c)
-        for o, c in zip(outputs, cotangents, strict=True)
-        if isinstance(o, Tensor) and o.requires_grad and isinstance(c, Tensor)
+        (o, g)
+        for o, g in zip(outputs, grad_outs, strict=True)
+        if isinstance(o, Tensor) and o.requires_grad and isinstance(g, Tensor)
     ]
-    chosen = [t for t, want in zip(tensors, wanted, strict=True) if want]
+    inputs = [t for t, needed in zip(tensors, needs_grad, strict=True) if needed]
     return list(
         torch.autograd.grad(
-            [o for o, _ in pairs], chosen, [c for _, c in pairs], create_graph=further, allow_unused=True
+            [o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
         )
     )
 
 
-def _interpreted(
+def _interpret(
     traced: Traced,
     tensors: Sequence[Tensor],
     numbers: Sequence[float],
     draw: Callable[[torch.fx.Node, Any, Any], Any] | None = None,
 ) -> list[Any]:
-    """The function's own ops run by torch, captured tensors given last; random numbers are `draw`'s."""
-    nodes = list(traced.whole.graph.nodes)
-    placeholders = sum(node.op == "placeholder" for node in nodes)
-    # The graphs of a trace name what they captured each on its own.
-    objects = [id(getattr(traced.graph, name)) for name in traced.captured]
-    captured = dict(zip(objects, tensors[placeholders:], strict=True))
+    """Run the composite ops of a trace by torch, random ones by `draw`; captured tensors come last."""
+    nodes = list(traced.composite_graph.graph.nodes)
+    num_placeholders = sum(node.op == "placeholder" for node in nodes)
+    # The graphs of a trace each have their own names for captured tensors: compare the objects.
+    captured_ids = [id(getattr(traced.graph, name)) for name in traced.captured]
+    captured = dict(zip(captured_ids, tensors[num_placeholders:], strict=True))
     values = dict(zip(sorted(traced.numbers.values()), numbers, strict=True))
-    given = iter(tensors)
+    remaining = iter(tensors)
     env: dict[torch.fx.Node, Any] = {}
 
     def argument(value: Any) -> Any:
@@ -259,10 +263,10 @@ def _interpreted(
 
     for node in nodes[:-1]:
         if node.op == "placeholder":
-            env[node] = next(given)
+            env[node] = next(remaining)
         elif node.op == "get_attr":
-            held = getattr(traced.whole, str(node.target))
-            env[node] = captured.get(id(held), held)
+            attribute = getattr(traced.composite_graph, str(node.target))
+            env[node] = captured.get(id(attribute), attribute)
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
             if draw is not None and is_random(node):
@@ -272,28 +276,28 @@ def _interpreted(
     return [argument(value) for value in nodes[-1].args[0]]
 
 
-def _drawn_again(
+def _redraw(
     forward: CompiledPlan, seed: Tensor, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What an op drew in the forward, by a plan of that op alone; dropout's result has its gradient."""
+    """Repeat a random op with the forward's numbers, by a plan of that op; dropout is differentiable."""
     if node.target is torch.ops.aten.native_dropout.default:
         x, p, _ = args
         scale = 0.0 if p == 1 else 1 / (1 - p)
-        _, mask = _replayed(forward, node, (x.detach(), p, True), kwargs, seed)
+        _, mask = _run_alone(forward, node, (x.detach(), p, True), kwargs, seed)
         return x * mask * scale, mask
-    plain = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, args)
-    made = _replayed(forward, node, plain, kwargs, seed)
-    return made if isinstance(node.meta["val"], tuple | list) else made[0]
+    detached = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, args)
+    results = _run_alone(forward, node, detached, kwargs, seed)
+    return results if isinstance(node.meta["val"], tuple | list) else results[0]
 
 
-def _replayed(
+def _run_alone(
     forward: CompiledPlan, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], seed: Tensor
 ) -> list[Any]:
-    """The results of one op that draws random numbers, given its arguments."""
+    """Compile and run a plan of one random op, with these arguments and the forward's seed."""
     graph = torch.fx.Graph()
     tensors: list[Tensor] = []
 
-    def given(value: Any) -> Any:
+    def add_placeholder(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         placeholder = graph.placeholder(f"x{len(tensors)}")
@@ -301,7 +305,7 @@ def _replayed(
         tensors.append(value)
         return placeholder
 
-    args, kwargs = torch.utils._pytree.tree_map(given, (args, kwargs))
+    args, kwargs = torch.utils._pytree.tree_map(add_placeholder, (args, kwargs))
     call = graph.call_function(cast("Any", node.target), args, kwargs)
     call.meta = dict(node.meta)
     metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
@@ -313,9 +317,9 @@ def _replayed(
             results[-1].meta["val"] = meta
     graph.output(results)
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    facts = tuple((tuple(meta.stride()), False) for meta in metas)
-    with PLANNING, torch.no_grad():
-        traced = Traced(module, module, None, {}, (), facts)
+    result_layouts = tuple((tuple(meta.stride()), False) for meta in metas)
+    with PLANNING_LOCK, torch.no_grad():
+        traced = Traced(module, module, None, {}, (), result_layouts)
         return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(
             tensors, [], seed
         )

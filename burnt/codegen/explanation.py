@@ -1,4 +1,4 @@
-"""What a fused function runs: its kernels, what is in them, the bytes they move, and why each ends."""
+"""`explain`: the kernels that a fused function runs, with ops, bytes, times, and why each is separate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from burnt.codegen.backward import derived_plan
-from burnt.codegen.function import Function, Planned
+from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import TARGETS
-from burnt.codegen.schedule.scheduler import NO_COPY, Call, Plan
+from burnt.codegen.schedule.scheduler import VIEW_OPS, Call, Plan
 from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
@@ -28,15 +28,16 @@ _NO_OPS = frozenset({"load", "const", "number", "index", "as", "reduced", "scann
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A kernel, or a call of torch's own.
+    """A generated kernel or a torch call.
 
     Args:
-        name: the kernel's function, or torch's op.
-        kind: that of the kernel (`Kernel.kind`), ``library``, or ``view`` of what such a call reads or makes.
-        ops: what is computed in it, in order.
-        bytes: of memory that it reads and writes, each tensor counted once.
-        why: why it is a step of its own.
-        seconds: that it takes, the median of some runs, or None where it was not timed.
+        name: name of the kernel, or of torch's op.
+        kind: kind of the kernel (`Kernel.kind`), ``library`` for a torch call, or ``view`` for a view of a
+            torch call's argument or result.
+        ops: the ops that it computes, in order.
+        bytes: bytes of memory that it reads and writes, each tensor counted once.
+        why: why it is a separate step.
+        seconds: median time of a few runs; None if it was not timed.
     """
 
     name: str
@@ -52,10 +53,10 @@ class Explanation:
     """What a function runs for some arguments.
 
     Args:
-        steps: kernels and calls in order; none where the eager function runs.
+        steps: kernels and torch calls in order; empty if the eager function runs.
         fallback_reason: why the eager function runs, or None.
-        texts: the generated text of each kernel, by name: C, Triton or Metal, as the tensors' device wants.
-        backward: the same of its gradients, where an argument wants one and there is a plan for them.
+        texts: the generated source of each kernel, by name: C, Triton or Metal, by the tensors' device.
+        backward: the explanation of its backward, if an argument requires a gradient and there is a plan.
     """
 
     steps: tuple[Step, ...]
@@ -74,48 +75,50 @@ class Explanation:
         return self.fallback_reason
 
     def source(self, name: str) -> str:
-        """The text of a kernel.
+        """Return the generated source of a kernel.
 
         Raises:
-            KeyError: no kernel has this name.
+            KeyError: there is no kernel of this name.
         """
         if name in self.texts:
             return self.texts[name]
         if self.backward is not None and name in self.backward.texts:
             return self.backward.texts[name]
-        there = [*self.texts, *(self.backward.texts if self.backward is not None else ())]
-        raise KeyError(f"no kernel {name!r}; there are: {', '.join(there)}")
+        names = [*self.texts, *(self.backward.texts if self.backward is not None else ())]
+        raise KeyError(f"no kernel {name!r}; there are: {', '.join(names)}")
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold of it."""
+        """Return the explanation as a dict that can be written as JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         if self.fallback_reason is not None:
             return f"the eager function runs: {self.fallback_reason}"
         steps = [*self.steps, *(self.backward.steps if self.backward is not None else ())]
-        timed = any(s.seconds is not None for s in steps)
+        is_timed = any(s.seconds is not None for s in steps)
         rows = [
             (
                 "kernel",
                 "kind",
                 "bytes",
-                *(["us", "GB/s"] if timed else []),
+                *(["us", "GB/s"] if is_timed else []),
                 "ops",
-                "a step of its own because",
+                "separate step because",
             )
         ]
         for s in steps:
             speed = (
                 (f"{s.seconds * 1e6:,.1f}", f"{s.bytes / s.seconds / 1e9:.1f}") if s.seconds else ("-", "-")
             )
-            rows.append((s.name, s.kind, f"{s.bytes:,}", *(speed if timed else ()), " ".join(s.ops), s.why))
+            rows.append(
+                (s.name, s.kind, f"{s.bytes:,}", *(speed if is_timed else ()), " ".join(s.ops), s.why)
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        numbers = range(2, len(rows[0]) - 2)
+        number_columns = range(2, len(rows[0]) - 2)
         lines = []
         for row in rows:
             cells = [
-                c.rjust(w) if i in numbers else c.ljust(w)
+                c.rjust(w) if i in number_columns else c.ljust(w)
                 for i, (c, w) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
@@ -125,16 +128,19 @@ class Explanation:
 def explain(
     fn: Callable[..., Any], *args: Any, timed: bool = True, target: str | None = None, **kwargs: Any
 ) -> Explanation:
-    """What a function runs for these arguments: kernels, ops, bytes, times, and why groups end.
+    """Explain what a function runs for these arguments: kernels, ops, bytes, times, and why each is separate.
 
     Args:
-        fn: a function made by `fuse`, or a plain one, which is fused to be looked at.
-        args: its arguments; the function is called with them, and with those that want gradients its
-            backward is, too.
-        timed: measure every step, for a fifth of a second altogether.
-        target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as they would be on such a device,
-            which need not be there, nor a compiler for it; nothing is run.
-        kwargs: more of the function's arguments.
+        fn: a function returned by `fuse`, or a plain function, which is fused first.
+        args: its positional arguments. The function is called with them, and if one requires a gradient, so
+            is its backward.
+        timed: measure every step, for 0.2 seconds in total.
+        target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as generated for such a device. Neither
+            the device nor a compiler for it is needed, and nothing runs.
+        kwargs: its keyword arguments.
+
+    Returns:
+        an `Explanation`, which prints as a table.
 
     Raises:
         ConfigError: there is no such target.
@@ -142,108 +148,112 @@ def explain(
     >>> import torch
     >>> from burnt.codegen import explain
     >>> print(explain(lambda x: torch.softmax(x * 2, -1), torch.ones(4, 8), timed=False))
-    kernel      kind       bytes  ops                             a step of its own because
-    _lambda__0  reduction    256  mul max sub exp sum reciprocal  it is all there is
+    kernel      kind       bytes  ops                             separate step because
+    _lambda__0  reduction    256  mul max sub exp sum reciprocal  it is the only step
     """
     function = fn if isinstance(fn, Function) else Function(fn)
     if function.single:
-        # What it is split into is what one wants to know, and not that again.
+        # Show the steps it is split into, rather than raise the same error again.
         function = Function(function.fn, target=function.target, lowered=True)
     if kwargs:
         args = function.positional(args, kwargs)
     if target is not None:
-        return _elsewhere(function, args, target)
-    planned = function.planned(*args)
-    if planned.forward is None:
-        return Explanation(_calls(planned), None if planned.served else planned.fallback_reason)
-    tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
-    numbers = [args[i] for i in planned.forward.plan.numbers]
+        return _explain_for_target(function, args, target)
+    entry = function.cache_entry(*args)
+    if entry.forward is None:
+        return Explanation(_eager_steps(entry), None if entry.eager_calls else entry.fallback_reason)
+    tensors = [*(a for a in args if isinstance(a, Tensor)), *entry.captured_tensors]
+    numbers = [args[i] for i in entry.forward.plan.numbers]
     backward = None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         results = [
             r for r in pytree.tree_leaves(function(*args)) if isinstance(r, Tensor) and r.requires_grad
         ]
-        wanted = [t for t in tensors if t.requires_grad]
-        torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results], allow_unused=True)
-        plan = planned.forward.backward.get(tuple(t.requires_grad for t in tensors))
+        inputs = [t for t in tensors if t.requires_grad]
+        torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
+        plan = entry.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))
         if plan is not None:
-            backward = _explained(plan.plan, _seconds(plan.plan) if timed else None)
+            backward = _explain_plan(plan.plan, _measure(plan.plan) if timed else None)
     with torch.no_grad():
-        seconds = planned.forward.times(tensors, numbers) if timed else None
-    return dataclasses.replace(_explained(planned.forward, seconds), backward=backward)
+        seconds = entry.forward.time_steps(tensors, numbers) if timed else None
+    return dataclasses.replace(_explain_plan(entry.forward, seconds), backward=backward)
 
 
-def _calls(planned: Planned) -> tuple[Step, ...]:
-    """What serves where the eager function runs because torch's own kernel is known to be faster."""
-    if planned.served is None:
+def _eager_steps(entry: CacheEntry) -> tuple[Step, ...]:
+    """Return the torch calls that run because they are known to be faster; empty if there are none."""
+    if entry.eager_calls is None:
         return ()
-    calls, moved, why = planned.served
+    calls, num_bytes, why = entry.eager_calls
     ops = tuple(name.split(".")[1] for name in calls)
-    return (Step(" ".join(calls), "library", ops, moved, f"torch's own call serves: {why}"),)
+    return (Step(" ".join(calls), "library", ops, num_bytes, f"torch's call is used: {why}"),)
 
 
-def _elsewhere(function: Function, args: Sequence[Any], name: str) -> Explanation:
-    """A function planned and printed for a target, whose device need not be there."""
+def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> Explanation:
+    """Schedule a function and generate its kernels for a target whose device need not be present."""
     target = TARGETS.get(name)
     if target is None:
         raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
 
-    def printed(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
-        return Built("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _not_here))
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
+        return BuiltKernels("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _refuse_to_run))
 
-    shown = dataclasses.replace(target, build=printed, missing=lambda: None)
-    planned = Function(function.fn, target=shown).planned(*args)
-    if planned.forward is None:
-        return Explanation((), planned.fallback_reason)
-    tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
-    backward = derived_plan(planned.forward, tensors)
+    source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
+    entry = Function(function.fn, target=source_only).cache_entry(*args)
+    if entry.forward is None:
+        return Explanation((), entry.fallback_reason)
+    tensors = [*(a for a in args if isinstance(a, Tensor)), *entry.captured_tensors]
+    backward = derived_plan(entry.forward, tensors)
     return dataclasses.replace(
-        _explained(planned.forward, None),
-        backward=None if backward is None else _explained(backward.plan, None),
+        _explain_plan(entry.forward, None),
+        backward=None if backward is None else _explain_plan(backward.plan, None),
     )
 
 
-def _not_here(memory: Sequence[Any], numbers: Sequence[float]) -> None:
-    raise AssertionError("kernels that are shown do not run")
+def _refuse_to_run(memory: Sequence[Any], numbers: Sequence[float]) -> None:
+    raise AssertionError("kernels generated for explain(target=...) do not run")
 
 
-def _seconds(compiled: CompiledPlan) -> list[float]:
-    """The times of a plan's steps with inputs of the right shapes: which values they hold is all the same."""
+def _measure(compiled: CompiledPlan) -> list[float]:
+    """Time a plan's steps with inputs of the right shapes; their values do not matter."""
     tensors = [
         torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device=compiled.device).fill_(
             b.dtype.is_floating_point
         )
         for b in compiled.plan.inputs
     ]
-    return compiled.times(tensors, [0.5] * len(compiled.plan.numbers))
+    return compiled.time_steps(tensors, [0.5] * len(compiled.plan.numbers))
 
 
-def _explained(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
-    measured: Sequence[float | None] = seconds or [None] * len(compiled.plan.steps)
+def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
+    times: Sequence[float | None] = seconds or [None] * len(compiled.plan.steps)
     steps = tuple(
-        dataclasses.replace(_step(step, compiled.plan), seconds=s)
-        for step, s in zip(compiled.plan.steps, measured, strict=True)
+        dataclasses.replace(_explain_step(step, compiled.plan), seconds=s)
+        for step, s in zip(compiled.plan.steps, times, strict=True)
     )
     return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
 
 
-def _step(step: Kernel | Call, plan: Plan) -> Step:
+def _explain_step(step: Kernel | Call, plan: Plan) -> Step:
     if isinstance(step, Call):
-        moved = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
+        buffers = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
-        if step.node.target in NO_COPY:
-            return Step(name, "view", (name.split(".")[1],), 0, "torch's own call reads or makes its memory")
+        if step.node.target in VIEW_OPS:
+            return Step(name, "view", (name.split(".")[1],), 0, "a torch call reads or returns its memory")
         return Step(
-            name, "library", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.why}"
+            name,
+            "library",
+            (name.split(".")[1],),
+            _num_bytes(buffers),
+            f"torch's call is used: {step.reason}",
         )
     exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
-    moved = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-    moved += [s.buffer for s in step.steps if isinstance(s, Store)]
-    return Step(step.name, step.kind, tuple(_ops(step)), _bytes(moved), _why(step, plan))
+    buffers = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
+    buffers += [s.buffer for s in step.steps if isinstance(s, Store)]
+    return Step(step.name, step.kind, tuple(_ops(step)), _num_bytes(buffers), _why_separate(step, plan))
 
 
 def _ops(kernel: Kernel) -> list[str]:
-    """The ops of a kernel, each once: a fold and the store after it compute the same chain in loops apart."""
+    """Return the names of a kernel's ops, each once: a reduction and its store may repeat a computation."""
     names: dict[str, None] = {}
     for step in kernel.steps:
         element = step.element if isinstance(step, OnlineReduction) else None
@@ -258,18 +268,18 @@ def _ops(kernel: Kernel) -> list[str]:
     return list(names)
 
 
-def _why(kernel: Kernel, plan: Plan) -> str:
+def _why_separate(kernel: Kernel, plan: Plan) -> str:
     if len(plan.steps) == 1:
-        return "it is all there is"
+        return "it is the only step"
     stores = [s.buffer for s in kernel.steps if isinstance(s, Store)]
     readers = [s for s in plan.steps if isinstance(s, Call) and any(b in s.inputs.values() for b in stores)]
     if readers:
         return f"{readers[0].node.target} reads its result from memory"
-    if any(b.role == "between" for b in stores):
-        return "other rows need its folds, or its rows are few and long"
+    if any(b.role == "intermediate" for b in stores):
+        return "other rows need its reductions, or its rows are few and long"
     sizes = ", ".join(str(tuple(b.shape)) for b in stores)
     return f"its results {sizes} have rows of their own"
 
 
-def _bytes(buffers: list[Buffer]) -> int:
+def _num_bytes(buffers: list[Buffer]) -> int:
     return sum(math.prod(b.shape) * b.dtype.itemsize for b in dict.fromkeys(buffers) if b.role != "local")

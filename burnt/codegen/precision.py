@@ -1,19 +1,19 @@
-"""How float32 is multiplied where matrices are, by kernels of burnt's and by torch's own: one setting.
+"""The precision of float32 matmuls and convolutions: one setting for burnt's kernels and torch's.
 
 =========== ============================================== ====================================
-name        factors                                        torch's own calls
+name        operands                                       torch.set_float32_matmul_precision
 =========== ============================================== ====================================
 ``ieee``    float32, on units that every device has        ``"highest"``
-``tf32x3``  each as a sum of two of 11 bits; three of the  ``"highest"``
-            four products are added: nearly float32, on
-            tensor cores
+``tf32x3``  each as a sum of two numbers of 11 bits; three ``"highest"``
+            of the four products are added: nearly
+            float32, on tensor cores
 ``tf32``    11 bits of precision                           ``"high"``
 ``flex32``  bfloat16, 8 bits of precision                  ``"medium"``
 =========== ============================================== ====================================
 
-Sums are float32 in all of them, as is what lies in memory. float16 may be multiplied as bfloat16 with
-``flex32`` alone. ROCm's compiler knows ``tf32`` on gfx942 alone and
-``tf32x3`` nowhere; there float32 is multiplied as it is, for which CDNA has units.
+Accumulation and storage are float32 in all of them. float16 may be multiplied as bfloat16 with ``flex32``
+only. ROCm's compiler supports ``tf32`` on gfx942 only and ``tf32x3`` nowhere; elsewhere float32 is multiplied
+as it is, for which CDNA has units.
 """
 
 from __future__ import annotations
@@ -27,87 +27,90 @@ from burnt import _torch
 from burnt.device import device_info
 from burnt.errors import InputValueError
 
-__all__ = ["dot_precision", "multiplying", "precision", "rounding", "set_precision"]
+__all__ = ["dot_precision", "matmul_eps", "multiplying", "precision", "set_precision"]
 
-_TORCHS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
-_OURS = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
+_TORCH_NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
+_NAMES = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
 _BITS = {"tf32": 11, "flex32": 8}
-in_three = False
-"""Whether the setting is ``tf32x3``, which torch does not know."""
+is_tf32x3 = False
+"""Whether ``tf32x3`` is set, which torch has no setting for."""
 
 
 def precision() -> str:
-    """How float32 is multiplied: the name that was set, or what torch's setting for products corresponds to.
+    """Return the precision of float32 matmuls: the name that was set, here or by torch's own setting.
 
     >>> precision()
     'ieee'
     """
     try:
-        plain = _OURS[_torch.product_precision()]
-    except RuntimeError:  # set by torch's newer switches, beside which the older one is refused
-        plain = _torch.matmul_precision()
-    return "tf32x3" if in_three and plain == "ieee" else plain
+        name = _NAMES[_torch.product_precision()]
+    except RuntimeError:  # set by torch's newer settings, after which reading the older one raises
+        name = _torch.matmul_precision()
+    return "tf32x3" if is_tf32x3 and name == "ieee" else name
 
 
 def set_precision(name: str) -> None:
-    """Set how float32 is multiplied in this process; torch's settings, for products and of cuDNN, go along.
+    """Set the precision of float32 matmuls and convolutions in this process, for torch and cuDNN, too.
 
     Args:
         name: ``"ieee"``, ``"tf32x3"``, ``"tf32"`` or ``"flex32"``.
 
     Raises:
-        InputValueError: of another name.
+        InputValueError: any other name.
 
-    The same as `torch.set_float32_matmul_precision`, which is looked at, too, but for ``tf32x3``. Unless this
-    is called, cuDNN's convolutions are as torch has them: in tf32.
+    Calling `torch.set_float32_matmul_precision` has the same effect on matmuls, except that it does not know
+    ``tf32x3``. Unless this function is called, cuDNN's convolutions use torch's default, tf32.
     """
-    global in_three
-    if name not in _TORCHS:
+    global is_tf32x3
+    if name not in _TORCH_NAMES:
         raise InputValueError(
-            f"no precision is named {name!r}",
+            f"there is no precision {name!r}",
             where="burnt.kernels.set_precision",
-            expected=" or ".join(map(repr, _TORCHS)),
+            expected=" or ".join(map(repr, _TORCH_NAMES)),
             found=name,
         )
-    torch.set_float32_matmul_precision(_TORCHS[name])
-    _torch.let_convolve_in_tf32(_TORCHS[name] != "highest")
-    in_three = name == "tf32x3"
+    torch.set_float32_matmul_precision(_TORCH_NAMES[name])
+    _torch.let_convolve_in_tf32(_TORCH_NAMES[name] != "highest")
+    is_tf32x3 = name == "tf32x3"
 
 
 @contextlib.contextmanager
 def multiplying(name: str) -> Iterator[None]:
-    """A context in which float32 is multiplied as `set_precision` says, in all threads of the process.
+    """Context manager that sets the precision of float32 matmuls, for all threads of the process.
+
+    Args:
+        name: as for `set_precision`.
 
     Raises:
-        InputValueError: of another name.
+        InputValueError: any other name.
 
     >>> with multiplying("tf32x3"):
     ...     precision()
     'tf32x3'
     """
-    before, convolutions = precision(), _torch.convolves_in_tf32()
+    precision_before, allowed_tf32_before = precision(), _torch.convolves_in_tf32()
     set_precision(name)
     try:
         yield
     finally:
-        set_precision(before)
-        _torch.let_convolve_in_tf32(convolutions)
+        set_precision(precision_before)
+        _torch.let_convolve_in_tf32(allowed_tf32_before)
 
 
 def dot_precision(name: str) -> str:
-    """What a kernel of Triton's is told, on the devices of this process, so that its compiler takes it."""
-    architecture = _rocm()
+    """Return the `input_precision` for Triton's `tl.dot` that the compiler supports on this device."""
+    architecture = _rocm_architecture()
     if architecture is None or name in ("ieee", "flex32"):
         return name
     return name if name == "tf32" and architecture.startswith("gfx942") else "ieee"
 
 
-def _rocm() -> str | None:
-    """The architecture of ROCm's device, or None."""
+def _rocm_architecture() -> str | None:
+    """Return the architecture of the ROCm device, such as ``gfx942``; None without ROCm."""
     return None if torch.version.hip is None else device_info("cuda").architecture
 
 
-def rounding(dtype: torch.dtype) -> float:
-    """How far the next larger number is from 1, among those that products of a dtype take."""
+def matmul_eps(dtype: torch.dtype) -> float:
+    """Return the machine epsilon of a matmul's operands at the current precision."""
     eps = torch.finfo(dtype).eps
     return max(eps, 2.0 ** (1 - _BITS.get(precision(), 24))) if dtype == torch.float32 else eps

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
-from burnt.codegen.precision import precision, rounding
+from burnt.codegen.precision import matmul_eps, precision
 
 if TYPE_CHECKING:
     from burnt.swapping.kind import Kind
@@ -410,7 +410,7 @@ def _apart(
         )
         eps = torch.finfo(theirs[i].dtype).eps
         # Beside float64 the original's own error tells how it multiplies; without, what it was allowed to.
-        apart = max(_APART * eps, _SLACK * rounding(theirs[i].dtype))
+        apart = max(_APART * eps, _SLACK * matmul_eps(theirs[i].dtype))
         allowed = apart if truth is theirs else 4 * their_error + _SLACK * eps
         if error > allowed and why is None:
             why = f"off by {error:.1e} of the largest number, where {allowed:.1e} is tolerated"

@@ -125,9 +125,9 @@ def _plans() -> Table:
     module = sys.modules.get("burnt.codegen.function")
     counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
     for function in module.functions() if module is not None else ():
-        for planned in function.known():
+        for planned in function.cache_entries():
             counted[function.name, *_planned(planned.forward, planned.fallback_reason)] += 1
-            for gradient in () if planned.forward is None else list(planned.forward.backward.values()):
+            for gradient in () if planned.forward is None else list(planned.forward.backward_plans.values()):
                 plan = None if gradient is None else gradient.plan
                 counted[f"{function.name}, gradients", *_planned(plan, _NO_GRADIENT)] += 1
     rows: list[list[object]] = [[*row, count] for row, count in counted.items()]

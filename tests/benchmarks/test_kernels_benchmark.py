@@ -244,10 +244,10 @@ def test_steps_of_a_gpu_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> 
     def run() -> None:
         cuda.calls += 1
 
-    def captured(runs: Any) -> Any:
+    def capture_graph(runs: Any) -> Any:
         raise AssertionError("a step is captured in a graph, where torch serves it")
 
-    monkeypatch.setattr(gpu, "captured", captured)
+    monkeypatch.setattr(gpu, "capture_graph", capture_graph)
     monkeypatch.setattr(torch.cuda, "Event", cuda.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(steps, "runs", lambda *args: {"burnt": run, "torch": lambda: (run(), run())})

@@ -9,9 +9,10 @@ import torch
 
 from burnt import kernels
 from burnt.cli import main
+from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune.database import Row, TuningDatabase, read_table
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import machine_name, source_hash
-from burnt.kernels.tuning.database import Row, Store, read_table
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_run_measures_and_keeps(capsys, example):
     assert {row["config"] for row in rows} <= {"library", "generated"}
     assert all(row["status"] == "ok" and row["ms"] > 0 for row in rows)
     assert {row["key"].split("|")[3] for row in rows} == {"inference", "training"}
-    assert len(Store().rows()) == len(rows)
+    assert len(TuningDatabase().rows()) == len(rows)
 
 
 def test_without_a_folder_the_variable_is_named(capsys, desk, monkeypatch):
@@ -79,7 +80,7 @@ def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch)
     for reference, examples, code, why, problem in (
         (None, lambda device: [], 0, "no examples of negated on cpu", ""),
         (None, lambda device: 1 // 0, 1, "what could not be measured", "negated, its examples: ZeroDivision"),
-        (None, lambda device: [torch.ones(1)], 1, "what could not be", "is no tuple of arguments"),
+        (None, lambda device: [torch.ones(1)], 1, "what could not be", "is not a tuple of arguments"),
         (refused, lambda device: [(torch.ones(1),)], 1, "what could not be", "negated: ValueError: never"),
     ):
         monkeypatch.setattr(example, "examples", examples)
@@ -107,7 +108,7 @@ def test_run_says_what_is_wrong_with_a_module(capsys, desk):
 def test_rows_of_sources_that_are_no_more_are_marked(capsys, example):
     now = source_hash(example)
     keys = {name: f"negated|{name}|m|inference|x" for name in (now, "before", "theirs", "longago")}
-    Store().add(
+    TuningDatabase().add(
         [
             Row(keys["longago"], "mine", "ok", 2.0, at=1.0),
             Row(keys["before"], "library", "ok", 2.0, at=2.0),
@@ -206,7 +207,7 @@ def test_run_goes_on_when_an_op_cannot_be_measured(capsys, example, monkeypatch)
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("burnt.kernels.tuning.tuner.Truth", fails)
+        patched.setattr(tuner, "ReferenceResult", fails)
         assert main(["tune", "run", "negated"]) == 1
     assert "could not be measured: negated: RuntimeError: out of memory" in capsys.readouterr().err
 
@@ -219,18 +220,18 @@ def test_run_lists_what_was_left_out(capsys, example, monkeypatch):
     out, err = capsys.readouterr()
     assert 'library {"k": 1}: 300 registers a thread, where there are 255' in out
     assert "2 pruned" in err
-    assert "pruned" not in {row.status for row in Store().rows()}
+    assert "pruned" not in {row.status for row in TuningDatabase().rows()}
 
 
 def test_export_of_a_device(capsys, desk):
     here = machine_name("cpu")
-    Store().add([*ROWS, ROWS[0]._replace(key=f"silu|a|{here}|inference|x=float32 1d row 1x64")])
+    TuningDatabase().add([*ROWS, ROWS[0]._replace(key=f"silu|a|{here}|inference|x=float32 1d row 1x64")])
     assert main(["tune", "export", "out.json", "--device", "cpu"]) == 0
     assert [row.machine for row in read_table(desk / "out.json")] == [here]
 
 
 def test_export_says_what_is_not_there(capsys, desk):
-    Store().add(ROWS)
+    TuningDatabase().add(ROWS)
     assert main(["tune", "export", "nowhere/out.json"]) == 2
     assert "the folder 'nowhere' of nowhere/out.json does not exist" in capsys.readouterr().err
     assert main(["tune", "export", "out.json", "--device", "toaster"]) == 2
@@ -239,7 +240,7 @@ def test_export_says_what_is_not_there(capsys, desk):
     if not torch.cuda.is_available():
         assert main(["tune", "export", "out.json", "--device", "cuda"]) == 2
         assert "nothing was measured yet on cuda" in capsys.readouterr().err
-        Store().add([ROWS[0]._replace(key="silu|a|cuda H200 sm_90, triton 3.4|inference|x=float32")])
+        TuningDatabase().add([ROWS[0]._replace(key="silu|a|cuda H200 sm_90, triton 3.4|inference|x=float32")])
         assert main(["tune", "export", "cuda.json", "--device", "cuda"]) == 0
         assert [row.machine for row in read_table(desk / "cuda.json")] == ["cuda H200 sm_90, triton 3.4"]
         capsys.readouterr()
@@ -251,7 +252,7 @@ def test_export_says_what_is_not_there(capsys, desk):
 
 @pytest.mark.parametrize("command", [["export", "out.json"], ["clear"], ["show"]])
 def test_an_unknown_op_is_named_with_the_nearest(capsys, command):
-    Store().add([*ROWS, ROWS[0]._replace(key="of_mine|a|cpu|inference|x=float32 1d row 1x64")])
+    TuningDatabase().add([*ROWS, ROWS[0]._replace(key="of_mine|a|cpu|inference|x=float32 1d row 1x64")])
     assert main(["tune", *command, "sofmax"]) == 2
     assert "there is no op 'sofmax'" in (err := capsys.readouterr().err)
     assert "softmax?" in err
@@ -267,12 +268,12 @@ def test_examples_that_cannot_be_used_are_told_and_the_others_measured(capsys, e
 
     assert main(["tune", "run", "added", "negated", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert "the example 1 of the op added is without y" in err
+    assert "example 1 of the op added lacks y" in err
     assert {row["key"].split("|")[0] for row in json.loads(out)} == {"negated"}
 
 
 def test_what_was_disturbed_is_marked(capsys):
-    Store().add([ROWS[0], ROWS[1]._replace(note="disturbed: samples differ by 80%")])
+    TuningDatabase().add([ROWS[0], ROWS[1]._replace(note="disturbed: samples differ by 80%")])
     assert main(["tune", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "ok (disturbed)" in lines[1]
@@ -301,7 +302,7 @@ def test_run_imports_ops_of_ones_own(capsys, desk):
 def test_show(capsys):
     assert main(["tune", "show"]) == 0
     assert "nothing was measured yet" in capsys.readouterr().out
-    Store().add(ROWS)
+    TuningDatabase().add(ROWS)
     assert main(["tune", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["op", "candidate", "state", "ms", "of", "best", "age", "for"]
@@ -318,18 +319,18 @@ def test_show(capsys):
 def test_export_and_import(capsys, desk, table):
     assert main(["tune", "export", "out.json"]) == 2
     assert "nothing was measured yet" in capsys.readouterr().err
-    Store().add(ROWS)
-    before = Store().rows()
+    TuningDatabase().add(ROWS)
+    before = TuningDatabase().rows()
     assert main(["tune", "export", "out.json"]) == 0
     assert main(["tune", "clear", "silu"]) == 0
-    assert {row.op for row in Store().rows()} == {"gelu"}
+    assert {row.op for row in TuningDatabase().rows()} == {"gelu"}
     assert main(["tune", "clear"]) == 0
-    assert Store().rows() == []
+    assert TuningDatabase().rows() == []
     assert main(["tune", "import", "out.json"]) == 0
-    assert Store().rows() == before
+    assert TuningDatabase().rows() == before
     (desk / "other.json").write_text('{"rows": []}')
     assert main(["tune", "import", "other.json"]) == 1
-    assert "no table of tuned kernels" in capsys.readouterr().err
+    assert "not a table of tuned kernels" in capsys.readouterr().err
     assert main(["tune", "import", "missing.json"]) == 1
 
 
@@ -338,7 +339,7 @@ def test_a_damaged_table_is_moved_aside(capsys, table):
     table.write_bytes(b"this was no database, ever" * 400)
     assert main(["tune", "show"]) == 1
     assert "is damaged" in (err := capsys.readouterr().err)
-    assert "moves it aside" in err
+    assert "`burnt tune clear` renames it" in err
     assert main(["tune", "clear"]) == 0
     (kept,) = table.parent.glob("tuned.sqlite.damaged-*")
     assert kept.read_bytes().startswith(b"this was no database")

@@ -118,7 +118,7 @@ _STEPS: dict[Any, Callable[..., Any]] = {
 
 
 # Why a program may be run as the eager function that it is; what no kernel can be printed for is none.
-_PLAIN = "cannot be traced", "returns a view of an argument that it changes"
+_PLAIN = "cannot be traced", "returns a view of an argument that it modifies in place"
 
 
 @dataclasses.dataclass

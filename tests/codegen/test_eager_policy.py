@@ -70,7 +70,7 @@ def test_is_served(name: str) -> None:
         assert torch.equal(found, expected)
     (step,) = explain(fused, *given).steps
     assert step.kind == "library"
-    assert step.why.startswith("torch's own call serves: ")
+    assert step.why.startswith("torch's call is used: ")
     assert step.why.endswith(str(fused.fallback_reason(*given)))
     assert step.why in str(explain(fused, *given))
     assert step.bytes >= given[0].numel() * given[0].dtype.itemsize
@@ -117,5 +117,5 @@ def test_captured_tensors() -> None:
 def test_an_op_keeps_a_kernel_of_its_own() -> None:
     generated = reduce_sum.candidates["generated"]
     assert isinstance(generated, Generated)
-    function, _ = generated.function((ROWS, -1, False, None))
+    function, _ = generated.function_for((ROWS, -1, False, None))
     assert function.fallback_reason(ROWS) is None

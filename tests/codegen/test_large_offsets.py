@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from burnt.codegen.function import Function, Planned
+from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, IndexExpr, Kernel, Split, Store, Var, index_exprs, walk
 from burnt.codegen.render.c.kernel import print_kernels
 from burnt.codegen.render.metal.kernel import print_kernel as print_metal
@@ -27,7 +27,7 @@ from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.metal_backend import METAL
-from burnt.codegen.runtime.target import Built, Target
+from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import UnsupportedError
 from tests.codegen.programs import program
@@ -42,15 +42,17 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
     """The kernels of a program, the buffers and the numbers that they take."""
     found: list[tuple[list[Kernel], Sequence[Buffer], Sequence[int]]] = []
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
         found.append((list(kernels), buffers, numbers))
-        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+        return BuiltKernels(
+            "", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels}
+        )
 
     fn, args = program(seed, "far").built()
     tensors = [a for a in args if isinstance(a, Tensor)]
-    target = dataclasses.replace(target, build=build, missing=lambda: None)
+    target = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     # Not by a call: of a device that nothing runs on, no signature is made.
-    made: Planned = Function(fn, target=target)._made(args, tensors, [])
+    made: CacheEntry = Function(fn, target=target)._build_entry(args, tensors, [])
     if made.fallback_reason is not None and "cannot be traced" not in made.fallback_reason:
         assert any(known in made.fallback_reason for known in KNOWN), (
             f"{made.fallback_reason}\n{program(seed, 'far').source}"
@@ -59,7 +61,7 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
 
 
 # Why a program may be run as the eager function that it is.
-KNOWN = ("returns a view of an argument that it changes", "elements share memory")
+KNOWN = ("returns a view of an argument that it modifies in place", "elements share memory")
 
 
 def corners(loops: Sequence[Var]) -> Iterator[dict[Var, int]]:
@@ -74,7 +76,7 @@ def worked_out(place: IndexExpr, at: dict[Var, int], seen: list[int]) -> int:
     for atom, factor in place.terms.items():
         if isinstance(atom, Split):
             inner = worked_out(atom.inner, at, seen)
-            value = inner // atom.by if atom.kind == "/" else inner % atom.by
+            value = inner // atom.divisor if atom.kind == "/" else inner % atom.divisor
         elif isinstance(atom, Var):
             value = at[atom]
         else:
@@ -93,7 +95,7 @@ def farthest(kernel: Kernel) -> int:
         indices = [
             ix for e in walk([step.value if isinstance(step, Store) else step.body]) for ix in index_exprs(e)
         ]
-        indices += [step.place] if isinstance(step, Store) else []
+        indices += [step.offset] if isinstance(step, Store) else []
         for index in dict.fromkeys(indices):
             own = [v for v in loops if v in index.variables()]
             if index.variables() - set(own):
@@ -108,7 +110,7 @@ def farthest(kernel: Kernel) -> int:
 def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], folder: Path) -> None:
     text = with_constant_sizes(print_kernels(kernels, buffers, numbers))
     assert not re.search(
-        r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|turn)\b", text
+        r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|iteration)\b", text
     )
     compiler = find_compiler()
     if compiler is not None:  # which knows where a constant does not fit
@@ -134,7 +136,7 @@ def check_triton(kernels: list[Kernel], *_: object) -> None:
     for kernel in kernels:
         made = print_kernel(kernel, select_config(structure_of(kernel)))
         assert all(f.programs < 2**31 for f in made.functions), "more programs than a grid takes"
-        if kernel.product is None and farthest(kernel) >= 2**31:
+        if kernel.matmul is None and farthest(kernel) >= 2**31:
             for line in made.text.splitlines():
                 ids = line.count("tl.program_id(0)") == line.count("tl.program_id(0).to(tl.int64)")
                 # Rows are added to a number of 64 bits; columns may begin at 0.

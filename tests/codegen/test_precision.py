@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from burnt import errors, kernels
-from burnt.codegen.precision import rounding
+from burnt.codegen.precision import matmul_eps
+from burnt.kernels.autotune.accuracy import ReferenceResult
 from burnt.kernels.interface.tuning_key import tuning_key
-from burnt.kernels.tuning.accuracy import ReferenceResult
 
 NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 
@@ -43,7 +43,7 @@ def test_torchs_setting_is_ours() -> None:
 
 def test_another_name_is_refused_and_nothing_set() -> None:
     kernels.set_precision("tf32")
-    with pytest.raises(errors.InputValueError, match="no precision is named 'tf32x2'") as told:
+    with pytest.raises(errors.InputValueError, match="there is no precision 'tf32x2'") as told:
         kernels.set_precision("tf32x2")
     assert "'ieee' or 'tf32x3' or 'tf32' or 'flex32'" in str(told.value)
     assert kernels.precision() == "tf32"
@@ -65,8 +65,8 @@ def test_candidates_may_round_as_products_do() -> None:
     found = {}
     for name in NAMES:
         with kernels.multiplying(name):
-            found[name] = rounding(torch.float32)
-            assert rounding(torch.bfloat16) == torch.finfo(torch.bfloat16).eps
+            found[name] = matmul_eps(torch.float32)
+            assert matmul_eps(torch.bfloat16) == torch.finfo(torch.bfloat16).eps
     eps = torch.finfo(torch.float32).eps
     assert found == {"ieee": eps, "tf32x3": eps, "tf32": 2.0**-10, "flex32": 2.0**-7}
 
@@ -99,8 +99,8 @@ def test_only_what_multiplies_may_be_coarse() -> None:
     """A candidate of a sum that is off by a thousandth is wrong, however float32 is multiplied."""
     x, w = torch.randn(16, 64), torch.randn(64, 64)
     with kernels.multiplying("flex32"):
-        off = ReferenceResult(kernels.softmax, (x, -1, None)).wrong(
+        off = ReferenceResult(kernels.softmax, (x, -1, None)).find_error(
             lambda x, *_: torch.softmax(x, -1) * 1.001
         )
         assert off is not None
-        assert ReferenceResult(kernels.matmul, (x, w)).wrong(lambda a, b: (a @ b) * 1.001) is None
+        assert ReferenceResult(kernels.matmul, (x, w)).find_error(lambda a, b: (a @ b) * 1.001) is None

@@ -1,9 +1,9 @@
-"""The equivalence gate: random programs, fused, do what eager torch does.
+"""Random programs, fused, do what eager torch does.
 
-Here as C; `test_print_metal.py` and `triton/interpreted/test_gate.py` have the same for the other printers,
-`test_far.py` programs of tensors too large to be run. `BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as
-long. What was wrong with a seed that failed becomes an entry of `REGRESSIONS`, as a program of its own: seeds
-mean other programs once the grammar changes.
+Here as C. `render/metal/test_kernel.py` and `render/triton/interpreted/test_random_programs.py` run them on
+the other printers, and `test_large_offsets.py` schedules programs of tensors too large to run.
+`BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as long. What was wrong with a seed that failed becomes
+an entry of `REGRESSIONS`, as a program of its own: seeds mean other programs once the grammar changes.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class NoWordError(Exception):
 
 
 def call(op: Op[..., Any], *args: Any, results: int = 1) -> Call:
-    return Call(op, op.bound(args, {}), results)
+    return Call(op, op.bind(args, {}), results)
 
 
 # --- torch's arguments as ours ----------------------------------------------------------------------------
@@ -123,12 +123,12 @@ def of_axes(axes: int, x: Tensor, size: Any) -> Any:
 def max_pool(axes: int, x: Tensor, kernel_size: Any, **rest: Any) -> Call:
     kernel_size = of_axes(axes, x, kernel_size)
     paired = rest.get("return_indices", False)
-    return Call(kernels.max_pool, kernels.max_pool.bound((x, kernel_size), rest), 1 + paired)
+    return Call(kernels.max_pool, kernels.max_pool.bind((x, kernel_size), rest), 1 + paired)
 
 
 def avg_pool(axes: int, x: Tensor, kernel_size: Any, *args: Any, **rest: Any) -> Call:
     kernel_size = of_axes(axes, x, kernel_size)
-    return Call(kernels.avg_pool, kernels.avg_pool.bound((x, kernel_size, *args), rest))
+    return Call(kernels.avg_pool, kernels.avg_pool.bind((x, kernel_size, *args), rest))
 
 
 def filled(axes: int, x: Tensor, size: Any) -> Any:
@@ -215,7 +215,7 @@ def plainly(op: Op[..., Any]) -> Callable[..., Call]:
     """Arguments of one meaning, order and name, the tensor first."""
 
     def mapped(x: Tensor, *args: Any, **rest: Any) -> Call:
-        return Call(op, op.bound((x, *args), rest))
+        return Call(op, op.bind((x, *args), rest))
 
     return mapped
 
@@ -345,9 +345,9 @@ def way(made: Call, route: str) -> Callable[..., Any]:
     if route == "front":
         return made.op
     if route == "torch.ops":
-        return lambda *args: made.op.recorded(args)
+        return lambda *args: made.op.call_torch_op(args)
     if route == "generated":
-        bound: Callable[..., Any] = made.op.candidates[route].bound(made.args)  # type: ignore[attr-defined]
+        bound: Callable[..., Any] = made.op.candidates[route].bind_config(made.args)  # type: ignore[attr-defined]
         return bound
     return made.op.candidates[route]
 

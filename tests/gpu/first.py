@@ -100,17 +100,17 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         if not isinstance(form, MatmulStructure):
             return config
         if changes == SPECIALIZED:
-            limits = dataclasses.replace(HOPPER, specializes=True)
+            limits = dataclasses.replace(HOPPER, can_specialize_warps=True)
             found = [c for c in neighbouring_configs(form, limits) if c.specialized]
             if not found:
                 refused.append("no configuration with specialized warps is offered for it")
             return found[0] if found else config
-        if changes.get("descriptors") and not form.described:
+        if changes.get("descriptors") and not form.num_tma_operands:
             refused.append("no operand lies in memory as a tensor descriptor can describe")
         return dataclasses.replace(config, **changes)
 
     target = dataclasses.replace(
-        TRITON, products=lambda node: None, build=lambda *a, **k: build(*a, choose=choose, **k)
+        TRITON, why_eager_matmul=lambda node: None, build=lambda *a, **k: build(*a, choose=choose, **k)
     )
 
     def listed(made: Any) -> Sequence[Tensor]:

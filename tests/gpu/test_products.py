@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import burnt
 from burnt import kernels
-from burnt.kernels.interface.binding import bound_call
+from burnt.kernels.interface.binding import bind_candidate
 from burnt.kernels.interface.tuning_key import runnable_candidates
 from burnt.swapping import measure
 
@@ -87,13 +87,13 @@ def test_attention_with_options_and_grouped_queries(
     eager = with_gradients(lambda *qkv: ATTENTION.reference(*qkv, **there), narrow)
     judged(with_gradients(lambda *qkv: ATTENTION(*qkv, **there), narrow), eager, exact, dtype)
     leaves = [t.detach().requires_grad_() for t in narrow]
-    args = ATTENTION.bound(leaves, there)
+    args = ATTENTION.bind(leaves, there)
     able = {c.name: c for c in runnable_candidates(ATTENTION, args)}
     del able["generated"]  # tests/gpu/test_tuning.py has those
     assert {"library", "tiled"} | ({"flash"} if device.type == "cuda" else set()) <= able.keys()
     for candidate in able.values():
-        call = bound_call(ATTENTION, candidate, candidate.alternatives(args)[0].config, args)
-        found = with_gradients(lambda *qkv, call=call: call(*ATTENTION.bound(qkv, there)), narrow)
+        call = bind_candidate(ATTENTION, candidate, candidate.alternatives(args)[0].config, args)
+        found = with_gradients(lambda *qkv, call=call: call(*ATTENTION.bind(qkv, there)), narrow)
         judged(found, eager, exact, dtype)
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from burnt import kernels
+from burnt.kernels.autotune.database import TuningDatabase
+from burnt.kernels.autotune.timers import EventClock, GraphClock, NotCapturedError
+from burnt.kernels.autotune.tuner import make_input_sets, tune
 from burnt.kernels.dispatch.generated import Generated
-from burnt.kernels.tuning.database import Store
-from burnt.kernels.tuning.timers import EventClock, GraphClock, NotCapturedError
-from burnt.kernels.tuning.tuner import rotated, tune
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -99,7 +99,7 @@ def test_ops_are_tuned(name: str, gradients: bool, device: torch.device) -> None
     assert {"library", "generated"} <= set(timed)
     if device.type == "cuda":
         assert len(timed) > 4
-    best = min((row for row in Store().rows() if row.ms is not None), key=lambda row: row.ms or 0)
+    best = min((row for row in TuningDatabase().rows() if row.ms is not None), key=lambda row: row.ms or 0)
     op.forget()
     assert kernels.explain(op, *args).winner == best.config
     made = op(*args)
@@ -112,10 +112,10 @@ def test_a_launch_finds_what_other_processes_compiled(cuda: torch.device) -> Non
     op, args = kernels.softmax, (torch.randn(300, 777, device=cuda, dtype=torch.float16), -1, None)
     generated = op.candidates["generated"]
     assert isinstance(generated, Generated)
-    alternatives = [a.config for a in generated.alternatives(args) if a.left_out is None][1:5]
+    alternatives = [a.config for a in generated.alternatives(args) if a.skip_reason is None][1:5]
     assert alternatives
     for config in alternatives:
-        future = generated.compiling(config, args)
+        future = generated.start_compiling(config, args)
         assert future is not None
         future.result(120)
     hits: list[bool] = []
@@ -123,7 +123,7 @@ def test_a_launch_finds_what_other_processes_compiled(cuda: torch.device) -> Non
     try:
         for config in alternatives:
             torch.testing.assert_close(
-                generated.bound(args, config)(*args), torch.softmax(args[0], -1), atol=2e-3, rtol=2e-3
+                generated.bind_config(args, config)(*args), torch.softmax(args[0], -1), atol=2e-3, rtol=2e-3
             )
     finally:
         triton.knobs.compilation.listener = None
@@ -134,6 +134,6 @@ def test_a_launch_finds_what_other_processes_compiled(cuda: torch.device) -> Non
 def test_inputs_are_more_than_the_cache_holds(cuda: torch.device) -> None:
     x = torch.randn(1 << 22, device=cuda)
     cache = torch.cuda.get_device_properties(cuda).L2_cache_size
-    sets = rotated([x])
+    sets = make_input_sets([x])
     assert sum(given[0].nbytes for given in sets) >= min(2 * cache, 32 * x.nbytes)
     assert all(torch.equal(given[0], x) for given in sets)

@@ -97,11 +97,11 @@ def _library() -> ctypes.CDLL:
     include = Path(nvidia.__file__).parent / "include"
     folder = Path(tempfile.mkdtemp(prefix="burnt-null-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    targets = folder / "libcuda.so.1"
+    library = folder / "libcuda.so.1"
     flags = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", f"-I{include}"]
-    subprocess.run([os.environ.get("CC", "gcc"), *flags, str(SOURCE), "-o", str(targets)], check=True)
+    subprocess.run([os.environ.get("CC", "gcc"), *flags, str(SOURCE), "-o", str(library)], check=True)
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-    return ctypes.CDLL(str(targets), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def install() -> None:
@@ -155,21 +155,22 @@ def _send_to_triton() -> None:
     """Tensors on the CPU are sent to the kernels that a GPU would run."""
     from burnt.codegen.render.triton.configs import parse_config, select_config
     from burnt.codegen.render.triton.matmul_config import HOPPER
-    from burnt.codegen.runtime import targets, triton_launch
+    from burnt.codegen.runtime import targets, triton_backend, triton_launch
+    from burnt.codegen.runtime.target import BuiltKernels
     from burnt.kernels.ops.rnn import layer, loop_triton
     from burnt.kernels.optim import foreach, foreach_triton
 
     def build(
         kernels: Any, buffers: Any, numbers: Any, blocks: Mapping[str, str] | None = None
-    ) -> targets.Built:
+    ) -> BuiltKernels:
         given = {name: parse_config(text) for name, text in (blocks or {}).items()}
         return triton_launch.build(
             kernels, buffers, numbers, choose=lambda form: select_config(form, HOPPER), blocks=given
         )
 
-    targets._build_triton = build
+    triton_backend._build_triton = build
     null = dataclasses.replace(targets.TRITON, build=build)
     targets.BY_DEVICE["cpu"] = null
-    triton_launch._scratch = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
+    triton_launch._allocate_workspace = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
     layer._loop = lambda x: loop_triton
     foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[misc]

@@ -27,17 +27,17 @@ CANDIDATES = "flash", "steps", "generated"  # of a GPU, the special ones first
 def launched(op: Any) -> Callable[..., Any]:
     """An op that takes the candidate of a GPU, called as the op is."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
-    from burnt.kernels.interface.binding import bound_call
+    from burnt.kernels.interface.binding import bind_candidate
     from burnt.kernels.ops.attention.flash_config import configs
 
     name = next(name for name in CANDIDATES if name in op.candidates)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        full = op.bound(args, kwargs)
+        full = op.bind(args, kwargs)
         blocks: dict[str, Any] | None = None
         if name == "flash":
             blocks = dict(configs(full[0].shape[3], full[0].element_size(), HOPPER)[0])
-        return bound_call(op, op.candidates[name], blocks, full)(*full)
+        return bind_candidate(op, op.candidates[name], blocks, full)(*full)
 
     return call
 

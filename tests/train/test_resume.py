@@ -16,7 +16,7 @@ from burnt import kernels, optim
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import CheckpointError
-from burnt.kernels.tuning.database import Row, Store
+from burnt.kernels.autotune.database import Row, TuningDatabase
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -265,7 +265,7 @@ def test_kernels_are_those_of_the_checkpoint_whatever_the_tuner_has_found_since(
     chosen = {k: c for k, c in kernels.choices().items() if k.startswith("dropout") and c == "generated"}
     assert chosen
     for key in chosen:
-        Store().add([Row(key, "generated", "ok", 2.0), Row(key, "library", "ok", 1.0)])
+        TuningDatabase().add([Row(key, "generated", "ok", 2.0), Row(key, "library", "ok", 1.0)])
     kernels.dropout.forget()
     second = Run(folder, resume=True, init_seed=1006, drop=DroppedWide())
     assert {**first.losses, **second.losses} == whole.losses

@@ -1,7 +1,7 @@
-"""From a Python function to a graph of aten ops, and when the graph may be used again.
+"""From a Python function to a graph of aten ops, and the tests for when its plan may be reused.
 
-trace          a call traced by `make_fx`: the graph, its inputs, which ops are random
-captures       tensors and numbers that a function takes from closures and globals
-guards         the inline cache: whether a call is like an earlier one
-dtype_support  dtypes that torch refuses for an op
+trace          traces a function by `make_fx`: the graph, its inputs, its random ops
+captures       objects that a function captures from closures, globals and defaults
+guards         the inline cache: guards that decide whether a call may reuse an earlier call's plan
+dtype_support  dtypes that torch rejects for an op
 """

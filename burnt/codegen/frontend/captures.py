@@ -1,8 +1,8 @@
-"""What a function finds that is no argument, and whether a change of it would be noticed.
+"""Objects that a function captures from closures, globals and defaults, and how to notice that they changed.
 
-A plan is right for what was captured when it was made. Captures are known by where they are found, a cell, a
-namespace or an attribute, so that another object in the same place is noticed at a call; objects that may
-change and stay the same are refused, and the eager function runs.
+A plan is valid for the objects that were captured when it was built. A capture is known by its site, a cell,
+namespace or attribute, so that a call notices another object at that site. Objects that can change without
+becoming another object (lists, instances, ...) are not supported: the eager function runs.
 """
 
 from __future__ import annotations
@@ -22,58 +22,66 @@ from torch import Tensor
 
 from burnt.codegen.frontend.trace import InlinedWhenTraced
 
-__all__ = ["SIMPLE", "captures", "content", "identity", "own", "unsuited_callable", "unsuited_captures"]
+__all__ = [
+    "SIMPLE",
+    "capture_key",
+    "captures",
+    "copy_partial",
+    "read_capture",
+    "why_unsupported_callable",
+    "why_unsupported_captures",
+]
 
 _NUMBERS = frozenset({bool, int, str, type(None)})
 SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
-_CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, InlinedWhenTraced)
-_FIXED = (*SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
-# Packages whose modules and classes are taken as they are.
-_OURS = frozenset({"torch", "burnt"})
-# What is another at each call.
-_CHANGING = (
+_CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, InlinedWhenTraced)
+_IMMUTABLE_TYPES = (*SIMPLE, *_CALLABLES, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
+# Packages whose functions, modules and classes are assumed to be pure and not to change.
+_TRUSTED = frozenset({"torch", "burnt"})
+# Names whose value differs from call to call.
+_NONDETERMINISTIC = (
     "random.", "time.", "secrets.", "uuid.", "datetime.", "numpy.random.", "os.environ", "os.getenv",
     "os.urandom",
 )  # fmt: skip
-_KNOWN = _OURS | {"numpy", "triton"} | sys.stdlib_module_names
+_STABLE_PACKAGES = _TRUSTED | {"numpy", "triton"} | sys.stdlib_module_names
 
 
-def own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, or a copy of one whose arguments are given in part: nobody else can change that."""
+def copy_partial(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a `functools.partial`, so that nobody else can change it; return other callables as they are."""
     return functools.partial(fn.func, *fn.args, **fn.keywords) if isinstance(fn, functools.partial) else fn
 
 
-def unsuited_callable(fn: Any) -> str | None:
-    """Why what is called is no function that can be relied on; None where it can."""
+def why_unsupported_callable(fn: Any) -> str | None:
+    """Return why plans cannot be made for a callable; None if they can."""
     if isinstance(fn, types.FunctionType):
-        return _impure(fn)
+        return _why_impure(fn)
     if isinstance(fn, functools.partial):
-        return unsuited_callable(fn.func)  # what is given is captured
+        return why_unsupported_callable(fn.func)  # the bound arguments are captures
     if isinstance(fn, types.MethodType):
         kind = f"method of a {type(fn.__self__).__name__}"
     elif isinstance(fn, torch.nn.Module | type):
         kind = type(fn).__name__
     else:
         return None
-    return f"it is a {kind} and no function: changes of what it holds would go unnoticed"
+    return f"it is a {kind}, not a function: changes of its attributes would go unnoticed"
 
 
 def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
-    """Where a function finds what is no argument, its own and its helpers': holders, and names in them.
+    """Return the sites of all objects that a function and its helpers capture, as (holder, name).
 
     A holder is a cell (with an empty name), a namespace, the defaults of arguments (with an index), or a
     module, class, function or callable object with an attribute.
     """
-    found: list[tuple[Any, str]] = []
+    sites: list[tuple[Any, str]] = []
     seen: set[types.CodeType] = set()
 
-    def take(holder: Any, name: str) -> Any:
-        found.append((holder, name))
-        taken = content(holder, name)
-        look(taken)
-        return taken
+    def add_site(holder: Any, name: str) -> Any:
+        sites.append((holder, name))
+        captured = read_capture(holder, name)
+        visit(captured)
+        return captured
 
-    def look(function: Any) -> None:
+    def visit(function: Any) -> None:
         if isinstance(function, InlinedWhenTraced):
             function = getattr(function, "fn", None)
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
@@ -82,49 +90,49 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
         if _package(function) == "torch":
             return
         defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
-        places = [
+        default_sites = [
             *((defaults[0], str(i)) for i in range(len(defaults[0]))),
             *((defaults[1], n) for n in defaults[1]),
         ]
-        for holder, name in places:
-            if not isinstance(content(holder, name), (*SIMPLE, float)):
-                take(holder, name)
+        for holder, name in default_sites:
+            if not isinstance(read_capture(holder, name), (*SIMPLE, float)):
+                add_site(holder, name)
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for cell in cells.values():
-            take(cell, "")
-        for name, *attributes in sorted(set(_chains(code))):
+            add_site(cell, "")
+        for name, *attributes in sorted(set(_attribute_chains(code))):
             if name in cells:
-                held = content(cells[name], "")
+                value = read_capture(cells[name], "")
             elif name in function.__globals__:
-                held = function.__globals__[name]
-                if not isinstance(held, types.ModuleType):
-                    take(function.__globals__, name)
+                value = function.__globals__[name]
+                if not isinstance(value, types.ModuleType):
+                    add_site(function.__globals__, name)
             else:
                 continue
             for attribute in attributes:
-                if not _is_open(held) or not _has(held, attribute):
+                if not _may_change_attributes(value) or not _has_attribute(value, attribute):
                     break
-                held = take(held, attribute)
+                value = add_site(value, attribute)
 
     called = fn.func if isinstance(fn, functools.partial) else fn
     if isinstance(fn, functools.partial):
         for i in range(len(fn.args)):
-            take(fn.args, str(i))
+            add_site(fn.args, str(i))
         for name in fn.keywords:
-            take(fn.keywords, name)
-    look(called)
-    if not isinstance(called, (*_CALLED, types.MethodType)) and _package(called) not in _OURS:
-        for name in _attributes(called):
-            take(called, name)
+            add_site(fn.keywords, name)
+    visit(called)
+    if not isinstance(called, (*_CALLABLES, types.MethodType)) and _package(called) not in _TRUSTED:
+        for name in _data_attributes(called):
+            add_site(called, name)
         for cls in type(called).__mro__[:-1]:
-            for value in vars(cls).values():
-                look(value)
-    return list({(id(holder), name): (holder, name) for holder, name in found}.values())
+            for member in vars(cls).values():
+                visit(member)
+    return list({(id(holder), name): (holder, name) for holder, name in sites}.values())
 
 
-def content(holder: Any, name: str) -> Any:
-    """What is there now; None in a cell that is not filled yet."""
+def read_capture(holder: Any, name: str) -> Any:
+    """Return the object at a capture site now; None for an empty cell."""
     if type(holder) is dict:
         return holder.get(name)
     if type(holder) is tuple:
@@ -137,60 +145,63 @@ def content(holder: Any, name: str) -> Any:
         return None
 
 
-def identity(held: Any) -> Any:
-    """What a signature knows a capture by. 1, 1.0 and True are three, and so are 0.0 and -0.0 two."""
-    kind = type(held)
+def capture_key(captured: Any) -> Any:
+    """Return what a signature knows a captured object by; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    kind = type(captured)
     if kind is Tensor or kind is torch.nn.Parameter:
-        # Of the same object memory and layout may be others, as `module.double()` makes them.
-        strides = held.stride() if held.layout is torch.strided else None
-        return id(held), held.shape, strides, held.dtype, held.device, held.is_neg(), held.requires_grad
+        # The same tensor object may get other memory and another layout, as in `module.double()`.
+        strides = captured.stride() if captured.layout is torch.strided else None
+        return (
+            id(captured), captured.shape, strides, captured.dtype, captured.device, captured.is_neg(),
+            captured.requires_grad,
+        )  # fmt: skip
     if kind is float:
-        return held.hex()
+        return captured.hex()
     if kind is types.MethodType:
-        return kind, id(held.__self__), id(held.__func__)  # another object at each look
+        return kind, id(captured.__self__), id(captured.__func__)  # each access makes another method object
     if kind is tuple:
-        return id(held), *map(identity, held)  # of the same objects, which need not be the same inside
+        return id(captured), *map(capture_key, captured)  # the same objects may have changed inside
     if kind is types.MappingProxyType:
-        return id(held), *((key, identity(value)) for key, value in held.items())
-    return (kind, held) if kind in _NUMBERS else id(held)
+        return id(captured), *((key, capture_key(value)) for key, value in captured.items())
+    return (kind, captured) if kind in _NUMBERS else id(captured)
 
 
-def unsuited_captures(held: Sequence[Any]) -> str | None:
-    """Why a capture cannot be relied on: its contents may change without its being another object."""
-    for each in held:
-        if not _is_fixed(each):
-            return f"it captures a {type(each).__name__}, whose changes would go unnoticed"
-        function = getattr(each, "fn", None) if isinstance(each, InlinedWhenTraced) else each
-        why = _impure(function) if isinstance(function, types.FunctionType) else None
-        if why is not None:
-            return why
+def why_unsupported_captures(captured_objects: Sequence[Any]) -> str | None:
+    """Return why captured objects are not supported: one could change unnoticed. None if all are."""
+    for captured in captured_objects:
+        if not _is_immutable(captured):
+            return f"it captures a {type(captured).__name__}, whose changes would go unnoticed"
+        function = getattr(captured, "fn", None) if isinstance(captured, InlinedWhenTraced) else captured
+        reason = _why_impure(function) if isinstance(function, types.FunctionType) else None
+        if reason is not None:
+            return reason
     return None
 
 
-def _impure(function: types.FunctionType) -> str | None:
-    """What a function does besides computing, which a plan would do once or never; None if nothing."""
-    if _package(function) in _OURS:
+def _why_impure(function: types.FunctionType) -> str | None:
+    """Return which side effect or nondeterminism a function has, which a plan would lose; None if none."""
+    if _package(function) in _TRUSTED:
         return None
     code = function.__code__
     for i in _instructions(code):
         if i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars):
-            return f"it gives {i.argval!r}, which is not its own, another value"
-    for name, *attributes in _chains(code):
-        held = function.__globals__.get(name)
+            return f"it assigns to {i.argval!r}, a global or a variable of an enclosing function"
+    for name, *attributes in _attribute_chains(code):
+        value = function.__globals__.get(name)
         if name in code.co_freevars:
             cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-            held = content(cells[name], "")
-        path = ".".join([held.__name__, *attributes]) if isinstance(held, types.ModuleType) else ""
-        if isinstance(held, types.BuiltinMethodType):
-            path = f"{held.__module__}.{held.__name__}"
-            path = f"random.{held.__name__}" if isinstance(held.__self__, random.Random) else path
-        if path.startswith(_CHANGING):
-            return f"it asks for {path}, which is another at each call"
+            value = read_capture(cells[name], "")
+        path = ".".join([value.__name__, *attributes]) if isinstance(value, types.ModuleType) else ""
+        if isinstance(value, types.BuiltinMethodType):
+            path = f"{value.__module__}.{value.__name__}"
+            path = f"random.{value.__name__}" if isinstance(value.__self__, random.Random) else path
+        if path.startswith(_NONDETERMINISTIC):
+            return f"it uses {path}, which may differ at each call"
     return None
 
 
-def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """The names that code looks up outside of itself, each with the attributes that it takes of it."""
+def _attribute_chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """Yield the global and enclosing names that code reads, each with the attributes read from it in turn."""
     chain: list[str] = []
     for i in _instructions(code):
         if chain and i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -204,7 +215,7 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """What code does, and then what the functions inside of it do."""
+    """Yield the instructions of code, then those of the functions defined in it."""
     for instruction in dis.get_instructions(code):
         if instruction.opname != "EXTENDED_ARG":
             yield instruction
@@ -213,43 +224,44 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(constant)
 
 
-def _attributes(held: Any) -> list[str]:
-    """The names of an object's data, its classes' included."""
-    data = (types.MemberDescriptorType, *SIMPLE, float, Tensor, list, dict, set, tuple)
+def _data_attributes(instance: Any) -> list[str]:
+    """Return the names of an object's data attributes, including those of its classes."""
+    data_types = (types.MemberDescriptorType, *SIMPLE, float, Tensor, list, dict, set, tuple)
     of_classes = [
         name
-        for cls in type(held).__mro__[:-1]
+        for cls in type(instance).__mro__[:-1]
         for name, value in vars(cls).items()
-        if isinstance(value, data) and not name.startswith("__")
+        if isinstance(value, data_types) and not name.startswith("__")
     ]
-    return sorted({*getattr(held, "__dict__", ()), *of_classes})
+    return sorted({*getattr(instance, "__dict__", ()), *of_classes})
 
 
-def _is_open(held: Any) -> bool:
-    """Whether attributes of an object may be others at the next call: a module's, class' or function's."""
-    if isinstance(held, types.ModuleType):
-        return held.__name__.split(".")[0] not in _KNOWN
-    if isinstance(held, enum.EnumType) or not isinstance(held, type | types.FunctionType):
+def _may_change_attributes(value: Any) -> bool:
+    """Whether an object is a module, class or function whose attributes may be rebound between calls."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__.split(".")[0] not in _STABLE_PACKAGES
+    if isinstance(value, enum.EnumType) or not isinstance(value, type | types.FunctionType):
         return False
-    return _package(held) not in _KNOWN
+    return _package(value) not in _STABLE_PACKAGES
 
 
-def _has(held: Any, name: str) -> bool:
-    return inspect.getattr_static(held, name, inspect) is not inspect
+def _has_attribute(value: Any, name: str) -> bool:
+    return inspect.getattr_static(value, name, inspect) is not inspect
 
 
-def _is_fixed(held: Any) -> bool:
-    if isinstance(held, tuple):
-        # What functions inside of it capture is not looked at; those of torch and burnt are what they are.
-        inner = (types.FunctionType, InlinedWhenTraced)
-        return all(_package(c) in _OURS if isinstance(c, inner) else _is_fixed(c) for c in held)
-    if isinstance(held, types.MappingProxyType):  # a table that is meant to stay as it is
-        return _is_fixed(tuple(held.values()))
-    if isinstance(held, types.MethodType):
-        return _package(held) in _KNOWN  # what it reads of its class or instance is not looked at
-    return isinstance(held, _FIXED)
+def _is_immutable(value: Any) -> bool:
+    """Whether a captured object is safe to build into a plan: it changes only by becoming another object."""
+    if isinstance(value, tuple):
+        # The captures of functions in it are not examined, so only torch's and burnt's functions are allowed.
+        functions = (types.FunctionType, InlinedWhenTraced)
+        return all(_package(c) in _TRUSTED if isinstance(c, functions) else _is_immutable(c) for c in value)
+    if isinstance(value, types.MappingProxyType):  # a read-only table; its owner is trusted not to change it
+        return _is_immutable(tuple(value.values()))
+    if isinstance(value, types.MethodType):
+        return _package(value) in _STABLE_PACKAGES  # what it reads from its class or instance is not examined
+    return isinstance(value, _IMMUTABLE_TYPES)
 
 
-def _package(held: object) -> str:
-    """The package that an object is defined in."""
-    return (getattr(held, "__module__", None) or "").split(".")[0]
+def _package(value: object) -> str:
+    """Return the top-level package that an object is defined in."""
+    return (getattr(value, "__module__", None) or "").split(".")[0]

@@ -1,8 +1,7 @@
-"""Dtypes that torch refuses: where an op is lowered for them all the same, eager torch raises.
+"""Ops and dtypes that eager torch rejects although their lowering would compute them.
 
-Torch tells what it does not compute of whole numbers only when it is about to: tracing, which has no
-elements, goes through. A call of these ops stays torch's own, with its error, or with its answer where a
-device has one.
+torch rejects some integer and bool inputs only in its kernels, so tracing, which runs none, succeeds. Such a
+call stays a torch call, which raises torch's error, or computes the result on devices that support it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["call_unless_unsupported", "is_dtype_unsupported"]
+__all__ = ["decompose_unless_unsupported", "is_dtype_unsupported"]
 
 # fmt: off
-# Of which torch computes nothing but floats.
-_FLOATS = frozenset((
+# Ops that torch computes for floating-point dtypes only.
+_FLOAT_ONLY = frozenset((
     "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logaddexp",
     "logaddexp2", "var", "std", "native_batch_norm", "native_batch_norm_backward",
     "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
@@ -29,33 +28,33 @@ _FLOATS = frozenset((
     "binary_cross_entropy", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "smooth_l1_loss",
     "huber_loss",
 ))
-# Of which it makes no truth values.
+# Ops that torch does not compute with a bool result.
 _NO_BOOL_RESULT = frozenset((
     "abs", "addcdiv", "ceil", "clamp", "floor", "relu", "round", "trunc", "threshold", "trace",
     "cumsum", "cumprod", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
 ))
 # fmt: on
 _WIDE_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
-# Which take no truth values.
+# Ops that torch does not compute for bool inputs.
 _NO_BOOL_INPUT = frozenset(
     ("argmax", "argmin", "sub", "rsub", "max_pool2d_with_indices", "max_pool3d_with_indices")
 )
 
 
 def is_dtype_unsupported(op: Any, args: Iterable[Any], result: Any) -> bool:
-    """Whether torch would refuse a call, by its dtypes.
+    """Whether torch would reject a call because of its dtypes.
 
     Args:
-        op: the overload.
-        args: its tensors, among other things.
-        result: what it makes, or a tensor of the same dtype.
+        op: the op overload.
+        args: its arguments; those that are not tensors are ignored.
+        result: its result, or a tensor of the same dtype.
     """
     name = getattr(op, "_opname", "")
     dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor)]
-    if name in _FLOATS or (name == "round" and op._overloadname == "decimals"):
+    if name in _FLOAT_ONLY or (name == "round" and op._overloadname == "decimals"):
         return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
     if name == "where":
-        return not all(map(_where_takes, dtypes))
+        return not all(map(_where_supports, dtypes))
     if name == "pow" and op._overloadname == "Tensor_Tensor":
         return all(dtype == torch.bool for dtype in dtypes)
     if name in _NO_BOOL_INPUT:
@@ -64,8 +63,8 @@ def is_dtype_unsupported(op: Any, args: Iterable[Any], result: Any) -> bool:
 
 
 @functools.cache
-def _where_takes(dtype: torch.dtype) -> bool:
-    """Whether this version's `torch.where` has a dtype: 2.11 lacks unsigned ones of more than 8 bits."""
+def _where_supports(dtype: torch.dtype) -> bool:
+    """Whether `torch.where` supports a dtype: torch 2.11 lacks unsigned integers of more than 8 bits."""
     if dtype not in _WIDE_UNSIGNED:
         return True
     one = torch.zeros(1, dtype=dtype)
@@ -76,13 +75,13 @@ def _where_takes(dtype: torch.dtype) -> bool:
     return True
 
 
-def call_unless_unsupported(op: Any, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's definition of a composite op in simpler ones, for what torch does not refuse."""
+def decompose_unless_unsupported(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a decomposition of a composite op so that calls which torch would reject are not decomposed."""
 
-    def made(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        if is_dtype_unsupported(op, given, next((a for a in given if isinstance(a, torch.Tensor)), None)):
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        values = [*args, *kwargs.values()]
+        if is_dtype_unsupported(op, values, next((v for v in values if isinstance(v, torch.Tensor)), None)):
             return NotImplemented
-        return definition(*args, **kwargs)
+        return decomposition(*args, **kwargs)
 
-    return made
+    return decompose

@@ -1,8 +1,8 @@
-"""Tracing: a Python function of tensors as a graph of aten ops, forward and backward.
+"""Tracing: from a Python function of tensors to a graph of aten ops.
 
-Python numbers stay inputs. They are traced as stand-ins, numbers of a class of their own that refuses to be
-compared or turned into something else; tracing twice with different stand-ins shows where a number has gone
-into Python arithmetic. A function that does so is traced for the number's value instead.
+Float arguments stay inputs of the graph. They are traced as stand-ins, instances of a float subclass that
+refuses comparisons and conversions. Tracing again with different stand-ins shows where a number has entered
+Python arithmetic. A function that compares numbers or computes with them is traced for their values instead.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
-from burnt.codegen.frontend.dtype_support import call_unless_unsupported
+from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
 from burnt.errors import UnsupportedError
 
 __all__ = [
-    "PLANNING",
+    "PLANNING_LOCK",
     "InlinedWhenTraced",
     "Traced",
     "is_random",
@@ -36,14 +36,14 @@ __all__ = [
     "why_unsupported",
 ]
 
-PLANNING = threading.RLock()
-"""Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
-if hasattr(os, "register_at_fork"):  # a child has no thread that would let go of it
-    os.register_at_fork(after_in_child=PLANNING._at_fork_reinit)  # type: ignore[attr-defined]
+PLANNING_LOCK = threading.RLock()
+"""Held while a plan is built: torch's tracing state and the table of interned expressions are global."""
+if hasattr(os, "register_at_fork"):  # in a forked child, no thread would release it
+    os.register_at_fork(after_in_child=PLANNING_LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 
 aten = torch.ops.aten
 
-# Composite ops that torch defines in simpler ones; what is left is the table of `burnt.codegen.lower`.
+# Composite ops to decompose by torch's definitions; `burnt.codegen.lower` has lowerings for the other ops.
 _COMPOSITE = (
     "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp",
     "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
@@ -69,9 +69,9 @@ _COMPOSITE = (
 
 
 class InlinedWhenTraced:
-    """A callable that is its eager function while another one is traced: a fused function, an op.
+    """A callable, such as a fused function or an op, that runs eagerly while another function is traced.
 
-    So what it computes is fused with what is around the call.
+    So its computation is fused with the ops around the call.
     """
 
 
@@ -79,23 +79,23 @@ _tracing = threading.local()
 
 
 def is_tracing() -> bool:
-    """Whether this thread traces a function to make kernels of it."""
-    return getattr(_tracing, "now", False)
+    """Whether this thread is tracing a function to generate kernels for it."""
+    return getattr(_tracing, "active", False)
 
 
-class _Specialise(BaseException):
-    """A number was looked at while tracing. No handler of the function's own is to catch it."""
+class _NumberInspected(BaseException):
+    """The function inspected the value of a stand-in. A BaseException, so that its own handlers miss it."""
 
 
-class _ReadError(BaseException):
-    """Something of a tensor was looked at that it does not have while tracing."""
+class _AttributeRead(BaseException):
+    """The function read an attribute that a tensor does not have while tracing."""
 
 
 class _StandIn(float):
-    """A number whose value may not be known yet."""
+    """A float argument whose value must not be inspected while tracing."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise _Specialise
+        raise _NumberInspected
 
     __bool__ = __int__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = _refuse
@@ -108,80 +108,82 @@ class Traced:
     """A traced function.
 
     Args:
-        whole: the aten graph as the function calls it: what is differentiated, since the derivative of an op
-            is not always that of what it is made of (std has none at 0, torch says 0).
-        graph: the same in simpler ops; its placeholders are the tensors and numbers in order, its output is
-            flat.
-        structure: what the function returns, as torch's pytrees describe it.
-        numbers: stand-in value -> position in the arguments, of the numbers that are inputs.
-        results: for each result that is a tensor, its strides and whether it requires a gradient, as the
-            function itself would give them: the ops that others are made of may lay theirs out otherwise.
+        composite_graph: the aten graph with the ops that the function calls. It is the one to differentiate:
+            the derivative of an op is not always that of its decomposition (at 0 the derivative of std's
+            decomposition is not finite, torch returns 0).
+        graph: the same with composite ops decomposed. Its placeholders are the tensors and numbers in order,
+            its output is flat.
+        structure: the pytree structure of the function's result.
+        numbers: stand-in value -> position in the arguments, for the numbers that are inputs.
+        results: for each result that is a tensor, its strides and whether it requires a gradient, as in the
+            eager function: decompositions may lay their results out differently.
         captured: names of the graph module's attributes that hold captured tensors, in order of use.
-        changed: positions among the tensors given of those that are changed in place. What becomes of them
-            are the graph's last outputs, after those that the function returns.
-        odd: why it cannot be planned, as far as that shows while tracing.
+        mutated: positions, among the tensor arguments, of those that are modified in place. Their new values
+            are the graph's last outputs, after the function's results.
+        unsupported_reason: why no plan can be built, if tracing has shown that.
     """
 
-    whole: torch.fx.GraphModule
+    composite_graph: torch.fx.GraphModule
     graph: torch.fx.GraphModule
     structure: Any
     numbers: dict[float, int]
     captured: tuple[str, ...]
     results: tuple[tuple[tuple[int, ...], bool] | None, ...] = ()
-    changed: tuple[int, ...] = ()
-    odd: str | None = None
+    mutated: tuple[int, ...] = ()
+    unsupported_reason: str | None = None
 
     @functools.cached_property
-    def reached(self) -> frozenset[int]:
-        """Positions, among tensors and then captured ones, of those that a result's gradient reaches.
+    def inputs_with_grad(self) -> frozenset[int]:
+        """Positions, among the tensor arguments and then the captured tensors, that gradients can reach.
 
-        To the others torch gives no gradient, where a derivative of the graph would be zeros.
+        For the others torch returns None, while the derivative of the graph would be zeros.
         """
-        nodes = [node for node in self.whole.graph.nodes if node.op == "placeholder"]
-        # The graphs of a trace name what they captured each on its own.
-        order = [id(getattr(self.graph, name)) for name in self.captured]
-        places = {node: i for i, node in enumerate(nodes)}
-        left = [node for node in self.whole.graph.output_node().all_input_nodes if _has_gradient(node)]
-        found: set[int] = set()
-        seen = set(left)
-        while left:
-            node = left.pop()
+        placeholders = [node for node in self.composite_graph.graph.nodes if node.op == "placeholder"]
+        # The graphs of a trace each have their own names for captured tensors: compare the objects.
+        captured_ids = [id(getattr(self.graph, name)) for name in self.captured]
+        positions = {node: i for i, node in enumerate(placeholders)}
+        stack = [n for n in self.composite_graph.graph.output_node().all_input_nodes if _is_differentiable(n)]
+        reached: set[int] = set()
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
             if node.op == "placeholder":
-                found.add(places[node])
+                reached.add(positions[node])
             elif node.op == "get_attr":
-                held = id(getattr(self.whole, str(node.target)))
-                found |= {len(nodes) + i for i, each in enumerate(order) if each == held}
+                captured = id(getattr(self.composite_graph, str(node.target)))
+                reached |= {len(placeholders) + i for i, id_ in enumerate(captured_ids) if id_ == captured}
             elif node.target is not aten.detach.default:
-                fresh = [n for n in node.all_input_nodes if n not in seen and _has_gradient(n)]
-                seen.update(fresh)
-                left += fresh
-        return frozenset(found)
+                new = [n for n in node.all_input_nodes if n not in seen and _is_differentiable(n)]
+                seen.update(new)
+                stack += new
+        return frozenset(reached)
 
 
-def _has_gradient(node: torch.fx.Node) -> bool:
+def _is_differentiable(node: torch.fx.Node) -> bool:
+    """Whether a node's value has a dtype that can have a gradient."""
     value = node.meta.get("val", getattr(node.graph.owning_module, str(node.target), None))
     return not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
 
 
-class _GradientsOff(TorchFunctionMode):
-    """Makes what is computed with gradients off a constant: a graph does not hold the mode."""
+class _DetachUnderNoGrad(TorchFunctionMode):
+    """Detaches what the function computes with gradients disabled: the graph does not record that mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if torch.is_grad_enabled():
-            return made
-        return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made)
+            return result
+        return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, result)
 
 
-# What a tensor does not have, or has otherwise, while a function is traced.
-_HIDDEN: dict[Any, str] = {
+# Attributes that a tensor does not have, or has with another value, while a function is traced.
+_HIDDEN_ATTRIBUTES: dict[Any, str] = {
     getattr(Tensor, name).__get__: name
     for name in ("requires_grad", "grad", "is_leaf", "grad_fn", "_version")
 } | {Tensor.storage_offset: "storage_offset"}
 
 
-def _asked_by_the_function() -> bool:
-    """Whether what is called is asked for by other code than torch's and ours."""
+def _is_called_by_user_code() -> bool:
+    """Whether the call comes from code outside torch and burnt."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back  # type: ignore[assignment]
@@ -189,17 +191,17 @@ def _asked_by_the_function() -> bool:
     return package not in ("torch", "burnt")
 
 
-class _Kept(TorchFunctionMode):
-    """Keeps what torch's taking apart would lose.
+class _Overrides(TorchFunctionMode):
+    """Replaces functions whose decomposition by torch would lose something, and refuses hidden attributes.
 
-    Dropout becomes one op: on a CPU torch makes changes in place of it. one_hot becomes a scatter, which has
-    its indices checked: in the comparisons that torch makes of it, a bad class just equals none.
+    dropout becomes one op: on a CPU, torch decomposes it into in-place ops. one_hot becomes a scatter, whose
+    indices are checked: torch decomposes it into comparisons, in which an invalid class equals none.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _HIDDEN and _asked_by_the_function():
-            raise _ReadError(_HIDDEN[func])
+        if func in _HIDDEN_ATTRIBUTES and _is_called_by_user_code():
+            raise _AttributeRead(_HIDDEN_ATTRIBUTES[func])
         if func is torch.nn.functional.dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.nn.functional.one_hot:
@@ -208,15 +210,15 @@ class _Kept(TorchFunctionMode):
 
     @staticmethod
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """torch.nn.functional.dropout in ops that can be planned, where there are any."""
+        """torch.nn.functional.dropout as `native_dropout`, where that applies."""
         if inplace or not training or not 0 < p <= 1 or not x.is_floating_point():
             return torch.nn.functional.dropout(x, p, training, inplace)
-        made: Tensor = aten.native_dropout(x, p, True)[0]
-        return made
+        result: Tensor = aten.native_dropout(x, p, True)[0]
+        return result
 
     @staticmethod
     def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-        """torch.nn.functional.one_hot, where the number of classes is known."""
+        """torch.nn.functional.one_hot as a scatter, where the number of classes is given."""
         if num_classes < 1 or tensor.dtype != torch.int64:
             return torch.nn.functional.one_hot(tensor, num_classes)
         return tensor.new_zeros(*tensor.shape, num_classes).scatter(-1, tensor.unsqueeze(-1), 1)
@@ -231,102 +233,110 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
         args: tensors (their values are not used) and numbers.
 
     Returns:
-        the trace, and whether float arguments are inputs of it; else their values are built in.
+        the trace, and whether it is general: float arguments are inputs of it. Otherwise it has their values
+        built in.
 
     Raises:
-        UnsupportedError: it looks at something of a tensor that no trace has.
+        UnsupportedError: the function reads a tensor attribute that is not available while tracing.
     """
     try:
-        return _traced(fn, args)
-    except _ReadError as asked:
-        raise UnsupportedError(f"it asks a tensor for {asked}, which no plan knows") from None
+        return _trace_generally(fn, args)
+    except _AttributeRead as attribute:
+        raise UnsupportedError(
+            f"it reads a tensor's {attribute}, which is not available while tracing"
+        ) from None
 
 
-def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
+def _trace_generally(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
+    """Trace with floats as inputs; if the graph depends on their values, trace with the values built in."""
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:
-        # Values that no sane program contains, exact in float32. Code in C does not ask a stand-in: it may
-        # have made an integer of it, a truth, taken its sign away, or found that it is finite, which shows
-        # where plain numbers are given that are large and below 0, 0, infinite, and none.
-        chosen = [
+        # The first set has values that no sane program contains, exact in float32. C code bypasses the
+        # stand-in's methods: it may convert it to an integer or a bool, take its absolute value or test
+        # whether it is finite. Graphs traced with plain numbers that are large and negative, 0, infinite
+        # and NaN differ then.
+        stand_in_sets = [
             {i: (700001 + 2 * n) / 2.0**20 for n, i in enumerate(floats)},
             {i: -(2.0**20) - n - 0.5 for n, i in enumerate(floats)},
             *(dict.fromkeys(floats, value) for value in (0.0, math.inf, math.nan)),
         ]
         try:
-            one = _trace(fn, args, {i: _StandIn(value) for i, value in chosen[0].items()})
-            others = [_graphed(fn, args, numbers)[0] for numbers in chosen[1:]]
-        except (Exception, _Specialise):  # of any kind: the numbers themselves may do, and if not, say why
+            first = _trace(fn, args, {i: _StandIn(value) for i, value in stand_in_sets[0].items()})
+            others = [_trace_graph(fn, args, numbers)[0] for numbers in stand_in_sets[1:]]
+        except (Exception, _NumberInspected):  # of any kind: with the actual values it may work, or says why
             return _trace(fn, args, {}), False
-        back = {value: i for i, value in chosen[0].items()}
-        (results,) = one.graph.graph.output_node().args
-        if any(isinstance(made, float) and float(made) in back for made in cast("Sequence[Any]", results)):
+        positions = {value: i for i, value in stand_in_sets[0].items()}
+        (results,) = first.graph.graph.output_node().args
+        if any(isinstance(r, float) and float(r) in positions for r in cast("Sequence[Any]", results)):
             return _trace(fn, args, {}), False  # a result is one of the numbers
-        for other, stand_ins in zip(others, chosen[1:], strict=True):
-            if not _alike(one.graph, other, {value: stand_ins[i] for value, i in back.items()}):
+        for other, stand_ins in zip(others, stand_in_sets[1:], strict=True):
+            if not _is_same_graph(
+                first.graph, other, {value: stand_ins[i] for value, i in positions.items()}
+            ):
                 return _trace(fn, args, {}), False
-        return one, True
+        return first, True
     return _trace(fn, args, {}), True
 
 
-def _given(args: Sequence[Any], numbers: dict[int, float]) -> list[Any]:
+def _replace_numbers(args: Sequence[Any], numbers: dict[int, float]) -> list[Any]:
     return [numbers.get(i, arg) for i, arg in enumerate(args)]
 
 
 @functools.cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    """The definitions that composite ops are taken apart by."""
-    return {op: call_unless_unsupported(op, made) for op, made in _torch.decompositions(_COMPOSITE).items()}
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the decompositions of the composite ops; each leaves calls with dtypes that torch refuses."""
+    return {op: decompose_unless_unsupported(op, fn) for op, fn in _torch.decompositions(_COMPOSITE).items()}
 
 
-def _graphed(
-    fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float], *, apart: bool = True
+def _trace_graph(
+    fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float], *, decompose: bool = True
 ) -> tuple[torch.fx.GraphModule, Any]:
-    """The graph with floats for numbers, its composite ops taken apart or not, and what it returns."""
-    inputs = _given(args, stand_ins)
-    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    """Trace a function with stand-ins for its numbers; return the graph and the structure of its result."""
+    inputs = _replace_numbers(args, stand_ins)
+    tensor_positions = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
 
-    def of_tensors(*given: Tensor) -> Any:
+    def call_with_tensors(*tensors: Tensor) -> Any:
         full = list(inputs)
-        for i, tensor in zip(tensors, given, strict=True):
+        for i, tensor in zip(tensor_positions, tensors, strict=True):
             full[i] = tensor
-        before, _tracing.now = is_tracing(), True
+        was_tracing, _tracing.active = is_tracing(), True
         try:
-            with _Kept(), _GradientsOff() if torch.is_grad_enabled() else nullcontext():
+            with _Overrides(), _DetachUnderNoGrad() if torch.is_grad_enabled() else nullcontext():
                 return fn(*full)
         finally:
-            _tracing.now = before
+            _tracing.active = was_tracing
 
-    plain = [args[i].detach() for i in tensors]
-    table = _table() if apart else {}
-    graph, structure = _torch.trace_to_aten(of_tensors, plain, table)
-    return _tidied(graph), structure
+    examples = [args[i].detach() for i in tensor_positions]
+    table = _decompositions() if decompose else {}
+    graph, structure = _torch.trace_to_aten(call_with_tensors, examples, table)
+    return _clean_up(graph), structure
 
 
 def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
-    graph, structure = _graphed(fn, args, stand_ins)
-    # Without gradients nothing is derived.
-    whole = graph
+    """Trace a function with stand-ins as inputs; numbers without a stand-in are built in."""
+    graph, structure = _trace_graph(fn, args, stand_ins)
+    # Without gradients nothing is differentiated.
+    composite_graph = graph
     if torch.is_grad_enabled():
-        whole = _differentiable(_graphed(fn, args, stand_ins, apart=False)[0])
-    given, made = _torch.fake_call(fn, _given(args, stand_ins))
-    changed, odd = _changes(graph, [g for g in given if isinstance(g, Tensor)], made)
+        composite_graph = _replace_mutation_ops(_trace_graph(fn, args, stand_ins, decompose=False)[0])
+    fake_args, fake_results = _torch.fake_call(fn, _replace_numbers(args, stand_ins))
+    mutated, reason = _return_mutations(graph, [a for a in fake_args if isinstance(a, Tensor)], fake_results)
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    for now, before in zip([g for g in given if isinstance(g, Tensor)], tensors, strict=True):
-        if now.shape != before.shape or now.stride() != before.stride():
-            odd = "it changes the shape of an argument in place"
+    for after, before in zip([a for a in fake_args if isinstance(a, Tensor)], tensors, strict=True):
+        if after.shape != before.shape or after.stride() != before.stride():
+            reason = "it changes the shape of an argument in place"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-    results = [(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None for r in made]
-    results += [(tuple(tensors[position].stride()), False) for position in changed]
+    results = [(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None for r in fake_results]
+    results += [(tuple(tensors[position].stride()), False) for position in mutated]
     return Traced(
-        whole,
+        composite_graph,
         graph,
         structure,
         {float(value): i for i, value in stand_ins.items()},
         tuple(dict.fromkeys(captured)),
         tuple(results),
-        changed,
-        odd,
+        mutated,
+        reason,
     )
 
 
@@ -334,30 +344,30 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
 def trace_composite_calls(
     fn: Callable[..., Any], args: Sequence[Any], traced: Traced
 ) -> torch.fx.GraphModule:
-    """The graph of what a function calls, as `Traced.whole` is where gradients are on.
+    """Return the graph with composite ops, even where `traced` was traced without gradients.
 
     Args:
         fn: the function.
         args: its arguments.
-        traced: its trace for these.
+        traced: its trace for these arguments.
     """
     if torch.is_grad_enabled():
-        return traced.whole
-    return _graphed(fn, args, {i: value for value, i in traced.numbers.items()}, apart=False)[0]
+        return traced.composite_graph
+    return _trace_graph(fn, args, {i: value for value, i in traced.numbers.items()}, decompose=False)[0]
 
 
-def _changes(
-    graph: torch.fx.GraphModule, given: Sequence[Tensor], made: Sequence[Any]
+def _return_mutations(
+    graph: torch.fx.GraphModule, fake_args: Sequence[Tensor], fake_results: Sequence[Any]
 ) -> tuple[tuple[int, ...], str | None]:
-    """Turn the copies into arguments at the end of a graph into outputs.
+    """Turn the copies into arguments, which end a functionalized graph, into outputs.
 
     Args:
-        graph: the trace.
-        given: the tensors that the function was called with without memory.
-        made: what it returned.
+        graph: the traced graph; it is changed.
+        fake_args: the tensors that the function was called with, without memory.
+        fake_results: the results of that call.
 
     Returns:
-        which of them are changed, and why that cannot be planned, if it cannot.
+        the positions of the modified tensors, and the reason if no plan can be built.
     """
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -370,50 +380,50 @@ def _changes(
     if not copies:
         return (), None
     outputs = list(last.args[0])
-    for i, result in enumerate(made):
+    for i, result in enumerate(fake_results):
         for position in copies:
-            if result is given[position]:
+            if result is fake_args[position]:
                 outputs[i] = placeholders[position]
-            elif isinstance(result, Tensor) and _one_memory(result, given[position]):
-                return (), "it returns a view of an argument that it changes"
+            elif isinstance(result, Tensor) and _share_storage(result, fake_args[position]):
+                return (), "it returns a view of an argument that it modifies in place"
     for node in copies.values():
         outputs.append(node.args[1])
         node.replace_all_uses_with(node.args[1])
         graph.graph.erase_node(node)
     last.args = (outputs,)
-    odd = None
+    reason = None
     for position in copies:
-        tensor = given[position]
+        tensor = fake_args[position]
         if tensor.numel() and any(
             size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
-            odd = "it changes an argument whose elements share memory"
-    return tuple(copies), odd
+            reason = "it modifies an argument in place whose elements share memory"
+    return tuple(copies), reason
 
 
-def _differentiable(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """With ops that torch has derivatives of in place of what changes in place were made of."""
+def _replace_mutation_ops(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Replace the ops that functionalization makes of in-place ops by ops that torch can differentiate."""
     for node in graph.graph.nodes:
         if node.target is aten.zero.default:
             node.target = aten.zeros_like.default
         elif node.target is aten.copy.default:
-            made, source = node.meta["val"], node.args[1]
+            result, source = node.meta["val"], node.args[1]
             with graph.graph.inserting_before(node):
-                wide = graph.graph.call_function(aten.expand.default, (source, list(made.shape)))
-            node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": made.dtype}
+                expanded = graph.graph.call_function(aten.expand.default, (source, list(result.shape)))
+            node.target, node.args, node.kwargs = aten._to_copy.default, (expanded,), {"dtype": result.dtype}
     return graph
 
 
-def _one_memory(a: Tensor, b: Tensor) -> bool:
+def _share_storage(a: Tensor, b: Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
-def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Without dead nodes, and without the one change in place that torch's own matmul makes, of a shape."""
+def _clean_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Drop dead nodes, replace the in-place squeeze of torch's matmul, and number the random ops."""
     for node in graph.graph.nodes:
         if node.target is aten.squeeze_.dim and len(node.args[0].users) == 1:
             node.target = aten.squeeze.dim
-    # An op that draws random numbers is never dead: the ones after it would be others.
+    # Random ops are never dead: without one, the ones after it would draw other numbers.
     graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
     for stream, node in enumerate(filter(is_random, graph.graph.nodes)):
         node.meta["stream"] = stream
@@ -421,56 +431,59 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers. Its `meta` has which of these nodes it is, as `stream`."""
+    """Whether a node draws random numbers. Its ``meta["stream"]`` counts these nodes in the graph."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _alike(one: torch.fx.GraphModule, two: torch.fx.GraphModule, stand_ins: dict[float, float]) -> bool:
-    """Whether two traces differ in their stand-ins alone, of which the first's are given the second's for."""
+def _is_same_graph(
+    one: torch.fx.GraphModule, two: torch.fx.GraphModule, stand_ins: dict[float, float]
+) -> bool:
+    """Whether two traces are equal but for their stand-ins; `stand_ins` maps the first's to the second's."""
     left, right = list(one.graph.nodes), list(two.graph.nodes)
     if len(left) != len(right):
         return False
-    twins = dict(zip(left, right, strict=True))
+    counterparts = dict(zip(left, right, strict=True))
 
-    def translated(value: Any) -> Any:
+    def translate(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
-            return twins[value]
+            return counterparts[value]
         return stand_ins.get(float(value), value) if isinstance(value, float) else value
 
     for a, b in zip(left, right, strict=True):
-        ours = torch.fx.node.map_aggregate((a.args, a.kwargs), translated)
-        theirs = torch.fx.node.map_aggregate((b.args, b.kwargs), lambda v: v)
+        left_args = torch.fx.node.map_aggregate((a.args, a.kwargs), translate)
+        right_args = torch.fx.node.map_aggregate((b.args, b.kwargs), lambda v: v)
         if a.target != b.target and a.op != "placeholder":
             return False
         if a.op == "get_attr":
-            held, made = getattr(one, str(a.target)), getattr(two, str(b.target))
-            # A tensor that the function makes of a number is a constant of the graph.
-            if held is not made and not (held.dtype == made.dtype and torch.equal(held, made)):
+            x, y = getattr(one, str(a.target)), getattr(two, str(b.target))
+            # A tensor that the function creates from a number is a constant of the graph.
+            if x is not y and not (x.dtype == y.dtype and torch.equal(x, y)):
                 return False
-        if not _equal(ours, theirs):
+        if not _is_identical(left_args, right_args):
             return False
     return True
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _is_identical(a: Any, b: Any) -> bool:
+    """Whether arguments are equal, with floats compared bit by bit."""
     if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(map(_is_identical, a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(_is_identical(a[k], b[k]) for k in a)
     if isinstance(a, float) and isinstance(b, float):
         return a.hex() == b.hex()
     return bool(a == b)
 
 
 def why_unsupported(traced: Traced) -> str | None:
-    """Why a graph cannot be planned: it changes what it captured, or something in it is nothing."""
-    if traced.odd is not None:
-        return traced.odd
+    """Return why no plan can be built: an unsupported or in-place op, say. None if one can."""
+    if traced.unsupported_reason is not None:
+        return traced.unsupported_reason
     for node in traced.graph.graph.nodes:
         if node.op != "call_function":
             continue
         if "val" not in node.meta:
             return f"{node.target} returns nothing"
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            return f"{node.target} changes a tensor in place"
+            return f"{node.target} modifies a tensor in place"
     return None

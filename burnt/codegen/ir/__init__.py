@@ -1,11 +1,11 @@
-"""The intermediate representation: what a tensor's element is, and what a kernel does.
+"""The intermediate representation: expressions for tensor elements, and kernels that compute them in loops.
 
-    expr     indices, expressions, reductions, buffers, values: what an element is
-    kernel   steps and the kernel that holds them: what is computed in which loops
-    loops    adjacent loops merged into one
+    expr     index expressions, element expressions, reductions, scans, buffers, values
+    kernel   a kernel and its steps: what is computed in which loops
+    loops    create, split and merge loops
 
-A tensor is a function from an index to an expression, so views cost nothing: they change the index on the way
-to what they read. The other packages import these names from here.
+A tensor is a function from an index to an expression, so views cost nothing: they only change the index. The
+other packages import these names from here.
 """
 
 from burnt.codegen.ir.expr import (
@@ -24,7 +24,7 @@ from burnt.codegen.ir.expr import (
     Split,
     Value,
     Var,
-    bounds_checked,
+    checked_value,
     index_exprs,
     index_value,
     load,
@@ -70,7 +70,7 @@ __all__ = [
     "Store",
     "Value",
     "Var",
-    "bounds_checked",
+    "checked_value",
     "depends_on",
     "index_exprs",
     "index_value",

@@ -1,19 +1,20 @@
-"""The intermediate form: what a value is at an index, and what a kernel does.
+"""Index expressions and element expressions: the intermediate representation of one tensor element.
 
-A tensor is a function from an index to an expression, so views cost nothing: they change the index on the way
-to what they look at. Only reductions and buffers are things. Indices are affine in loop variables, as far as
-they can be; what a reshape leaves over is a division or a remainder.
+A tensor is a function from an index to an expression, so views cost nothing: they only change the index that
+is passed on. Reductions, scans and buffers are the only objects with an identity of their own. Indices are
+affine in the loop variables where possible; a reshape that is not affine adds a quotient or a remainder.
 
-    Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
-    Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
-    Reduction   a fold of a body over extents
-    Product     a reduction that is a matrix product
-    Pooled      a reduction over windows of what a product makes
-    Scan        a running fold of a body along an axis
-    Kept        a value that is read at several places, and so worth computing once
-    Value       a tensor that is not in memory: shape, dtype, index -> Expr
-    Buffer      a tensor that is in memory: an input, an output, or in between
-    Kernel      loops over `outer`, and in each turn the folds and stores that belong to it
+    IndexExpr      sum of coefficient x (loop variable | quotient | remainder | computed index), plus constant
+    Expr           an element: constant, run-time number, load, operation, or result of a reduction or scan
+    Reduction      a reduction of a body over extents
+    Matmul         a reduction that is a matrix multiplication
+    PooledMatmul   a reduction over pooling windows of a matmul's output
+    Scan           a cumulative reduction (cumsum, cummax, ...) of a body along an axis
+    Materialized   a value whose elements are read several times, and so worth computing once
+    Value          a tensor that is not in memory: shape, dtype, index -> Expr
+    Buffer         a tensor in memory: an input, an output, or an intermediate result
+
+Kernels, which hold the loops and stores, are in `burnt.codegen.ir.kernel`.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import torch
 
 from burnt.errors import InputDivisionError, InputError, InputIndexError, range_hint
 
-_names = itertools.count()
+_name_counter = itertools.count()
 
 DTYPES = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
     torch.int8, torch.int16, torch.int32, torch.int64,
     torch.uint8, torch.uint16, torch.uint32, torch.uint64,
 })  # fmt: skip
-"""What elements of kernels can be; ops of others are torch's own calls."""
+"""The element dtypes that kernels support; ops on other dtypes run as torch calls."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Var:
     """A loop variable: 0 <= value < extent."""
 
     extent: int
-    name: str = dataclasses.field(default_factory=lambda: f"i{next(_names)}")
+    name: str = dataclasses.field(default_factory=lambda: f"i{next(_name_counter)}")
 
     def __repr__(self) -> str:
         return self.name
@@ -53,16 +54,16 @@ class Var:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A quotient (``/``) or remainder (``%``) of an index by a positive number."""
+    """The quotient (`kind` ``/``) or remainder (``%``) of the index `inner` by a positive `divisor`."""
 
     kind: str
     inner: IndexExpr
-    by: int
+    divisor: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Computed:
-    """An index that is an element itself, as a gather has it: an int64 expression, 0 <= value < extent."""
+    """An index whose value is computed, as in a gather: an int64 expression, 0 <= value < extent."""
 
     expr: Expr
     extent: int
@@ -73,7 +74,9 @@ _NO_PADDING: Mapping[Var, int] = MappingProxyType({})
 
 
 class IndexExpr:
-    """An affine index. Immutable; sums and products simplify, divisions as far as bounds allow.
+    """An immutable affine index expression.
+
+    Sums and multiples are simplified; quotients and remainders are, as far as the bounds allow.
 
     >>> i, j = Var(4, "i"), Var(8, "j")
     >>> flat = IndexExpr.of(i) * 8 + IndexExpr.of(j)
@@ -90,7 +93,7 @@ class IndexExpr:
 
     @staticmethod
     def of(value: IndexExpr | Atom | int) -> IndexExpr:
-        """An index of a loop variable or a number; variables that can only be 0 vanish."""
+        """Convert a loop variable or number to an index; a variable of extent 1 becomes 0."""
         if isinstance(value, IndexExpr):
             return value
         if isinstance(value, int):
@@ -118,35 +121,37 @@ class IndexExpr:
     def __sub__(self, other: IndexExpr | int) -> IndexExpr:
         return self + IndexExpr.of(other) * -1
 
-    def _divided(self, by: int) -> tuple[IndexExpr, IndexExpr]:
-        """A part that `by` divides, over `by`, and the rest."""
-        whole = IndexExpr({a: c // by for a, c in self.terms.items() if c % by == 0}, self.const // by)
-        rest = IndexExpr({a: c for a, c in self.terms.items() if c % by}, self.const % by)
+    def _split_multiples(self, divisor: int) -> tuple[IndexExpr, IndexExpr]:
+        """Split into ``(whole, rest)`` so that self == whole * divisor + rest, term by term."""
+        whole = IndexExpr(
+            {a: c // divisor for a, c in self.terms.items() if c % divisor == 0}, self.const // divisor
+        )
+        rest = IndexExpr({a: c for a, c in self.terms.items() if c % divisor}, self.const % divisor)
         return whole, rest
 
-    def __floordiv__(self, by: int) -> IndexExpr:
-        if by == 1:
+    def __floordiv__(self, divisor: int) -> IndexExpr:
+        if divisor == 1:
             return self
-        whole, rest = self._divided(by)
+        whole, rest = self._split_multiples(divisor)
         low, high = rest.bounds()
-        if low >= 0 and high < by:
+        if low >= 0 and high < divisor:
             return whole
-        return whole + IndexExpr({Split("/", rest, by): 1})
+        return whole + IndexExpr({Split("/", rest, divisor): 1})
 
-    def __mod__(self, by: int) -> IndexExpr:
-        if by == 1:
+    def __mod__(self, divisor: int) -> IndexExpr:
+        if divisor == 1:
             return IndexExpr()
-        _, rest = self._divided(by)
+        _, rest = self._split_multiples(divisor)
         low, high = rest.bounds()
-        if low >= 0 and high < by:
+        if low >= 0 and high < divisor:
             return rest
-        return IndexExpr({Split("%", rest, by): 1})
+        return IndexExpr({Split("%", rest, divisor): 1})
 
     def bounds(self, padding: Mapping[Var, int] = _NO_PADDING) -> tuple[int, int]:
-        """The smallest and largest value that the extents allow.
+        """Return the smallest and the largest value that the extents allow.
 
         Args:
-            padding: how far variables go beyond their extents.
+            padding: how far each variable may exceed its extent.
         """
         low = high = self.const
         for atom, c in self.terms.items():
@@ -154,16 +159,16 @@ class IndexExpr:
                 first, last = 0, max(atom.extent - 1, 0)
                 last += padding.get(atom, 0) if isinstance(atom, Var) else 0
             elif atom.kind == "%":
-                first, last = 0, atom.by - 1
+                first, last = 0, atom.divisor - 1
             else:
                 inner_low, inner_high = atom.inner.bounds(padding)
-                first, last = inner_low // atom.by, inner_high // atom.by
+                first, last = inner_low // atom.divisor, inner_high // atom.divisor
             low += c * (first if c > 0 else last)
             high += c * (last if c > 0 else first)
         return low, high
 
     def variables(self) -> set[Var]:
-        """The loop variables in it, also inside quotients."""
+        """Return the loop variables in this index, including those inside quotients and computed parts."""
         found: set[Var] = set()
         for atom in self.terms:
             if isinstance(atom, Computed):
@@ -172,34 +177,34 @@ class IndexExpr:
                 found |= {atom} if isinstance(atom, Var) else atom.inner.variables()
         return found
 
-    def computed(self) -> list[Expr]:
-        """The expressions that it needs, each once."""
+    def computed_exprs(self) -> list[Expr]:
+        """Return the expressions of its computed parts, without duplicates."""
         found: dict[int, Expr] = {}
         for atom in self.terms:
             if isinstance(atom, Computed):
                 found[id(atom.expr)] = atom.expr
             elif isinstance(atom, Split):
-                found |= {id(e): e for e in atom.inner.computed()}
+                found |= {id(e): e for e in atom.inner.computed_exprs()}
         return list(found.values())
 
-    def affine(self) -> IndexExpr:
-        """Without its computed parts."""
+    def without_computed(self) -> IndexExpr:
+        """Return this index without its computed parts."""
         return IndexExpr({a: c for a, c in self.terms.items() if not isinstance(a, Computed)}, self.const)
 
     def stride(self, var: Var) -> int | None:
-        """How far a step of the variable goes; None where that is not the same everywhere."""
+        """Return the coefficient of a loop variable; None if the step is not the same everywhere."""
         if any(not isinstance(a, Var) and var in IndexExpr({a: 1}).variables() for a in self.terms):
             return None
         return self.terms.get(var, 0)
 
-    def replaced(self, mapping: dict[Var, IndexExpr]) -> IndexExpr:
-        """With indices in place of variables, also in what is computed."""
-        return _affine_replaced(_with_computed(self, lambda e: substitute(e, mapping)), mapping)
+    def substitute(self, mapping: dict[Var, IndexExpr]) -> IndexExpr:
+        """Replace variables by indices, also inside computed parts."""
+        return _substitute_affine(_map_computed(self, lambda e: substitute(e, mapping)), mapping)
 
     def __repr__(self) -> str:
         parts = []
         for atom, c in self.terms.items():
-            name = f"({atom.inner!r}){atom.kind}{atom.by}" if isinstance(atom, Split) else repr(atom)
+            name = f"({atom.inner!r}){atom.kind}{atom.divisor}" if isinstance(atom, Split) else repr(atom)
             parts.append(name if c == 1 else f"{c}*{name}")
         if self.const or not parts:
             parts.append(str(self.const))
@@ -210,7 +215,7 @@ Index = tuple[IndexExpr, ...]
 
 
 def ravel(index: Sequence[IndexExpr], sizes: Sequence[int]) -> IndexExpr:
-    """A place in flattened axes; the first size does not matter."""
+    """Flatten a multi-dimensional index to a row-major one; the first size is not used."""
     flat = IndexExpr()
     for ix, size in zip(index, sizes, strict=True):
         flat = flat * size + ix
@@ -218,20 +223,21 @@ def ravel(index: Sequence[IndexExpr], sizes: Sequence[int]) -> IndexExpr:
 
 
 def unravel(flat: IndexExpr, sizes: Sequence[int]) -> Index:
-    """The places in axes of a place in all of them together."""
-    found: list[IndexExpr] = []
+    """Split a row-major flat index into one index for each axis; the inverse of `ravel`."""
+    indices: list[IndexExpr] = []
     for size in reversed(sizes[1:]):
-        found.append(flat % size)
+        indices.append(flat % size)
         flat = flat // size
-    return (flat, *reversed(found))
+    return (flat, *reversed(indices))
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """A tensor in memory. Strides are in elements.
 
-    `role` is ``input`` (position in the arguments), ``output`` (position in the results), ``between``, or
-    ``local``: scratch of one turn of a kernel's outer loops, where the target has it.
+    `role` is ``input`` (`position` counts the arguments), ``output`` (`position` counts the results),
+    ``intermediate`` (written by one kernel, read by another), or ``local``: scratch memory of one iteration
+    of a kernel's outer loops, on targets that have it.
     """
 
     name: str
@@ -242,19 +248,19 @@ class Buffer:
     dtype: torch.dtype
 
     def at(self, index: Sequence[IndexExpr]) -> IndexExpr:
-        """The element's place in memory."""
-        place = IndexExpr()
+        """Return the offset of an element from the start of the buffer, in elements."""
+        offset = IndexExpr()
         for ix, stride in zip(index, self.strides, strict=True):
-            place += ix * stride
-        return place
+            offset += ix * stride
+        return offset
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reduction:
-    """A fold over `extents` of a body, at an index of `shape`.
+    """A reduction of `body(index, inner)` over all inner indices of `extents`, for each index of `shape`.
 
-    `kind` is one of sum, prod, max, min, argmax, argmin, any, all. The result of the arg kinds is the place
-    in the flattened extents, of the first among equals.
+    `kind` is one of sum, prod, max, min, argmax, argmin, any, all. argmax and argmin give the position in the
+    flattened extents, the first one among equals.
     """
 
     kind: str
@@ -266,36 +272,37 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Matmul(Reduction):
-    """A matrix product: the sum over one axis of ``mul`` of two factors.
+    """A matrix multiplication: the sum over one axis of ``mul`` of two operands.
 
-    Its shape ends in rows and columns: the first factor does not depend on the column, the second not on the
-    row. `stored` is the dtype that its elements have in memory; `precision` says how float32 is multiplied:
-    ``ieee``, ``tf32``, ``tf32x3``, or ``flex32``, as bfloat16. A kernel has at most one product, and loops
-    whose turns are the product's elements; another fold there is `PooledMatmul`, over the last of these
-    loops, and what is made of it is stored once for each of its windows.
+    Its shape ends in rows and columns: the first operand does not depend on the column, the second not on the
+    row. `stored_dtype` is the dtype of its elements in memory; `precision` says how float32 is multiplied:
+    ``ieee``, ``tf32``, ``tf32x3``, or ``flex32`` (as bfloat16). A kernel has at most one matmul, and its
+    loops then iterate over the matmul's output elements. The only other reduction allowed there is a
+    `PooledMatmul` over the last of these loops, whose result is stored once for each pooling window.
     """
 
-    stored: torch.dtype
+    stored_dtype: torch.dtype
     precision: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PooledMatmul(Reduction):
-    """A fold over windows of what a matrix product makes, which share all of its elements out.
+    """A reduction over non-overlapping pooling windows that cover a matmul's output.
 
-    The product's kernel folds them where it makes them, if it may. Anywhere else `otherwise`, which reads the
-    elements from memory, is the same at an index: no scheduled kernel but a product's holds such a fold.
+    The matmul's kernel reduces the windows in its epilogue where it can. Elsewhere the scheduler uses
+    `from_memory`, the same value at an index with the matmul's output read from memory: in scheduled kernels
+    only a matmul's kernel holds a `PooledMatmul`.
     """
 
-    otherwise: Callable[[Index], Expr]
+    from_memory: Callable[[Index], Expr]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scan:
-    """A fold of a body along one axis of `shape`, of all elements up to and with each.
+    """A cumulative reduction of a body along one axis of `shape`: each element includes all up to itself.
 
-    `kind` is one of sum, prod, max, min, argmax, argmin, logsumexp. The result of the arg kinds is the place
-    along the axis, of the last among equals; NaN is the extreme of all.
+    `kind` is one of sum, prod, max, min, argmax, argmin, logsumexp. argmax and argmin give the position along
+    the axis, the last one among equals; NaN counts as the extreme.
     """
 
     kind: str
@@ -306,28 +313,38 @@ class Scan:
 
 
 class Expr:
-    """An element. Equal expressions are one object, so that common parts are found by identity.
+    """An element. Expressions are interned: equal ones are one object, so common subexpressions are shared.
 
-    Two operations draw random numbers, as functions of a seed (int64, a load) and a counter i (an int64
-    index), for a stream, which is in `extra`. Philox4x32-10 makes four words of the counter (i // 4 as two
-    words, the low one first, the stream, 0) under the key that is the seed's halves, the low one first; w is
-    the word i % 4. ``uniform`` (stream) is float32, the upper 24 bits of w times 2^-24; ``random`` (stream,
-    bound) is int64, w * bound // 2^32.
+    `op` is one of the following, with its `extra` in parentheses, or the name of an operation: those are
+    listed in `burnt.codegen.lower`, and each renderer has the code for them.
 
-    `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``scanned`` (Scan, Index), ``kept`` (Kept, Index; a scheduled kernel has none left),
-    ``cast``, ``masked``, ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the
-    list and each printer the text. Where an index holds `Computed` parts, their expressions are arguments, so
-    that they are found and computed first (`load`, `index_value` below do so).
+        const (value)                      a constant
+        number (position)                  an argument that is a Python number, given at run time
+        load (Buffer, IndexExpr)           an element of a buffer
+        index (IndexExpr)                  an index as a value
+        reduced (Reduction, Index)         the result of a reduction
+        scanned (Scan, Index)              the result of a scan
+        materialized (Materialized, Index) an element of a materialized value; none is left after scheduling
+        cast, masked, checked              see below
 
-    ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
-    ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
-    not it is `otherwise`, and the kernel fails: a printer sees to it that the caller gets to know, with
-    `shown` (int64), as the `Check` says. It is no branch: a loop goes on with `otherwise`, and is a vector's.
+    Where an index has `Computed` parts, their expressions are in `args`, so that they are computed first
+    (`load` and `index_value` below do this).
+
+    ``masked`` with args (test, yes, no) is `yes` where the test holds, and loads in `yes` happen only there.
+
+    ``checked`` with args (test, value, otherwise, reported) and a `Check` in `extra` is `value` where the
+    test holds. Elsewhere it is `otherwise`, and the kernel records the failure with the int64 `reported`; the
+    caller then raises the check's error. It is not a branch: the loop goes on and stays vectorizable.
+
+    Two operations draw random numbers from a seed (int64, a load) and a counter i (an int64 index), for the
+    stream in `extra`. Philox4x32-10 computes four 32-bit words from the counter (i // 4 as two words, low one
+    first; the stream; 0), with the seed's two halves, low one first, as the key; w is word i % 4. ``uniform``
+    (stream) is float32: the upper 24 bits of w times 2^-24. ``random`` (stream, bound) is int64:
+    w * bound // 2^32.
     """
 
     __slots__ = ("args", "dtype", "extra", "op")
-    _known: dict[tuple[object, ...], Expr] = {}  # noqa: RUF012 - shared on purpose
+    _interned: dict[tuple[object, ...], Expr] = {}  # noqa: RUF012 - shared on purpose
 
     op: str
     args: tuple[Expr, ...]
@@ -336,33 +353,33 @@ class Expr:
 
     @staticmethod
     def make(op: str, args: Sequence[Expr], dtype: torch.dtype, *extra: object) -> Expr:
-        """The expression with these parts, made unless it exists."""
+        """Return the interned expression with these parts; create it if there is none."""
         key = Expr._key(op, args, dtype, extra)
-        found = Expr._known.get(key)
-        if found is None:
-            found = Expr()
-            found.op, found.args, found.dtype, found.extra = op, tuple(args), dtype, extra
-            Expr._known[key] = found
-        return found
+        expr = Expr._interned.get(key)
+        if expr is None:
+            expr = Expr()
+            expr.op, expr.args, expr.dtype, expr.extra = op, tuple(args), dtype, extra
+            Expr._interned[key] = expr
+        return expr
 
     @staticmethod
     def _key(
         op: str, args: Sequence[Expr], dtype: torch.dtype, extra: Sequence[object]
     ) -> tuple[object, ...]:
-        # repr tells 0.0 from -0.0 and keeps NaN equal to itself.
+        # repr distinguishes 0.0 from -0.0, and makes NaN equal to itself.
         return (op, tuple(map(id, args)), dtype, *(repr(e) if isinstance(e, float) else e for e in extra))
 
     @staticmethod
-    def forget() -> None:
-        """Drop the table of known expressions, once a plan is printed."""
-        Expr._known.clear()
+    def clear_interned() -> None:
+        """Empty the table of interned expressions, once a plan's code is generated."""
+        Expr._interned.clear()
 
     @staticmethod
-    def recall(exprs: Sequence[Expr]) -> None:
-        """Make the table one of these expressions, to print a plan again as it was printed first."""
-        Expr._known.clear()
+    def restore_interned(exprs: Sequence[Expr]) -> None:
+        """Fill the table with just these expressions, to generate the code of a plan again, identically."""
+        Expr._interned.clear()
         for expr in walk(exprs):
-            Expr._known[Expr._key(expr.op, expr.args, expr.dtype, expr.extra)] = expr
+            Expr._interned[Expr._key(expr.op, expr.args, expr.dtype, expr.extra)] = expr
 
     def __repr__(self) -> str:
         inside = ", ".join([*map(repr, self.args), *map(repr, self.extra)])
@@ -370,39 +387,39 @@ class Expr:
 
 
 def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:
-    """Every expression below some, each once, arguments first."""
+    """Yield these expressions and all their subexpressions, each once, arguments first."""
     seen: set[int] = set()
-    # Not by recursion: look-ups of look-ups are deeper than Python's stack.
-    todo = [(expr, False) for expr in reversed(exprs)]
-    while todo:
-        expr, ready = todo.pop()
-        if ready:
+    # Not recursive: nested gathers can be deeper than Python's stack.
+    stack = [(expr, False) for expr in reversed(exprs)]
+    while stack:
+        expr, is_ready = stack.pop()
+        if is_ready:
             yield expr
         elif id(expr) not in seen:
             seen.add(id(expr))
-            todo.append((expr, True))
-            todo += [(argument, False) for argument in reversed(expr.args)]
+            stack.append((expr, True))
+            stack += [(argument, False) for argument in reversed(expr.args)]
 
 
-def load(buffer: Buffer, place: IndexExpr) -> Expr:
-    """What a buffer holds at a place."""
-    return Expr.make("load", place.computed(), buffer.dtype, buffer, place)
+def load(buffer: Buffer, offset: IndexExpr) -> Expr:
+    """Build the load of a buffer's element at an offset, in elements."""
+    return Expr.make("load", offset.computed_exprs(), buffer.dtype, buffer, offset)
 
 
-def index_value(place: IndexExpr) -> Expr:
-    """An index as an int64 element."""
-    return Expr.make("index", place.computed(), torch.int64, place)
+def index_value(index: IndexExpr) -> Expr:
+    """Build an int64 element whose value is an index."""
+    return Expr.make("index", index.computed_exprs(), torch.int64, index)
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What a ``checked`` expression looks at.
+    """The check of a ``checked`` expression: an index in range, or a divisor that is not 0.
 
     Args:
-        op: the op that asks for it, as torch spells it.
-        size: of the axis that is indexed; 0 where a divisor must not be 0.
-        axis: the axis.
-        low: the smallest legal index.
+        op: name of the op that needs the check, as torch spells it.
+        size: size of the indexed axis; 0 for the check of a divisor.
+        axis: the indexed axis.
+        low: the smallest valid index.
     """
 
     op: str
@@ -411,7 +428,7 @@ class Check:
     low: int = 0
 
     def error(self, value: int) -> InputError:
-        """What to raise for a value that fails."""
+        """Return the error to raise for a value that fails the check."""
         where = f"torch.ops.aten.{self.op}"
         if not self.size:
             return InputDivisionError(
@@ -430,53 +447,53 @@ class Check:
         )
 
 
-def bounds_checked(check: Check, test: Expr, value: Expr, otherwise: Expr, shown: Expr) -> Expr:
-    """A value where a test holds; elsewhere another, and the kernel fails."""
-    return Expr.make("checked", (test, value, otherwise, shown), value.dtype, check)
+def checked_value(check: Check, test: Expr, value: Expr, otherwise: Expr, reported: Expr) -> Expr:
+    """Build `value` where a test holds; elsewhere `otherwise`, and the kernel fails with `reported`."""
+    return Expr.make("checked", (test, value, otherwise, reported), value.dtype, check)
 
 
-def reduction_result(fold: Reduction, at: Index) -> Expr:
-    """The result of a fold at an index."""
-    needed = {id(e): e for ix in at for e in ix.computed()}
-    return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
+def reduction_result(reduction: Reduction, index: Index) -> Expr:
+    """Build the result of a reduction at an index."""
+    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
+    return Expr.make("reduced", list(computed.values()), reduction.dtype, reduction, index)
 
 
-def scan_result(scan: Scan, at: Index) -> Expr:
-    """The result of a scan at an index."""
-    needed = {id(e): e for ix in at for e in ix.computed()}
-    return Expr.make("scanned", list(needed.values()), scan.dtype, scan, at)
+def scan_result(scan: Scan, index: Index) -> Expr:
+    """Build the result of a scan at an index."""
+    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
+    return Expr.make("scanned", list(computed.values()), scan.dtype, scan, index)
 
 
-def materialized(value: Materialized, at: Index) -> Expr:
-    """An element of a value that is computed once."""
-    needed = {id(e): e for ix in at for e in ix.computed()}
-    return Expr.make("kept", list(needed.values()), value.value.dtype, value, at)
+def materialized(value: Materialized, index: Index) -> Expr:
+    """Build an element of a materialized value."""
+    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
+    return Expr.make("materialized", list(computed.values()), value.value.dtype, value, index)
 
 
-# Expressions that hold indices, by what makes them.
-_MAKERS: dict[str, Callable[..., Expr]] = {
+# Constructors of the ops whose `extra` contains indices.
+_CONSTRUCTORS: dict[str, Callable[..., Expr]] = {
     "load": load,
     "index": index_value,
     "reduced": reduction_result,
     "scanned": scan_result,
-    "kept": materialized,
+    "materialized": materialized,
 }
 
 
 def variables(exprs: Sequence[Expr]) -> set[Var]:
-    """The loop variables that expressions depend on."""
+    """Return the loop variables that expressions depend on."""
     found: set[Var] = set()
     for expr in walk(exprs):
-        for place in index_exprs(expr):
-            found |= {atom for atom in place.terms if isinstance(atom, Var)}
-            for atom in place.terms:
+        for index_expr in index_exprs(expr):
+            found |= {atom for atom in index_expr.terms if isinstance(atom, Var)}
+            for atom in index_expr.terms:
                 if isinstance(atom, Split):
                     found |= atom.inner.variables()
     return found
 
 
 def index_exprs(expr: Expr) -> list[IndexExpr]:
-    """The indices that an expression holds itself, not those of its arguments."""
+    """Return the index expressions in an expression's `extra`, not those of its arguments."""
     found: list[IndexExpr] = []
     for extra in expr.extra:
         if isinstance(extra, IndexExpr):
@@ -488,41 +505,46 @@ def index_exprs(expr: Expr) -> list[IndexExpr]:
 
 def rebuild(
     expr: Expr,
-    place: Callable[[IndexExpr], IndexExpr] = lambda ix: ix,
-    swap: Callable[[Expr], Expr | None] = lambda expr: None,
+    map_index: Callable[[IndexExpr], IndexExpr] = lambda ix: ix,
+    replace: Callable[[Expr], Expr | None] = lambda expr: None,
 ) -> Expr:
-    """An expression in another form, bottom up, also inside of computed indices.
+    """Rewrite an expression bottom up, including the expressions inside computed indices.
 
     Args:
-        expr: what is rebuilt.
-        place: gives an index' own terms another form; its computed parts are rebuilt before.
-        swap: what stands in the place of a rebuilt expression; None to leave it.
+        expr: the expression.
+        map_index: applied to each index expression, after its computed parts are rewritten.
+        replace: returns the replacement of a rewritten expression; None leaves it.
     """
-    memo: dict[int, Expr] = {}
+    rebuilt: dict[int, Expr] = {}
 
-    def moved(ix: IndexExpr) -> IndexExpr:
-        return place(_with_computed(ix, lambda e: memo[id(e)]))
+    def rebuild_index(ix: IndexExpr) -> IndexExpr:
+        return map_index(_map_computed(ix, lambda e: rebuilt[id(e)]))
 
     for e in walk([expr]):
-        made = e
-        if e.op in _MAKERS:
+        new = e
+        if e.op in _CONSTRUCTORS:
             extra = [
-                moved(x) if isinstance(x, IndexExpr) else tuple(map(moved, x)) if isinstance(x, tuple) else x
+                rebuild_index(x)
+                if isinstance(x, IndexExpr)
+                else tuple(map(rebuild_index, x))
+                if isinstance(x, tuple)
+                else x
                 for x in e.extra
             ]
-            made = _MAKERS[e.op](*extra)
-        elif any(memo[id(a)] is not a for a in e.args):
-            made = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *e.extra)
-        memo[id(e)] = swap(made) or made
-    return memo[id(expr)]
+            new = _CONSTRUCTORS[e.op](*extra)
+        elif any(rebuilt[id(a)] is not a for a in e.args):
+            new = Expr.make(e.op, [rebuilt[id(a)] for a in e.args], e.dtype, *e.extra)
+        rebuilt[id(e)] = replace(new) or new
+    return rebuilt[id(expr)]
 
 
 def substitute(expr: Expr, mapping: dict[Var, IndexExpr]) -> Expr:
-    """With indices in place of variables."""
-    return rebuild(expr, lambda ix: _affine_replaced(ix, mapping))
+    """Replace loop variables by indices."""
+    return rebuild(expr, lambda ix: _substitute_affine(ix, mapping))
 
 
-def _affine_replaced(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
+def _substitute_affine(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
+    """Replace variables by indices outside the computed parts."""
     result = IndexExpr(const=ix.const)
     for atom, c in ix.terms.items():
         if isinstance(atom, Var):
@@ -530,22 +552,22 @@ def _affine_replaced(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
         elif isinstance(atom, Computed):
             result += IndexExpr({atom: c})
         else:
-            inner = _affine_replaced(atom.inner, mapping)
-            result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
+            inner = _substitute_affine(atom.inner, mapping)
+            result += (inner // atom.divisor if atom.kind == "/" else inner % atom.divisor) * c
     return result
 
 
-def _with_computed(ix: IndexExpr, change: Callable[[Expr], Expr]) -> IndexExpr:
-    """An index with other expressions in its computed parts."""
-    if not ix.computed():
+def _map_computed(ix: IndexExpr, map_expr: Callable[[Expr], Expr]) -> IndexExpr:
+    """Apply a function to the expressions of an index's computed parts."""
+    if not ix.computed_exprs():
         return ix
     result = IndexExpr(const=ix.const)
     for atom, c in ix.terms.items():
         if isinstance(atom, Computed):
-            result += IndexExpr({Computed(change(atom.expr), atom.extent): c})
+            result += IndexExpr({Computed(map_expr(atom.expr), atom.extent): c})
         elif isinstance(atom, Split):
-            inner = _with_computed(atom.inner, change)
-            result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
+            inner = _map_computed(atom.inner, map_expr)
+            result += (inner // atom.divisor if atom.kind == "/" else inner % atom.divisor) * c
         else:
             result += IndexExpr({atom: c})
     return result
@@ -553,14 +575,14 @@ def _with_computed(ix: IndexExpr, change: Callable[[Expr], Expr]) -> IndexExpr:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor that is not in memory."""
+    """A tensor that is not in memory: `at(index)` is the expression of an element."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     at: Callable[[Index], Expr]
 
     def __post_init__(self) -> None:
-        # What uses a value twice asks for its element twice, and so on down: without this, a chain of n
+        # An op that uses a value twice calls `at` twice, at every level: without the cache, a chain of n
         # squares would take 2^n steps.
         object.__setattr__(self, "at", functools.cache(self.at))
 
@@ -572,14 +594,14 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Materialized:
-    """A value of which each element is read several times.
+    """A value whose elements are each read several times, so that it is worth computing them once.
 
     Args:
-        value: what is kept.
-        rows: scratch for one row of its last axis is enough, because what reads it walks along that axis. It
-            is computed in place where that is cheap and there is no such scratch. Otherwise the value goes
-            through memory.
+        value: the value to store.
+        fits_row_scratch: whether scratch for one row of its last axis is enough, because its readers iterate
+            along that axis. Without such scratch on the target, a cheap value is inlined. Any other value is
+            written to memory.
     """
 
     value: Value
-    rows: bool
+    fits_row_scratch: bool

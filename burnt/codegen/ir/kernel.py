@@ -1,12 +1,14 @@
-"""A kernel: loops over `outer`, and in each iteration the steps that belong to it.
+"""A kernel: loops over `outer`, and in each iteration a list of steps (reductions, scans, stores).
 
-Its steps are in an order in which they can run one after another. Steps that walk the same extents have the
-same `inner` loops, so that what they load or compute alike is one expression; neighbours among these that do
-not need one another can share one pass over memory (`Kernel.passes`), and so can a sum that needs the largest
-element or the mean (`OnlineReduction`). Where the target has scratch, a value that a later pass needs again
-is stored into a buffer of role ``local`` and loaded from it. Where it has chunks, sums over the outer loops
-come out in parts, one for each chunk of iterations (`PartialSum`), which another kernel adds up. Any other
-store never comes back as a load in the same kernel.
+The steps are in an order in which they can run one after another. Steps over the same extents share their
+`inner` loops, so that common loads and subexpressions are one expression. Adjacent steps with the same inner
+loops that do not depend on one another run in one pass over memory (`Kernel.passes`); so does a sum that
+needs the row's maximum or mean (`OnlineReduction`).
+
+A kernel never loads what it stores, with one exception: on targets with scratch memory, a value that a later
+pass needs again is stored into a buffer of role ``local`` and loaded from there. On targets with chunks, sums
+over the outer loops are written as one partial sum for each chunk of iterations (`PartialSum`), and another
+kernel adds them up.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from burnt.codegen.ir.expr import (
 
 @dataclasses.dataclass(eq=False)
 class ReductionStep:
-    """A step of a kernel: `reduction` at `index_value`, made of the outer loops, over the loops `inner`.
+    """Computes `reduction` at `index` (over the outer loops) by reducing `body` over the `inner` loops.
 
-    The places that argmax and argmin give count turns of `inner` as they are nested.
+    argmax and argmin give the position in the flattened `inner` loops.
     """
 
     reduction: Reduction
@@ -45,61 +47,60 @@ class ReductionStep:
     body: Expr
 
     @property
-    def turns(self) -> int:
-        """How many elements are folded."""
+    def iterations(self) -> int:
+        """The number of elements that are reduced."""
         return math.prod(v.extent for v in self.inner)
 
 
 @dataclasses.dataclass(eq=False)
 class OnlineReduction(ReductionStep):
-    """A sum whose elements need the result of another fold over the same loops, taken in one pass with it.
+    """A sum relative to a row's maximum or mean, computed in the same pass as that maximum or mean.
 
-    `kind` says what is summed, with x for an element of `body`, which is an element of the other fold, too:
+    `kind` says what is summed; x is an element of `body`, which the reference reduces, too:
 
-    ======== ================ ===========================
-    kind     beside           sum of
-    ======== ================ ===========================
-    exp      the largest x    exp(x - largest)
-    squares  the sum of all x (x - sum / turns) squared
-    ======== ================ ===========================
+    ======== ================ ================================
+    kind     reference        sum of
+    ======== ================ ================================
+    exp      the maximum of x exp(x - maximum)
+    squares  the sum of x     (x - sum / iterations) squared
+    ======== ================ ================================
 
-    While elements come, the sum is about a *reference*, the largest element or the mean so far; where that
-    goes from a to b, the sum s of n elements becomes s * exp(a - b), or s + n * (a - b) squared. So it goes,
-    too, with parts of a sum, each about its part's own reference. (Milakov and Gimelshein, 2018; Chan, Golub
-    and LeVeque, 1979.)
+    The running sum is relative to the maximum or mean so far. When that changes from a to b, the sum s of n
+    elements becomes s * exp(a - b), or s + n * (a - b) squared. Partial sums, each relative to its own
+    reference, are combined in the same way. (Milakov and Gimelshein, 2018; Chan, Golub and LeVeque, 1979.)
 
     Args:
         kind: ``exp`` or ``squares``.
-        beside: the other fold, in the same pass.
-        finite: whether an infinite largest element is not subtracted, as logsumexp wants it.
+        reference: the reduction for the maximum or the sum, in the same pass.
+        ignores_infinite_max: whether an infinite maximum is not subtracted, as in logsumexp.
     """
 
     kind: str
-    beside: ReductionStep
-    finite: bool = False
+    reference: ReductionStep
+    ignores_infinite_max: bool = False
 
     @property
     def element(self) -> Expr:
-        """What is summed, where the result of the other fold is known already."""
+        """The element that is summed, in terms of the final result of the reference."""
         x, dtype = self.body, self.body.dtype
-        other = reduction_result(self.beside.reduction, self.beside.index)
+        reference = reduction_result(self.reference.reduction, self.reference.index)
         if self.kind == "squares":
-            turns = Expr.make("cast", (index_value(IndexExpr(const=self.turns)),), dtype)
-            off = Expr.make("sub", (x, Expr.make("div", (other, turns), dtype)), dtype)
-            return Expr.make("mul", (off, off), dtype)
-        if self.finite:
+            count = Expr.make("cast", (index_value(IndexExpr(const=self.iterations)),), dtype)
+            centered = Expr.make("sub", (x, Expr.make("div", (reference, count), dtype)), dtype)
+            return Expr.make("mul", (centered, centered), dtype)
+        if self.ignores_infinite_max:
             zero, infinity = (Expr.make("const", (), dtype, n) for n in (0.0, math.inf))
-            is_infinite = Expr.make("eq", (Expr.make("abs", (other,), dtype), infinity), torch.bool)
-            other = Expr.make("where", (is_infinite, zero, other), dtype)
-        return Expr.make("exp", (Expr.make("sub", (x, other), dtype),), dtype)
+            is_infinite = Expr.make("eq", (Expr.make("abs", (reference,), dtype), infinity), torch.bool)
+            reference = Expr.make("where", (is_infinite, zero, reference), dtype)
+        return Expr.make("exp", (Expr.make("sub", (x, reference), dtype),), dtype)
 
 
 @dataclasses.dataclass(eq=False)
 class ScanStep:
-    """A step of a kernel: the value of a scan at every turn of its one inner loop, whose turns are in order.
+    """Computes a scan over its one inner loop, whose iterations run in order.
 
-    Its place in `index_value` along the scan's axis is that loop. Stores over the same loop see the value of
-    their turn. A kernel with such steps has no folds and one inner loop.
+    That loop is the element of `index` along the scan's axis. Stores over the same loop see the scan's value
+    of their iteration. A kernel with scans has one inner loop and no reductions.
     """
 
     scan: Scan
@@ -110,22 +111,26 @@ class ScanStep:
 
 @dataclasses.dataclass(eq=False)
 class Store:
-    """A step of a kernel: an element for every turn of the loops `inner`; `loops` are those of each axis."""
+    """Stores `value` at `offset` (in elements) of `buffer`, for each iteration of the `inner` loops.
+
+    `loops` has the loop of each axis of the stored tensor.
+    """
 
     buffer: Buffer
     inner: tuple[Var, ...]
-    place: IndexExpr
+    offset: IndexExpr
     value: Expr
     loops: tuple[Var, ...]
 
 
 @dataclasses.dataclass(eq=False)
 class PartialSum(Store):
-    """A store that adds up over the turns of a run, in kernels that are cut into runs.
+    """A store that adds up its value over the iterations of a chunk, in kernels with chunks.
 
-    The first axis of the buffer counts the runs; `place` is within the part of the turn's own run. What a
-    part holds in the end is the sum over the run's turns: 0 for a run without turns. Its `kind` may also be
-    ``squares``: of what elements differ by from the mean of their run, where runs are a product's rows.
+    The first axis of the buffer counts the chunks; `offset` is within the current chunk's part. Each part
+    ends up with the sum over the chunk's iterations: 0 for an empty chunk. `kind` is ``sum``, or in a
+    matmul's kernel, where chunks are rows of the output, also ``squares``: the sum of the squared differences
+    from the chunk's mean.
     """
 
     kind: str = "sum"
@@ -133,83 +138,83 @@ class PartialSum(Store):
 
 @dataclasses.dataclass(eq=False)
 class Kernel:
-    """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another.
+    """Loops over `outer`, which run the steps in order in each iteration; iterations are independent.
 
-    Where `runs` is not 0, the turns, in the order in which the loops are nested, are cut into that many runs
-    of consecutive turns, as even as can be, and there are steps of kind `PartialSum`. Where there is a
-    product, its rows are, all runs equal.
+    If `num_chunks` is not 0, the iterations, in nesting order, are split into that many chunks of consecutive
+    iterations of nearly equal length, and some steps are `PartialSum`. In a matmul's kernel the rows of its
+    output are split instead, into chunks of equal length.
     """
 
     name: str
     outer: tuple[Var, ...]
     steps: list[ReductionStep | ScanStep | Store]
-    runs: int = 0
+    num_chunks: int = 0
 
     @property
     def exprs(self) -> list[Expr]:
-        """What the steps compute."""
+        """The expressions that the steps compute."""
         return [step.value if isinstance(step, Store) else step.body for step in self.steps]
 
     @property
-    def read(self) -> dict[Buffer, None]:
-        """The buffers outside of the kernel that it reads, in order."""
+    def buffers_read(self) -> dict[Buffer, None]:
+        """The buffers that the kernel reads, in order, without its scratch."""
         loaded: list[Buffer] = [e.extra[0] for e in walk(self.exprs) if e.op == "load"]  # type: ignore[misc]
         return {buffer: None for buffer in loaded if buffer.role != "local"}
 
     @property
-    def written(self) -> dict[Buffer, None]:
-        """The buffers outside of the kernel that it writes, in order."""
+    def buffers_written(self) -> dict[Buffer, None]:
+        """The buffers that the kernel writes, in order, without its scratch."""
         stores = [step for step in self.steps if isinstance(step, Store)]
         return {step.buffer: None for step in stores if step.buffer.role != "local"}
 
     @property
     def scratch(self) -> list[Buffer]:
-        """The local buffers that it writes."""
+        """The buffers of role ``local``."""
         written = [step.buffer for step in self.steps if isinstance(step, Store)]
         return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
 
     def passes(self) -> list[list[ReductionStep | Store]]:
-        """The steps, together those that can share a loop: neighbours that need no result of one another."""
-        found: list[list[ReductionStep | Store]] = []
+        """Group adjacent steps that can share a loop: same inner loops, no dependency on one another."""
+        passes: list[list[ReductionStep | Store]] = []
         for step in self.steps:
             if isinstance(step, ScanStep):
-                continue  # a loop of scans is one pass, with all its steps
-            together = found and found[-1][0].inner == step.inner
-            if together and not any(depends_on(step, other) for other in found[-1]):
-                found[-1].append(step)
+                continue  # a kernel with scans is one pass with all its steps
+            same_loops = passes and passes[-1][0].inner == step.inner
+            if same_loops and not any(depends_on(step, other) for other in passes[-1]):
+                passes[-1].append(step)
             else:
-                found.append([step])
-        return found
+                passes.append([step])
+        return passes
 
     @property
     def kind(self) -> str:
-        """``matmul``, ``scan``, ``reduction``, ``pooling`` (rows are kept in scratch) or ``elementwise``."""
-        if self.product is not None:
+        """``matmul``, ``scan``, ``reduction``, ``pooling`` (has rows in scratch) or ``elementwise``."""
+        if self.matmul is not None:
             return "matmul"
         if any(isinstance(step, ScanStep) for step in self.steps):
             return "scan"
-        if self.runs or any(isinstance(step, ReductionStep) for step in self.steps):
+        if self.num_chunks or any(isinstance(step, ReductionStep) for step in self.steps):
             return "reduction"
         if self.scratch:
             return "pooling"
         return "reduction" if any(step.inner for step in self.steps) else "elementwise"
 
     @property
-    def product(self) -> ReductionStep | None:
-        """The step that is a matrix product, if it has one."""
+    def matmul(self) -> ReductionStep | None:
+        """The step that is a matrix multiplication; None if there is none."""
         return next(
             (s for s in self.steps if isinstance(s, ReductionStep) and isinstance(s.reduction, Matmul)), None
         )
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What may fail in it, each once."""
-        found = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
-        return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+        """The run-time checks of its expressions, without duplicates."""
+        checks = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
+        return tuple(dict.fromkeys(checks))  # type: ignore[arg-type]
 
 
 def depends_on(step: ReductionStep | ScanStep | Store, other: ReductionStep | ScanStep | Store) -> bool:
-    """Whether a step of a kernel reads what another one has made."""
+    """Whether a step of a kernel reads the result of another."""
     for e in walk([step.value if isinstance(step, Store) else step.body]):
         if (
             e.op == "reduced"

@@ -1,4 +1,4 @@
-"""Loops and indices over them: new ones, how they walk through a shape, and neighbours joined into one."""
+"""Loops and the indices over them: create, analyse, split and merge loops."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from collections.abc import Iterable, Sequence
 from burnt.codegen.ir.expr import Index, IndexExpr, Split, Var, index_exprs, rebuild, walk
 from burnt.codegen.ir.kernel import Kernel, Store
 
-__all__ = ["collapse", "covers", "dense", "flat", "fresh", "in_parts", "plain_rows"]
+__all__ = [
+    "contiguous_strides",
+    "covers_shape",
+    "merge_adjacent_loops",
+    "merge_splits",
+    "new_index",
+    "split_loops",
+    "whole_loops",
+]
 
 
-def fresh(extents: Sequence[int]) -> Index:
-    """An index of new loops over some extents."""
+def new_index(extents: Sequence[int]) -> Index:
+    """Return an index of new loop variables with these extents."""
     return tuple(IndexExpr.of(Var(size)) for size in extents)
 
 
-def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -25,8 +33,8 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def plain_rows(index: Index) -> set[Var] | None:
-    """The loops of an index that is made of different whole loops; None for any other."""
+def whole_loops(index: Index) -> set[Var] | None:
+    """Return the loops of an index made of distinct loop variables and zeros; None for any other."""
     rows: list[Var] = []
     for ix in index:
         if not ix.terms and not ix.const:
@@ -38,36 +46,38 @@ def plain_rows(index: Index) -> set[Var] | None:
     return set(rows)
 
 
-def covers(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:
-    """Whether the turns of loops are the places of a shape, each once: every axis is a number whose digits
-    are loops of its own."""
-    left = set(loops)
+def covers_shape(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:
+    """Whether the iterations of `loops` visit each index of a shape exactly once.
+
+    They do if the index of each axis is a mixed-radix number whose digits are loops of that axis alone.
+    """
+    unused = set(loops)
     for ix, size in zip(index, shape, strict=True):
-        digit = 1
-        for atom, weight in sorted(ix.terms.items(), key=lambda term: term[1]):
-            if not isinstance(atom, Var) or atom not in left or weight != digit:
+        radix = 1
+        for atom, coefficient in sorted(ix.terms.items(), key=lambda term: term[1]):
+            if not isinstance(atom, Var) or atom not in unused or coefficient != radix:
                 return False
-            left.remove(atom)
-            digit *= atom.extent
-        if ix.const or digit != size:
+            unused.remove(atom)
+            radix *= atom.extent
+        if ix.const or radix != size:
             return False
-    return not left
+    return not unused
 
 
-def in_parts(places: Iterable[IndexExpr]) -> dict[Var, IndexExpr]:
-    """Loops of which quotients and remainders are taken, as two loops each."""
-    parts: dict[Var, int] = {}
-    for atom in (a for ix in places for a in ix.terms):
+def split_loops(indices: Iterable[IndexExpr]) -> dict[Var, IndexExpr]:
+    """Split each loop whose quotient or remainder is used into two loops, and return it in terms of these."""
+    divisors: dict[Var, int] = {}
+    for atom in (a for ix in indices for a in ix.terms):
         if isinstance(atom, Split) and len(atom.inner.terms) == 1 and not atom.inner.const:
-            ((loop, weight),) = atom.inner.terms.items()
-            if isinstance(loop, Var) and weight == 1 and loop.extent % atom.by == 0:
-                parts[loop] = atom.by
-    return {v: IndexExpr.of(Var(v.extent // by)) * by + IndexExpr.of(Var(by)) for v, by in parts.items()}
+            ((loop, coefficient),) = atom.inner.terms.items()
+            if isinstance(loop, Var) and coefficient == 1 and loop.extent % atom.divisor == 0:
+                divisors[loop] = atom.divisor
+    return {v: IndexExpr.of(Var(v.extent // d)) * d + IndexExpr.of(Var(d)) for v, d in divisors.items()}
 
 
-def flat(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
-    """An index over joined loops: a quotient and its remainder, weighted alike, are the whole again."""
-    result = ix.replaced(mapping)
+def merge_splits(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
+    """Substitute variables, and replace each ``(x // d) * d + x % d`` by x."""
+    result = ix.substitute(mapping)
     changed = True
     while changed:
         changed = False
@@ -76,7 +86,7 @@ def flat(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
                 continue
             for other, d in list(result.terms.items()):
                 same = isinstance(other, Split) and other.kind == "%" and other.inner == atom.inner
-                if same and other.by == atom.by and c == d * atom.by:  # type: ignore[union-attr]
+                if same and other.divisor == atom.divisor and c == d * atom.divisor:  # type: ignore[union-attr]
                     rest = {k: v for k, v in result.terms.items() if k not in (atom, other)}
                     result = IndexExpr(rest, result.const) + atom.inner * d
                     changed = True
@@ -86,65 +96,66 @@ def flat(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
     return result
 
 
-def collapse(kernel: Kernel) -> None:
-    """Join neighbouring loops that every access walks as if they were one."""
-    walked = [place for expr in walk(kernel.exprs) for place in index_exprs(expr)]
-    walked += [step.place for step in kernel.steps if isinstance(step, Store)]
+def merge_adjacent_loops(kernel: Kernel) -> None:
+    """Merge adjacent loops that every access of the kernel traverses with one stride."""
+    accesses = [index_expr for expr in walk(kernel.exprs) for index_expr in index_exprs(expr)]
+    accesses += [step.offset for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, IndexExpr] = {}
-    wholes: dict[tuple[Var, Var], Var] = {}
+    merged_of: dict[tuple[Var, Var], Var] = {}
     nests = [kernel.outer, *(step.inner for step in kernel.steps)]
     ends = {v: (v, v) for nest in nests for v in nest}
 
-    def neighbours(a: Var, b: Var) -> bool:
-        """Whether one is inside of the other wherever either is a loop."""
+    def always_adjacent(a: Var, b: Var) -> bool:
+        """Whether b is directly inside a in every nest that has either."""
         last, first = ends[a][1], ends[b][0]
         return all(
             (last, first) in itertools.pairwise(nest) for nest in nests if last in nest or first in nest
         )
 
-    def joined(loops: tuple[Var, ...]) -> tuple[Var, ...]:
+    def merge(loops: tuple[Var, ...]) -> tuple[Var, ...]:
         result: list[Var] = []
         for loop in loops:
             if result and (
-                (result[-1], loop) in wholes
+                (result[-1], loop) in merged_of
                 or (
-                    neighbours(result[-1], loop)
-                    and _walk_as_one(result[-1], loop, [flat(p, mapping) for p in walked])
+                    always_adjacent(result[-1], loop)
+                    and _have_one_stride(result[-1], loop, [merge_splits(ix, mapping) for ix in accesses])
                 )
             ):
                 last = result.pop()
-                known = (last, loop) in wholes
-                whole = wholes.setdefault((last, loop), Var(last.extent * loop.extent))
-                ends[whole] = (ends[last][0], ends[loop][1])
-                result.append(whole)
-                if known:
+                already_merged = (last, loop) in merged_of
+                merged = merged_of.setdefault((last, loop), Var(last.extent * loop.extent))
+                ends[merged] = (ends[last][0], ends[loop][1])
+                result.append(merged)
+                if already_merged:
                     continue
-                mapping[last] = IndexExpr.of(whole) // loop.extent
-                mapping[loop] = IndexExpr.of(whole) % loop.extent
+                mapping[last] = IndexExpr.of(merged) // loop.extent
+                mapping[loop] = IndexExpr.of(merged) % loop.extent
                 for var, ix in list(mapping.items()):
                     if var not in (last, loop):
-                        mapping[var] = ix.replaced({last: mapping[last]})
+                        mapping[var] = ix.substitute({last: mapping[last]})
             else:
                 result.append(loop)
         return tuple(result)
 
-    kernel.outer = joined(kernel.outer)
+    kernel.outer = merge(kernel.outer)
     for step in kernel.steps:
-        step.inner = joined(step.inner)
+        step.inner = merge(step.inner)
     if mapping:
         for step in kernel.steps:
             if isinstance(step, Store):
-                step.place = flat(step.place, mapping)
-                step.value = rebuild(step.value, lambda ix: flat(ix, mapping))
+                step.offset = merge_splits(step.offset, mapping)
+                step.value = rebuild(step.value, lambda ix: merge_splits(ix, mapping))
             else:
-                step.body = rebuild(step.body, lambda ix: flat(ix, mapping))
-                step.index = tuple(flat(ix, mapping) for ix in step.index)
+                step.body = rebuild(step.body, lambda ix: merge_splits(ix, mapping))
+                step.index = tuple(merge_splits(ix, mapping) for ix in step.index)
 
 
-def _walk_as_one(a: Var, b: Var, places: list[IndexExpr]) -> bool:
-    for place in places:
-        # What is computed is looked at where its own loads are.
-        first, second = place.affine().stride(a), place.affine().stride(b)
+def _have_one_stride(a: Var, b: Var, accesses: list[IndexExpr]) -> bool:
+    """Whether iterating over b inside a advances every access as one loop over both would."""
+    for access in accesses:
+        # Computed parts are examined through their own loads, which are among the accesses.
+        first, second = access.without_computed().stride(a), access.without_computed().stride(b)
         if first is None or second is None or first != second * b.extent:
             return False
     return True

@@ -1,8 +1,8 @@
-"""Lowering: from aten ops to values of the IR.
+"""Lowering: a table from aten ops to functions that return `burnt.codegen.ir.Value`s.
 
-A table from op to function. What is not in it runs as torch's own call, and is reported as such.
+An op that is not in the table runs as a call of torch's op; `burnt.explain` lists it as ``library``.
 
-    registry     the table, and the helpers that lowerings are written with
+    registry     the table, and the helpers that lowerings share
     elementwise  arithmetic, comparisons, where, casts, constants
     integers     divisions, powers and shifts of integers
     views        views, concatenation, padding
@@ -10,9 +10,9 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     gather       indexing by tensors, and its gradients
     random       random numbers, dropout
     scan         cumulative sums and the like
-    pooling      pooling and its gradients
-    matmul       matrix products, on targets that have kernels for them
-    conv         convolutions, as matrix products
+    pooling      max and average pooling, and their gradients
+    matmul       matmuls, on targets that have kernels for them
+    conv         convolutions as matmuls, on the same targets
 """
 
 from burnt.codegen.lower import conv, elementwise, gather, integers, pooling, random, reduction, scan, views

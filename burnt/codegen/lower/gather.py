@@ -1,8 +1,8 @@
-"""Lowerings of look-ups by tensors of indices, and of their gradients where these are comparisons.
+"""Lowerings of gathers (indexing by tensors, embeddings, nll_loss) and of collision-free scatters.
 
-An index that is an element itself is `burnt.codegen.ir.Computed`. It is checked where it is used: what is out
-of range fails as in torch, and is never read. Where each place gets at most one element, writing to computed
-places is no scatter: an element asks whether it is meant, and the kernel stays one without collisions.
+An index that is read from a tensor is a `burnt.codegen.ir.Computed`. It is checked where it is used: an index
+out of range raises as in torch, and is never read. A scatter that writes at most one element per row is a
+comparison: each output element tests whether its position is the index, so no writes collide.
 """
 
 from __future__ import annotations
@@ -20,147 +20,153 @@ from burnt.codegen.ir import (
     IndexExpr,
     Reduction,
     Value,
-    bounds_checked,
+    checked_value,
+    index_value,
     reduction_result,
 )
-from burnt.codegen.ir import index_value as place_of
-from burnt.codegen.lower.reduction import reduction
+from burnt.codegen.lower.reduction import reduce_axes
 from burnt.codegen.lower.registry import (
     Unlowered,
-    as_result,
     broadcast,
     cast,
     compute_dtype,
     const,
-    filled,
+    full,
     lowered,
-    meta_of,
+    meta_tensor,
     operand,
     pointwise,
+    to_result_dtype,
 )
-from burnt.codegen.lower.views import reshaped
+from burnt.codegen.lower.views import reshape
 
 aten = torch.ops.aten
 
-_INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> IndexExpr:
-    """A computed index of an axis of `check.size`, counted from the end where `check.low` is negative."""
-    size = place_of(IndexExpr(const=check.size))
-    shown = cast(place, torch.int64) if shown is None else shown
-    lowest = place_of(IndexExpr(const=check.low)) if check.low else const(0, torch.int64)
-    test = Expr.make(
+def checked_index(index: Expr, check: Check, reported: Expr | None = None) -> IndexExpr:
+    """Return a checked index into an axis of `check.size`; a negative `check.low` allows negative ones."""
+    size = index_value(IndexExpr(const=check.size))
+    reported = cast(index, torch.int64) if reported is None else reported
+    low = index_value(IndexExpr(const=check.low)) if check.low else const(0, torch.int64)
+    is_in_range = Expr.make(
         "and",
         (
-            Expr.make("ge", (shown, lowest), torch.bool),
-            Expr.make("lt", (shown, size), torch.bool),
+            Expr.make("ge", (reported, low), torch.bool),
+            Expr.make("lt", (reported, size), torch.bool),
         ),
         torch.bool,
     )
-    legal = bounds_checked(check, test, shown, const(0, torch.int64), shown)
+    valid = checked_value(check, is_in_range, reported, const(0, torch.int64), reported)
     if check.low:
-        below = Expr.make("lt", (legal, const(0, torch.int64)), torch.bool)
-        legal = Expr.make("where", (below, Expr.make("add", (legal, size), torch.int64), legal), torch.int64)
-    return IndexExpr({Computed(legal, check.size): 1})
+        is_negative = Expr.make("lt", (valid, const(0, torch.int64)), torch.bool)
+        valid = Expr.make(
+            "where", (is_negative, Expr.make("add", (valid, size), torch.int64), valid), torch.int64
+        )
+    return IndexExpr({Computed(valid, check.size): 1})
 
 
-def at_computed(x: Value, index: Sequence[IndexExpr]) -> Expr:
-    """An element at computed places. A check that the element does not depend on is made all the same."""
-    made = x.at(tuple(index))
+def element_at(x: Value, index: Sequence[IndexExpr]) -> Expr:
+    """Return an element at computed indices; indices that the element ignores are checked, too."""
+    result = x.at(tuple(index))
     for axis, ix in enumerate(index):
-        if not ix.computed():
+        if not ix.computed_exprs():
             continue
-        without = x.at((*index[:axis], IndexExpr(), *index[axis + 1 :]))
-        if without is made:  # the axis is expanded
-            same = Expr.make("ge", (place_of(ix), const(0, torch.int64)), torch.bool)
-            made = Expr.make("where", (same, made, made), made.dtype)
-    return made
+        at_zero = x.at((*index[:axis], IndexExpr(), *index[axis + 1 :]))
+        if at_zero is result:  # the axis is expanded, so the element does not use the index
+            is_valid = Expr.make("ge", (index_value(ix), const(0, torch.int64)), torch.bool)
+            result = Expr.make("where", (is_valid, result, result), result.dtype)
+    return result
 
 
-def _indices(index: Value) -> None:
-    if index.dtype not in _INDICES:
+def _require_index_dtype(index: Value) -> None:
+    """Raise `Unlowered` unless a value has an integer dtype that can index."""
+    if index.dtype not in _INDEX_DTYPES:
         raise Unlowered
 
 
-def _axis(meta: torch.Tensor, op: str, x: Value, axis: int, *, negative: bool = False) -> Check:
-    """The check of an index of an axis."""
+def _index_check(meta: torch.Tensor, op: str, x: Value, axis: int, *, allow_negative: bool = False) -> Check:
+    """Return the bounds check of an index into an axis of `x`."""
     size = x.shape[axis]
     if not size and meta.numel():
-        raise Unlowered  # no index is in range
-    return Check(op, size, axis, -size if negative else 0)
+        raise Unlowered  # every index is out of range
+    return Check(op, size, axis, -size if allow_negative else 0)
 
 
 @lowered(aten.gather.default)
-def _gather(meta: torch.Tensor, x: Value, axis: int, index: Value, **_: Any) -> Value:
-    _indices(index)
+def _lower_gather(meta: torch.Tensor, x: Value, axis: int, index: Value, **_: Any) -> Value:
+    _require_index_dtype(index)
     if not x.shape:
-        x = reshaped(x, (1,))
-        flat = _gather(torch.empty(meta.numel(), device="meta"), x, 0, reshaped(index, (meta.numel(),)))
-        return reshaped(flat, tuple(meta.shape))
+        x = reshape(x, (1,))
+        flat = _lower_gather(torch.empty(meta.numel(), device="meta"), x, 0, reshape(index, (meta.numel(),)))
+        return reshape(flat, tuple(meta.shape))
     axis %= len(x.shape)
-    check = _axis(meta, "gather", x, axis)
+    check = _index_check(meta, "gather", x, axis)
 
-    def at(place: Index) -> Expr:
-        return at_computed(x, (*place[:axis], looked_up(index.at(place), check), *place[axis + 1 :]))
+    def at(coords: Index) -> Expr:
+        return element_at(x, (*coords[:axis], checked_index(index.at(coords), check), *coords[axis + 1 :]))
 
     return Value(tuple(meta.shape), x.dtype, at)
 
 
 @lowered(aten.index_select.default)
-def _index_select(meta: torch.Tensor, x: Value, axis: int, index: Value) -> Value:
-    _indices(index)
+def _lower_index_select(meta: torch.Tensor, x: Value, axis: int, index: Value) -> Value:
+    _require_index_dtype(index)
     if not x.shape:
         raise Unlowered
     axis %= len(x.shape)
-    check = _axis(meta, "index_select", x, axis)
+    check = _index_check(meta, "index_select", x, axis)
 
-    def at(place: Index) -> Expr:
-        chosen = index.at(place[axis : axis + 1] if index.shape else ())
-        return at_computed(x, (*place[:axis], looked_up(chosen, check), *place[axis + 1 :]))
+    def at(coords: Index) -> Expr:
+        row_index = index.at(coords[axis : axis + 1] if index.shape else ())
+        return element_at(x, (*coords[:axis], checked_index(row_index, check), *coords[axis + 1 :]))
 
     return Value(tuple(meta.shape), x.dtype, at)
 
 
 @lowered(aten.embedding.default)
-def _embedding(meta: torch.Tensor, weight: Value, indices: Value, *_: Any) -> Value:
-    _indices(indices)
-    check = _axis(meta, "embedding", weight, 0)
+def _lower_embedding(meta: torch.Tensor, weight: Value, indices: Value, *_: Any) -> Value:
+    _require_index_dtype(indices)
+    check = _index_check(meta, "embedding", weight, 0)
 
-    def at(place: Index) -> Expr:
-        return at_computed(weight, (looked_up(indices.at(place[:-1]), check), place[-1]))
+    def at(coords: Index) -> Expr:
+        return element_at(weight, (checked_index(indices.at(coords[:-1]), check), coords[-1]))
 
     return Value(tuple(meta.shape), weight.dtype, at)
 
 
 @lowered(aten.take.default)
-def _take(meta: torch.Tensor, x: Value, index: Value) -> Value:
-    _indices(index)
-    flat = reshaped(x, (x.numel,))
-    check = _axis(meta, "take", flat, 0, negative=True)
+def _lower_take(meta: torch.Tensor, x: Value, index: Value) -> Value:
+    _require_index_dtype(index)
+    flat = reshape(x, (x.numel,))
+    check = _index_check(meta, "take", flat, 0, allow_negative=True)
     return Value(
-        tuple(meta.shape), x.dtype, lambda place: at_computed(flat, (looked_up(index.at(place), check),))
+        tuple(meta.shape), x.dtype, lambda coords: element_at(flat, (checked_index(index.at(coords), check),))
     )
 
 
 @lowered(aten.index.Tensor, aten._unsafe_index.Tensor)
-def _index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Value:
-    given = [i for i in indices if i is not None]
-    for index in given:
-        _indices(index)  # a mask makes a shape that depends on values
+def _lower_index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Value:
+    index_tensors = [i for i in indices if i is not None]
+    for index in index_tensors:
+        _require_index_dtype(index)  # not a bool mask: its result has a data-dependent shape
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    shape = torch.broadcast_shapes(*(index.shape for index in given))  # type: ignore[no-untyped-call]
-    # The broadcast axes stand where the indexed ones stood, if these are neighbours; else in front.
+    shape = torch.broadcast_shapes(*(index.shape for index in index_tensors))  # type: ignore[no-untyped-call]
+    # The broadcast axes replace the indexed ones if these are adjacent; otherwise they come first.
     start = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
-    parts = {axis: broadcast(index, shape) for axis, index in zip(axes, given, strict=True)}
-    checks = {axis: _axis(meta, "index", x, axis, negative=True) for axis in axes}
+    index_at = {axis: broadcast(index, shape) for axis, index in zip(axes, index_tensors, strict=True)}
+    checks = {axis: _index_check(meta, "index", x, axis, allow_negative=True) for axis in axes}
 
-    def at(place: Index) -> Expr:
-        inner, rest = place[start : start + len(shape)], iter(place[:start] + place[start + len(shape) :])
-        return at_computed(
+    def at(coords: Index) -> Expr:
+        inner, other_coords = (
+            coords[start : start + len(shape)],
+            iter(coords[:start] + coords[start + len(shape) :]),
+        )
+        return element_at(
             x,
             [
-                looked_up(parts[axis](inner), checks[axis]) if axis in parts else next(rest)
+                checked_index(index_at[axis](inner), checks[axis]) if axis in index_at else next(other_coords)
                 for axis in range(len(x.shape))
             ],
         )
@@ -171,151 +177,169 @@ def _index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Val
 # --- negative log-likelihood ----------------------------------------------------------------------------
 
 
-def from_memory(value: Value) -> Value:
-    """A value that a reduction over other rows reads from memory: a fold of nothing but itself."""
-    inside = compute_dtype(value.dtype)
-    node = Reduction("sum", value.shape, (), inside, lambda outer, inner: cast(value.at(outer), inside))
-    return Value(value.shape, inside, lambda index: reduction_result(node, index))
+def materialize(value: Value) -> Value:
+    """Wrap a value in a reduction over no axes, so that a reduction over it reads it from memory."""
+    math_dtype = compute_dtype(value.dtype)
+    node = Reduction(
+        "sum", value.shape, (), math_dtype, lambda outer, inner: cast(value.at(outer), math_dtype)
+    )
+    return Value(value.shape, math_dtype, lambda index: reduction_result(node, index))
 
 
-class _Targets:
-    """Class indices ``[N, ...]`` for logits ``[N, C, ...]`` or ``[C]``, of which one value is left out."""
+class _NllTarget:
+    """The target of `nll_loss`: class indices ``[N, ...]`` for an input ``[N, C, ...]`` or ``[C]``."""
 
-    def __init__(self, x: Value, target: Value, weight: Value | None, ignored: int) -> None:
-        _indices(target)
+    def __init__(self, x: Value, target: Value, weight: Value | None, ignore_index: int) -> None:
+        _require_index_dtype(target)
         self.axis = 1 if len(x.shape) > 1 else 0
         self.shape = tuple(s for a, s in enumerate(x.shape) if a != self.axis)
         self.check = Check("nll_loss", x.shape[self.axis], self.axis)
-        self.target = reshaped(target, self.shape)
-        self.weights, self.ignored, self.dtype = weight, ignored, compute_dtype(x.dtype)
+        self.classes = reshape(target, self.shape)
+        self.class_weights, self.ignore_index, self.dtype = weight, ignore_index, compute_dtype(x.dtype)
 
-    def at(self, place: Index) -> tuple[Expr, Expr]:
-        """The class at a place, as int64, and whether it counts."""
-        found = cast(self.target.at(place), torch.int64)
-        counts = Expr.make("ne", (found, const(self.ignored, torch.int64)), torch.bool)
-        return found, counts
+    def at(self, coords: Index) -> tuple[Expr, Expr]:
+        """Return the class, as int64, and the condition that it is not ignored."""
+        target_class = cast(self.classes.at(coords), torch.int64)
+        is_counted = Expr.make("ne", (target_class, const(self.ignore_index, torch.int64)), torch.bool)
+        return target_class, is_counted
 
-    def legal(self, place: Index) -> tuple[IndexExpr, Expr]:
-        """An index that may be read, and whether it counts."""
-        found, counts = self.at(place)
-        first = const(0, torch.int64)
-        return looked_up(Expr.make("where", (counts, found, first), torch.int64), self.check), counts
+    def valid_index(self, coords: Index) -> tuple[IndexExpr, Expr]:
+        """Return the class as a checked index, 0 where it is ignored, and the condition that it is not."""
+        target_class, is_counted = self.at(coords)
+        zero = const(0, torch.int64)
+        return checked_index(
+            Expr.make("where", (is_counted, target_class, zero), torch.int64), self.check
+        ), is_counted
 
-    def weight(self, place: Index) -> Expr:
-        """What the element counts for."""
-        legal, counts = self.legal(place)
-        one = const(1, self.dtype) if self.weights is None else cast(self.weights.at((legal,)), self.dtype)
-        return Expr.make("where", (counts, one, const(0, self.dtype)), self.dtype)
+    def weight(self, coords: Index) -> Expr:
+        """Return the weight of an element: 0 where its class is ignored."""
+        valid, is_counted = self.valid_index(coords)
+        one = (
+            const(1, self.dtype)
+            if self.class_weights is None
+            else cast(self.class_weights.at((valid,)), self.dtype)
+        )
+        return Expr.make("where", (is_counted, one, const(0, self.dtype)), self.dtype)
 
 
 @lowered(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll_loss(
+def _lower_nll_loss(
     metas: Sequence[torch.Tensor],
     x: Value,
     target: Value,
     weight: Value | None,
-    reduced_by: int,
-    ignored: int,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[Value, Value]:
-    meta, targets = metas[0], _Targets(x, target, weight, ignored)
-    axis, inside = targets.axis, targets.dtype
+    meta, targets = metas[0], _NllTarget(x, target, weight, ignore_index)
+    axis, math_dtype = targets.axis, targets.dtype
 
-    def loss(place: Index) -> Expr:
-        legal, counts = targets.legal(place)
-        likelihood = cast(at_computed(x, (*place[:axis], legal, *place[axis:])), inside)
-        value = Expr.make("neg", (likelihood,), inside)
+    def loss_at(coords: Index) -> Expr:
+        valid, is_counted = targets.valid_index(coords)
+        log_prob = cast(element_at(x, (*coords[:axis], valid, *coords[axis:])), math_dtype)
+        value = Expr.make("neg", (log_prob,), math_dtype)
         if weight is not None:
-            value = Expr.make("mul", (value, targets.weight(place)), inside)
-        return Expr.make("where", (counts, value, const(0, inside)), inside)
+            value = Expr.make("mul", (value, targets.weight(coords)), math_dtype)
+        return Expr.make("where", (is_counted, value, const(0, math_dtype)), math_dtype)
 
-    losses = Value(targets.shape, inside, loss)
-    if reduced_by == 0:
-        return as_result(reshaped(losses, meta.shape), meta), as_result(filled((), 0, inside), metas[1])
-    total = reduction("sum", from_memory(losses), None, False, inside, inside)
-    count = reduction("sum", Value(targets.shape, inside, targets.weight), None, False, inside, inside)
-    if reduced_by == 1:
-        total = pointwise("div", meta_of((), inside), [total, count], inside)
-    return as_result(total, meta), as_result(count, metas[1])
+    losses = Value(targets.shape, math_dtype, loss_at)
+    if reduction == 0:
+        return to_result_dtype(reshape(losses, meta.shape), meta), to_result_dtype(
+            full((), 0, math_dtype), metas[1]
+        )
+    total = reduce_axes("sum", materialize(losses), None, False, math_dtype, math_dtype)
+    count = reduce_axes(
+        "sum", Value(targets.shape, math_dtype, targets.weight), None, False, math_dtype, math_dtype
+    )
+    if reduction == 1:
+        total = pointwise("div", meta_tensor((), math_dtype), [total, count], math_dtype)
+    return to_result_dtype(total, meta), to_result_dtype(count, metas[1])
 
 
 @lowered(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_loss_backward(
+def _lower_nll_loss_backward(
     meta: torch.Tensor,
-    cotangent: Value,
+    grad_out: Value,
     x: Value,
     target: Value,
     weight: Value | None,
-    reduced_by: int,
-    ignored: int,
+    reduction: int,
+    ignore_index: int,
     total: Value,
 ) -> Value:
-    targets = _Targets(x, target, weight, ignored)
-    axis, inside = targets.axis, targets.dtype
-    pulled = reshaped(cotangent, targets.shape) if reduced_by == 0 else cotangent
+    targets = _NllTarget(x, target, weight, ignore_index)
+    axis, math_dtype = targets.axis, targets.dtype
+    grads = reshape(grad_out, targets.shape) if reduction == 0 else grad_out
 
-    def at(place: Index) -> Expr:
-        row = (*place[:axis], *place[axis + 1 :])
-        found, counts = targets.at(row)
-        meant = Expr.make(
-            "and", (counts, Expr.make("eq", (found, place_of(place[axis])), torch.bool)), torch.bool
+    def at(coords: Index) -> Expr:
+        sample = (*coords[:axis], *coords[axis + 1 :])
+        target_class, is_counted = targets.at(sample)
+        is_target = Expr.make(
+            "and",
+            (is_counted, Expr.make("eq", (target_class, index_value(coords[axis])), torch.bool)),
+            torch.bool,
         )
-        value = cast(pulled.at(row if reduced_by == 0 else ()), inside)
-        if reduced_by == 1:
-            value = Expr.make("div", (value, cast(total.at(()), inside)), inside)
+        value = cast(grads.at(sample if reduction == 0 else ()), math_dtype)
+        if reduction == 1:
+            value = Expr.make("div", (value, cast(total.at(()), math_dtype)), math_dtype)
         if weight is not None:
-            value = Expr.make("mul", (value, targets.weight(row)), inside)
-        value = Expr.make("neg", (value,), inside)
-        return Expr.make("where", (meant, value, const(0, inside)), inside)
+            value = Expr.make("mul", (value, targets.weight(sample)), math_dtype)
+        value = Expr.make("neg", (value,), math_dtype)
+        return Expr.make("where", (is_target, value, const(0, math_dtype)), math_dtype)
 
-    return as_result(Value(x.shape, inside, at), meta)
-
-
-# --- writing to computed places -------------------------------------------------------------------------
+    return to_result_dtype(Value(x.shape, math_dtype, at), meta)
 
 
-def placed(shape: Sequence[int], op: str, axis: int, index: Value, yes: Value, no: Value) -> Value:
-    """`yes` at the place of an axis that an index of size 1 there says, and `no` elsewhere."""
+# --- scatters without collisions ------------------------------------------------------------------------
+
+
+def scatter_one_per_row(
+    shape: Sequence[int], op: str, axis: int, index: Value, yes: Value, no: Value
+) -> Value:
+    """Return `yes` where the position along an axis equals `index` (size 1 along it), else `no`."""
     shape, axis = tuple(shape), axis % len(shape)
     if index.shape != (*shape[:axis], 1, *shape[axis + 1 :]):
         raise Unlowered
     check = Check(op, shape[axis], axis)
 
-    def at(place: Index) -> Expr:
-        first = (*place[:axis], IndexExpr(), *place[axis + 1 :])
-        ((meant, _),) = looked_up(index.at(first), check).terms.items()
-        assert isinstance(meant, Computed)
-        here = Expr.make("eq", (meant.expr, place_of(place[axis])), torch.bool)
-        return Expr.make("where", (here, yes.at(first), no.at(place)), no.dtype)
+    def at(coords: Index) -> Expr:
+        index_coords = (*coords[:axis], IndexExpr(), *coords[axis + 1 :])
+        ((target, _),) = checked_index(index.at(index_coords), check).terms.items()
+        assert isinstance(target, Computed)
+        is_written = Expr.make("eq", (target.expr, index_value(coords[axis])), torch.bool)
+        return Expr.make("where", (is_written, yes.at(index_coords), no.at(coords)), no.dtype)
 
     return Value(shape, no.dtype, at)
 
 
 @lowered(aten.scatter.src, aten.scatter.value)
-def _scatter(meta: torch.Tensor, x: Value, axis: int, index: Value, source: Any) -> Value:
+def _lower_scatter(meta: torch.Tensor, x: Value, axis: int, index: Value, source: Any) -> Value:
     if not x.shape:
         raise Unlowered
     if not isinstance(source, Value):
-        fixed = operand(source, (), x.dtype)
-        source = Value(index.shape, x.dtype, lambda place: fixed(()))
-    return placed(x.shape, "scatter", axis, index, source, x)
+        constant = operand(source, (), x.dtype)
+        source = Value(index.shape, x.dtype, lambda coords: constant(()))
+    return scatter_one_per_row(x.shape, "scatter", axis, index, source, x)
 
 
 @lowered(aten.scatter_add.default)
-def _scatter_add(meta: torch.Tensor, x: Value, axis: int, index: Value, source: Value) -> Value:
+def _lower_scatter_add(meta: torch.Tensor, x: Value, axis: int, index: Value, source: Value) -> Value:
     if not x.shape:
         raise Unlowered
-    zero = filled(x.shape, 0, x.dtype)
-    added = placed(x.shape, "scatter_add", axis, index, source, zero)
-    return pointwise("add", meta, [x, added], x.dtype)
+    zero = full(x.shape, 0, x.dtype)
+    scattered = scatter_one_per_row(x.shape, "scatter_add", axis, index, source, zero)
+    return pointwise("add", meta, [x, scattered], x.dtype)
 
 
 @lowered(aten.value_selecting_reduction_backward.default)
-def _selected_backward(
-    meta: torch.Tensor, cotangent: Value, axis: int, index: Value, shape: Sequence[int], keepdim: bool
+def _lower_value_selecting_reduction_backward(
+    meta: torch.Tensor, grad_out: Value, axis: int, index: Value, shape: Sequence[int], keepdim: bool
 ) -> Value:
     if not meta.shape:
-        return cotangent
+        return grad_out
     axis %= len(meta.shape)
-    first = tuple(1 if a == axis else s for a, s in enumerate(meta.shape))
-    zero = filled(meta.shape, 0, meta.dtype)
-    return placed(meta.shape, "max", axis, reshaped(index, first), reshaped(cotangent, first), zero)
+    keepdim_shape = tuple(1 if a == axis else s for a, s in enumerate(meta.shape))
+    zero = full(meta.shape, 0, meta.dtype)
+    return scatter_one_per_row(
+        meta.shape, "max", axis, reshape(index, keepdim_shape), reshape(grad_out, keepdim_shape), zero
+    )

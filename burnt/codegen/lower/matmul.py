@@ -1,6 +1,6 @@
-"""Lowerings of matrix products, for targets that print them: a fold whose elements are products.
+"""Lowerings of matmuls, for targets that have matmul kernels: a sum whose terms are products of two operands.
 
-They stand in a table of their own: elsewhere torch's calls serve, and what they make is worth saving.
+They have a table of their own: other targets call the library, and save its results for the backward.
 """
 
 from __future__ import annotations
@@ -14,207 +14,215 @@ from torch.fx import Node
 
 from burnt.codegen.ir import Expr, Index, Matmul, Value, Var, reduction_result, variables, walk
 from burnt.codegen.lower.registry import (
+    HALF_TO_FLOAT32,
     LOWERINGS,
-    SHORT,
     Unlowered,
     aten,
     cast,
     compute_dtype,
-    meta_of,
+    meta_tensor,
     pointwise,
 )
 from burnt.codegen.precision import precision
 
 __all__ = [
-    "LEAST",
-    "MATMULS",
-    "MATRICES",
-    "expensive_rows",
-    "is_cheap",
-    "lowers_matmul",
+    "MATMUL_LOWERINGS",
+    "MIN_MATMUL_SIZE",
+    "MM_OPS",
+    "expensive_row_parts",
+    "is_cheap_operand",
     "matmul",
     "matmul_value",
     "operands_of",
-    "why_eager",
-    "why_not_fused",
+    "register_matmul_lowering",
+    "why_always_library_call",
+    "why_library_call",
 ]
 
-MATMULS: dict[Any, Callable[..., Any]] = {}
-MATRICES = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
-"""Those of matrices, ``[*, rows, terms]`` by ``[*, terms, columns]``."""
-_FACTORS: dict[Any, tuple[int, ...]] = {}
-LEAST = 16
-"""Rows, columns and terms, as the units for products take them."""
+MATMUL_LOWERINGS: dict[Any, Callable[..., Any]] = {}
+MM_OPS = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
+"""The ops that multiply ``[*, rows, terms]`` by ``[*, terms, columns]``."""
+_OPERAND_POSITIONS: dict[Any, tuple[int, ...]] = {}
+MIN_MATMUL_SIZE = 16
+"""Minimum number of rows, columns and terms: the size of a tensor core's tile."""
 
-_VIEWS = frozenset(
+_VIEW_OPS = frozenset(
     getattr(aten, name).default
     for name in ("view", "_unsafe_view", "t", "permute", "expand", "unsqueeze", "squeeze", "detach", "alias")
 ) | {aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims}
-_DTYPES = (torch.float32, *SHORT)
-_CHEAP_OPS = """
+_MATMUL_DTYPES = (torch.float32, *HALF_TO_FLOAT32)
+_CHEAP_OP_NAMES = """
     const number load index cast as identity where masked add sub mul neg not and or abs relu eq ne lt le gt
     ge maximum minimum
 """
-_CHEAP = frozenset(_CHEAP_OPS.split())
-_MOST_OPS, _MOST_LOADS, _MOST_WHOLE = 16, 5, 3
+_CHEAP_OPS = frozenset(_CHEAP_OP_NAMES.split())
+_MAX_OPS, _MAX_LOADS, _MAX_FULL_LOADS = 16, 5, 3
 
 
 def matmul_value(
     shape: Sequence[int],
     extents: Sequence[int],
-    factors: Callable[[Index, Index], tuple[Expr, Expr]],
+    operands: Callable[[Index, Index], tuple[Expr, Expr]],
     dtype: torch.dtype,
 ) -> Value:
-    """The sum of products of two factors, in float32, given in the dtype that they have in memory.
+    """Return a matmul: the sum of products of two operands, accumulated in float32.
 
     Args:
-        shape: of the result, ``[*, rows, columns]``.
-        extents: what is summed over.
-        factors: of which the first does not depend on the column, the second not on the row, as functions of
-            an index and a place in `extents`.
-        dtype: the factors'.
+        shape: shape of the result, ``[*, rows, columns]``.
+        extents: sizes of the axes that are summed over.
+        operands: returns the elements of both operands for an index into `shape` and one into `extents`. The
+            first does not depend on the column, the second not on the row.
+        dtype: dtype of the operands in memory, and of the result.
 
     Raises:
-        Unlowered: of dtypes or sizes that units for products do not take.
+        Unlowered: tensor cores do not support the dtype or the sizes.
     """
-    if dtype not in _DTYPES or min(*shape[-2:], math.prod(extents)) < LEAST or 0 in shape:
+    if dtype not in _MATMUL_DTYPES or min(*shape[-2:], math.prod(extents)) < MIN_MATMUL_SIZE or 0 in shape:
         raise Unlowered
-    inside = compute_dtype(dtype)
+    math_dtype = compute_dtype(dtype)
 
     def body(outer: Index, inner: Index) -> Expr:
-        return Expr.make("mul", [cast(factor, inside) for factor in factors(outer, inner)], inside)
+        return Expr.make("mul", [cast(operand, math_dtype) for operand in operands(outer, inner)], math_dtype)
 
-    fold = Matmul("sum", tuple(shape), tuple(extents), inside, body, dtype, precision())
+    node = Matmul("sum", tuple(shape), tuple(extents), math_dtype, body, dtype, precision())
 
     def at(index: Index) -> Expr:
-        made = reduction_result(fold, index)
-        return made if dtype == inside else Expr.make("as", (made,), dtype)
+        result = reduction_result(node, index)
+        return result if dtype == math_dtype else Expr.make("as", (result,), dtype)
 
-    return Value(fold.shape, dtype, at)
+    return Value(node.shape, dtype, at)
 
 
 def matmul(left: Value, right: Value) -> Value:
-    """``[*, rows, k] @ [*, k, columns]``, the leading axes alike.
+    """Return ``[*, rows, k] @ [*, k, columns]``, with the same leading axes.
 
     Raises:
-        Unlowered: of dtypes or sizes that units for products do not take.
+        Unlowered: tensor cores do not support the dtypes or the sizes.
     """
     *lead, rows, terms = left.shape
     if right.dtype != left.dtype:
         raise Unlowered
 
-    def factors(outer: Index, inner: Index) -> tuple[Expr, Expr]:
+    def operands(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         *at, row, column = outer
         (term,) = inner
         return left.at((*at, row, term)), right.at((*at, term, column))
 
-    return matmul_value((*lead, rows, right.shape[-1]), (terms,), factors, left.dtype)
+    return matmul_value((*lead, rows, right.shape[-1]), (terms,), operands, left.dtype)
 
 
 def operands_of(node: Node) -> list[Node]:
-    """The tensors that a product multiplies."""
-    return [node.args[k] for k in _FACTORS[node.target]]  # type: ignore[misc]
+    """Return the argument nodes that a matmul or convolution multiplies."""
+    return [node.args[k] for k in _OPERAND_POSITIONS[node.target]]  # type: ignore[misc]
 
 
-def why_eager(node: Node) -> str | None:
-    """Why a product had better be torch's own call, or None.
+def why_library_call(node: Node) -> str | None:
+    """Return why a matmul should be a library call, or None if it should be generated.
 
-    Its libraries are hard to beat at products and nothing else. What makes a kernel of our own worth while
-    is what it computes beside.
+    A generated kernel is worth it only for what is fused with it: at a matmul alone, libraries are hard to
+    beat.
     """
-    factors = operands_of(node)
-    precise = factors[0].meta["val"].dtype == torch.float32 and precision() == "ieee"
-    if precise and not is_depthwise(node):  # of which nothing goes through units for products
+    operands = operands_of(node)
+    is_ieee_float32 = operands[0].meta["val"].dtype == torch.float32 and precision() == "ieee"
+    if is_ieee_float32 and not is_depthwise(node):  # which uses no tensor cores
         return "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"
     if node.target == aten.convolution_backward.default:
-        return "its own call makes all gradients of a convolution"
-    if (why := why_not_fused(node)) is not None:
+        return "one library call computes all gradients of a convolution"
+    if (why := why_always_library_call(node)) is not None:
         return why
-    near = (*map(_base, factors), *_readers(node))
-    lowered = [n.op == "call_function" and n.target in LOWERINGS for n in near]
-    return None if any(lowered) else "its own call does all of it"
+    neighbors = (*map(_strip_views, operands), *_users_through_views(node))
+    are_lowered = [n.op == "call_function" and n.target in LOWERINGS for n in neighbors]
+    return None if any(are_lowered) else "nothing to fuse with it"
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether a node is a convolution of which each channel has a kernel of its own."""
+    """Whether a node is a depthwise convolution: one kernel per channel."""
     weight = operands_of(node)[-1].meta["val"]
     return node.target == aten.convolution.default and bool(weight.shape[1] == 1 and node.args[8] > 1)  # type: ignore[operator]
 
 
-def why_not_fused(node: Node) -> str | None:
-    """Why a product had better be torch's own call whatever is computed beside it, or None."""
+def why_always_library_call(node: Node) -> str | None:
+    """Return why a matmul should be a library call whatever could be fused with it, or None."""
     if node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return None
     if is_depthwise(node):
         return None
-    images = [f.meta["val"] for f in operands_of(node)[:-1]]
-    if all(x.shape[1] == 1 or x.stride(1) == 1 for x in images):
+    inputs = [f.meta["val"] for f in operands_of(node)[:-1]]
+    if all(x.shape[1] == 1 or x.stride(1) == 1 for x in inputs):
         return None
-    return "a convolution's input is not channels-last: what its kernel multiplies lies apart"
+    return "a convolution's input is not channels-last, so its channels are not contiguous"
 
 
-def _base(node: Node) -> Node:
-    """What a node is a view of."""
-    while node.target in _VIEWS:
+def _strip_views(node: Node) -> Node:
+    """Return the node that a node is a view of, or the node itself if it is no view."""
+    while node.target in _VIEW_OPS:
         node = node.all_input_nodes[0]
     return node
 
 
-def _readers(node: Node) -> list[Node]:
-    """What reads a node or a view of it."""
-    return [r for user in node.users for r in (_readers(user) if user.target in _VIEWS else [user])]
+def _users_through_views(node: Node) -> list[Node]:
+    """Return the nodes that use a node or a view of it."""
+    return [
+        r for user in node.users for r in (_users_through_views(user) if user.target in _VIEW_OPS else [user])
+    ]
 
 
-def _scaled(value: Value, factor: Any, meta: torch.Tensor) -> Value:
-    plain = isinstance(factor, int | float) and factor == 1
-    return value if plain else pointwise("mul", meta, [value, factor], meta.dtype)
+def _scale(value: Value, scale: Any, meta: torch.Tensor) -> Value:
+    """Multiply by a number, unless it is 1."""
+    is_one = isinstance(scale, int | float) and scale == 1
+    return value if is_one else pointwise("mul", meta, [value, scale], meta.dtype)
 
 
-def lowers_matmul(
-    *ops: Any, factors: tuple[int, ...] = (-2, -1)
+def register_matmul_lowering(
+    *ops: Any, operands: tuple[int, ...] = (-2, -1)
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a lowering of products: a decorator.
+    """Decorator: register a lowering of matmuls or convolutions.
 
     Args:
-        ops: overloads.
-        factors: which of their arguments are multiplied.
+        ops: op overloads.
+        operands: positions of the arguments that are multiplied.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        MATMULS.update(dict.fromkeys(ops, fn))
-        _FACTORS.update(dict.fromkeys(ops, factors))
+        MATMUL_LOWERINGS.update(dict.fromkeys(ops, fn))
+        _OPERAND_POSITIONS.update(dict.fromkeys(ops, operands))
         return fn
 
     return register
 
 
-@lowers_matmul(*MATRICES[:2])
-def _mm(meta: torch.Tensor, left: Value, right: Value) -> Value:
+@register_matmul_lowering(*MM_OPS[:2])
+def _lower_mm(meta: torch.Tensor, left: Value, right: Value) -> Value:
     return matmul(left, right)
 
 
-@lowers_matmul(*MATRICES[2:])
-def _addmm(
-    meta: torch.Tensor, added: Value, left: Value, right: Value, *, beta: Any = 1, alpha: Any = 1
+@register_matmul_lowering(*MM_OPS[2:])
+def _lower_addmm(
+    meta: torch.Tensor, bias: Value, left: Value, right: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
-    made = _scaled(matmul(left, right), alpha, meta)
+    result = _scale(matmul(left, right), alpha, meta)
     if isinstance(beta, int | float) and beta == 0:
-        return made  # and what is added is not looked at, NaN or not
-    return pointwise("add", meta, [made, _scaled(added, beta, meta_of(added.shape, added.dtype))], meta.dtype)
+        return result  # as in torch, the input is ignored, even if it is NaN
+    return pointwise(
+        "add", meta, [result, _scale(bias, beta, meta_tensor(bias.shape, bias.dtype))], meta.dtype
+    )
 
 
-def is_cheap(element: Expr) -> bool:
-    """Whether a factor's element may be computed wherever a tile is read, several times in all."""
-    found = list(walk([element]))
-    loads = [e for e in found if e.op == "load"]
-    whole = [e for e in loads if len(variables([e])) > 1]  # not the same for a row, or a column
-    few = len(found) <= _MOST_OPS and len(loads) <= _MOST_LOADS and len(whole) <= _MOST_WHOLE
-    return few and all(e.op in _CHEAP for e in found)
+def is_cheap_operand(element: Expr) -> bool:
+    """Whether an operand's element may be recomputed every time that a tile of it is read."""
+    nodes = list(walk([element]))
+    loads = [e for e in nodes if e.op == "load"]
+    full_loads = [e for e in loads if len(variables([e])) > 1]  # that differ in each row and column
+    is_small = len(nodes) <= _MAX_OPS and len(loads) <= _MAX_LOADS and len(full_loads) <= _MAX_FULL_LOADS
+    return is_small and all(e.op in _CHEAP_OPS for e in nodes)
 
 
-def expensive_rows(element: Expr, term: set[Var]) -> list[Expr]:
-    """The largest parts of a factor's element that are dear and the same for all terms of a row."""
-    found: dict[Expr, None] = {}
+def expensive_row_parts(element: Expr, term_vars: set[Var]) -> list[Expr]:
+    """Return the largest expensive parts of an operand's element that are the same for all terms of a row.
+
+    `term_vars` are the loop variables of the sum's axis.
+    """
+    parts: dict[Expr, None] = {}
     seen: set[Expr] = set()
     todo = [element]
     while todo:
@@ -222,12 +230,12 @@ def expensive_rows(element: Expr, term: set[Var]) -> list[Expr]:
         if e in seen:
             continue
         seen.add(e)
-        inside = list(walk([e]))
-        if all(part.op in _CHEAP for part in inside):
+        nodes = list(walk([e]))
+        if all(inner.op in _CHEAP_OPS for inner in nodes):
             continue
-        if variables(inside) & term:
-            # What a test stands before is not there where it fails.
+        if variables(nodes) & term_vars:
+            # Not the guarded argument of `masked`: where the test fails, it may be out of range.
             todo += [a for k, a in enumerate(e.args) if e.op != "masked" or k != 1]
         else:
-            found[e] = None
-    return list(found)
+            parts[e] = None
+    return list(parts)

@@ -1,8 +1,10 @@
-"""Lowerings of pooling: extremes and sums over windows, and their gradients.
+"""Lowerings of max and average pooling and of their gradients.
 
-Everything is in gather form: an element of a gradient sums over the windows that contain it, in their order,
-so nothing is added atomically and results do not vary. Extremes and sums are separable: a window's rows are
-folded first, over all axes but the last, into a row that kernels keep (`Materialized`), then along it.
+Gradients are gathers: an element sums over the pooling windows that contain it, in order, so there are no
+atomic additions and results are reproducible. Maxima and sums are separable: a window is reduced over all but
+the last axis into a row that kernels hold in scratch memory (`Materialized`), then along the last axis.
+
+A *tap* is an element's position within its window.
 """
 
 from __future__ import annotations
@@ -26,322 +28,346 @@ from burnt.codegen.ir import (
     Reduction,
     Value,
     Var,
+    index_value,
     materialized,
     reduction_result,
     walk,
 )
-from burnt.codegen.ir import index_value as place_of
 from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered, overloads
-from burnt.codegen.lower.views import chosen, within
+from burnt.codegen.lower.views import masked, range_condition
 
 aten = torch.ops.aten
 
-# Taps of one axis that are written out one by one; more are a loop.
-_MOST_TAPS = 32
-# Taps of one axis that are counted one by one where a mean leaves some out.
-_MOST_COUNTED = 128
-# Taps of a whole window of which the place of the largest is found.
-_MOST_PLACES = 100
-# Elements of a window that a product's kernel folds.
-_POOLED = 2, 4, 8, 16
-# Operations of an element that is computed again for every window that it is in.
-_CHEAP = 24
-_COSTLY = frozenset({
+# Largest window along one axis whose taps are unrolled; a larger one is a loop.
+_MAX_UNROLLED_TAPS = 32
+# Largest window along one axis whose elements a mean counts one by one, to leave out padding.
+_MAX_COUNTED_TAPS = 128
+# Largest window, over all axes, for which the index of the maximum is computed.
+_MAX_ARGMAX_TAPS = 100
+# Window sizes that a matmul kernel can reduce in its epilogue.
+_FUSABLE_WINDOW_SIZES = 2, 4, 8, 16
+# Operations of an element that is recomputed for every window that contains it.
+_MAX_RECOMPUTED_OPS = 24
+_EXPENSIVE_OPS = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh",
     "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "fmod",
-    "remainder", "reduced", "kept", "scanned", "uniform", "random",
+    "remainder", "reduced", "materialized", "scanned", "uniform", "random",
 })  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class Even:
-    """Windows of one length at even distances.
+class UniformWindows:
+    """Pooling windows of one size at a fixed stride, along one axis.
 
     Args:
-        size: elements of the axis.
-        out: how many windows there are.
-        taps: elements of a window.
-        stride: from one window to the next.
-        before: padding that the first window begins with.
-        dilation: from one tap to the next.
+        size: number of elements of the axis.
+        num_windows: number of windows.
+        taps: number of elements of a window.
+        stride: distance between windows.
+        padding: padding before the first element.
+        dilation: distance between taps.
     """
 
     size: int
-    out: int
+    num_windows: int
     taps: int
     stride: int
-    before: int
+    padding: int
     dilation: int
 
     @property
-    def reach(self) -> int:
-        """How many elements the windows reach over, padding included."""
-        return (self.out - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+    def span(self) -> int:
+        """Number of elements that the windows span, padding included."""
+        return (self.num_windows - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
-    def place(self, window: IndexExpr, tap: int | IndexExpr) -> IndexExpr:
-        """The element that a tap of a window is; it may lie outside."""
-        return window * self.stride + IndexExpr.of(tap) * self.dilation - self.before
+    def input_index(self, window: IndexExpr, tap: int | IndexExpr) -> IndexExpr:
+        """Return the index of a window's tap, which may be out of range."""
+        return window * self.stride + IndexExpr.of(tap) * self.dilation - self.padding
 
-    def within(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
-        """What has to hold for a tap to be in its window, the tensor's edges apart."""
+    def tap_conditions(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
+        """Return the conditions for a tap to be in its window, apart from the tensor's bounds."""
         return []
 
-    def over(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
-        """The windows that may contain an element: which, as which tap, and what has to hold."""
-        found = []
-        at = element + self.before
+    def containing(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
+        """Return the windows that may contain an element, as (window, tap, conditions)."""
+        candidates = []
+        padded_index = element + self.padding
         if self.dilation == 1 or self.taps == 1:
             for j in range(-(-self.taps // self.stride)):
-                window, tap = at // self.stride - j, at % self.stride + j * self.stride
-                found.append((window, tap, inside_all((window, self.out), (tap, self.taps))))
-            return found
+                window, tap = padded_index // self.stride - j, padded_index % self.stride + j * self.stride
+                candidates.append(
+                    (window, tap, range_conditions((window, self.num_windows), (tap, self.taps)))
+                )
+            return candidates
         for k in range(self.taps):
-            first = at - k * self.dilation
-            window = first // self.stride
-            tests = inside_all((window, self.out))
+            offset = padded_index - k * self.dilation
+            window = offset // self.stride
+            conditions = range_conditions((window, self.num_windows))
             if self.stride > 1:
-                tests.append(_compared("eq", first % self.stride, 0))
-            found.append((window, IndexExpr.of(k), tests))
-        return found
+                conditions.append(_compare("eq", offset % self.stride, 0))
+            candidates.append((window, IndexExpr.of(k), conditions))
+        return candidates
 
 
 @dataclasses.dataclass(frozen=True)
-class Adaptive:
-    """Windows that share an axis out: from ``floor(i * size / out)`` to ``ceil((i + 1) * size / out)``."""
+class AdaptiveWindows:
+    """Adaptive pooling windows along one axis: ``floor(i * size / n)`` to ``ceil((i + 1) * size / n)``."""
 
     size: int
-    out: int
-    before: int = 0
+    num_windows: int
+    padding: int = 0
     dilation: int = 1
 
     def start(self, window: IndexExpr) -> IndexExpr:
-        """The first element of a window."""
-        return (window * self.size) // self.out
+        """Return the index of a window's first element."""
+        return (window * self.size) // self.num_windows
 
     def end(self, window: IndexExpr) -> IndexExpr:
-        """The element after a window's last."""
-        return (window * self.size + (self.size + self.out - 1)) // self.out
+        """Return the index after a window's last element."""
+        return (window * self.size + (self.size + self.num_windows - 1)) // self.num_windows
 
     @functools.cached_property
-    def _each(self) -> list[tuple[int, int]]:
-        firsts = [IndexExpr.of(i) for i in range(self.out)]
-        return [(self.start(i).const, self.end(i).const) for i in firsts]
+    def _bounds(self) -> list[tuple[int, int]]:
+        windows = [IndexExpr.of(i) for i in range(self.num_windows)]
+        return [(self.start(i).const, self.end(i).const) for i in windows]
 
     @property
-    def reach(self) -> int:
-        """How many elements the windows reach over."""
+    def span(self) -> int:
+        """Number of elements that the windows span."""
         return self.size
 
     @functools.cached_property
     def taps(self) -> int:
-        """Elements of the largest window."""
-        return max(end - start for start, end in self._each)
+        """Number of elements of the largest window."""
+        return max(end - start for start, end in self._bounds)
 
     @functools.cached_property
-    def most(self) -> int:
-        """The largest number of windows that share an element."""
+    def max_overlap(self) -> int:
+        """Maximum number of windows that contain one element."""
         return max(
-            sum(start <= i for start, _ in self._each[i * self.out // self.size :]) for i in range(self.size)
+            sum(start <= i for start, _ in self._bounds[i * self.num_windows // self.size :])
+            for i in range(self.size)
         )
 
-    def place(self, window: IndexExpr, tap: int | IndexExpr) -> IndexExpr:
-        """The element that a tap of a window is; it may lie after the window."""
+    def input_index(self, window: IndexExpr, tap: int | IndexExpr) -> IndexExpr:
+        """Return the index of a window's tap, which may be after the window's end."""
         return self.start(window) + tap
 
-    def within(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
-        """What has to hold for a tap to be in its window."""
-        return [_compared("lt", self.place(window, tap) - self.end(window), 0)]
+    def tap_conditions(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
+        """Return the conditions for a tap to be in its window."""
+        return [_compare("lt", self.input_index(window, tap) - self.end(window), 0)]
 
-    def over(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
-        """The windows that may contain an element: which, as which tap, and what has to hold."""
-        found = []
-        for j in range(self.most):
-            window = (element * self.out) // self.size + j
+    def containing(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
+        """Return the windows that may contain an element, as (window, tap, conditions)."""
+        candidates = []
+        for j in range(self.max_overlap):
+            window = (element * self.num_windows) // self.size + j
             tap = element - self.start(window)
-            tests = inside_all((window, self.out))
+            conditions = range_conditions((window, self.num_windows))
             if j:
-                tests.append(_compared("ge", tap, 0))
-            found.append((window, tap, tests))
-        return found
+                conditions.append(_compare("ge", tap, 0))
+            candidates.append((window, tap, conditions))
+        return candidates
 
 
-Axis: TypeAlias = "Even | Adaptive"
+Windows: TypeAlias = "UniformWindows | AdaptiveWindows"
 
 
-def _compared(op: str, ix: IndexExpr, bound: int) -> Expr:
-    return Expr.make(op, (place_of(ix), const(bound, torch.int64)), torch.bool)
+def _compare(op: str, ix: IndexExpr, bound: int) -> Expr:
+    return Expr.make(op, (index_value(ix), const(bound, torch.int64)), torch.bool)
 
 
-def inside_all(*ranges: tuple[IndexExpr, int]) -> list[Expr]:
-    """That indices lie between 0 and a bound, as far as it is not known."""
-    found = [within(ix, 0, bound) for ix, bound in ranges]
-    return [test for test in found if test is not None]
+def range_conditions(*ranges: tuple[IndexExpr, int]) -> list[Expr]:
+    """Return the conditions ``0 <= index < bound``, without those that always hold."""
+    conditions = [range_condition(ix, 0, bound) for ix, bound in ranges]
+    return [condition for condition in conditions if condition is not None]
 
 
-def _guarded(tests: Sequence[Expr], yes: Expr, no: Expr) -> Expr:
-    for test in tests:
-        yes = chosen(test, yes, no)
+def _masked_by_all(conditions: Sequence[Expr], yes: Expr, no: Expr) -> Expr:
+    """Return `yes` where all conditions hold, else `no`; loads in `yes` happen only where they hold."""
+    for condition in conditions:
+        yes = masked(condition, yes, no)
     return yes
 
 
-# --- folds over windows -----------------------------------------------------------------------------------
+# --- reductions over windows ------------------------------------------------------------------------------
 
-_COMBINE = {"max": "maximum", "sum": "add"}
+_BINARY_OPS = {"max": "maximum", "sum": "add"}
 
 
-def settled(x: Value) -> Value:
-    """A value that may be read several times: as it is where that is cheap, else kept in memory."""
+def materialize_if_expensive(x: Value) -> Value:
+    """Materialize a value that is read several times, unless it is cheap to recompute."""
     element = x.at(tuple(IndexExpr.of(Var(size)) for size in x.shape))
     nodes = list(walk([element]))
-    if len(nodes) <= _CHEAP and not any(e.op in _COSTLY for e in nodes):
+    if len(nodes) <= _MAX_RECOMPUTED_OPS and not any(e.op in _EXPENSIVE_OPS for e in nodes):
         return x
-    held = Materialized(x, rows=False)
-    return Value(x.shape, x.dtype, lambda index: materialized(held, index))
+    node = Materialized(x, fits_row_scratch=False)
+    return Value(x.shape, x.dtype, lambda index: materialized(node, index))
 
 
 def _lowest(dtype: torch.dtype) -> Expr:
+    """Return the identity element of a maximum."""
     return const(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
 
 
-def _along(x: Value, axis: int, windows: Axis, kind: str, fill: Expr, *, padded: bool = False) -> Value:
-    """A fold over the windows of one axis; `padded`: its elements begin with the padding."""
+def _reduce_axis(
+    x: Value, axis: int, windows: Windows, kind: str, fill: Expr, *, padded: bool = False
+) -> Value:
+    """Reduce over the windows of one axis; `padded`: the axis of `x` includes the padding."""
 
     def at(index: Index) -> Expr:
         result: Expr | None = None
         for tap in range(windows.taps):
-            place = windows.place(index[axis], tap)
-            tests = windows.within(index[axis], tap)
+            input_index = windows.input_index(index[axis], tap)
+            conditions = windows.tap_conditions(index[axis], tap)
             if padded:
-                place = place + windows.before
+                input_index = input_index + windows.padding
             else:
-                tests += inside_all((place, windows.size))
-            element = _guarded(tests, x.at((*index[:axis], place, *index[axis + 1 :])), fill)
-            result = element if result is None else Expr.make(_COMBINE[kind], (result, element), x.dtype)
+                conditions += range_conditions((input_index, windows.size))
+            element = _masked_by_all(conditions, x.at((*index[:axis], input_index, *index[axis + 1 :])), fill)
+            result = element if result is None else Expr.make(_BINARY_OPS[kind], (result, element), x.dtype)
         assert result is not None
         return result
 
-    shape = (*x.shape[:axis], windows.out, *x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], windows.num_windows, *x.shape[axis + 1 :])
     return Value(shape, x.dtype, at)
 
 
-def _row_of(x: Value, windows: Axis, fill: Expr) -> Value:
-    """A value whose last axis, padding included, is kept."""
+def _materialize_rows(x: Value, windows: Windows, fill: Expr) -> Value:
+    """Materialize a value by rows of its last axis, padding included."""
 
     def at(index: Index) -> Expr:
-        place = index[-1] - windows.before
-        return _guarded(inside_all((place, windows.size)), x.at((*index[:-1], place)), fill)
+        input_index = index[-1] - windows.padding
+        return _masked_by_all(
+            range_conditions((input_index, windows.size)), x.at((*index[:-1], input_index)), fill
+        )
 
-    held = Materialized(Value((*x.shape[:-1], windows.reach), x.dtype, at), rows=True)
-    return Value(held.value.shape, x.dtype, lambda index: materialized(held, index))
+    node = Materialized(Value((*x.shape[:-1], windows.span), x.dtype, at), fits_row_scratch=True)
+    return Value(node.value.shape, x.dtype, lambda index: materialized(node, index))
 
 
-def folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
-    """The sum or maximum over windows of the last axes, in the dtype that is computed in."""
-    made = _folded(settled(x), windows, kind)
-    if not _shares_out(windows) or not _of_product(x):
-        return made
-    first = len(x.shape) - len(windows)
+def reduce_windows(x: Value, windows: Sequence[Windows], kind: str) -> Value:
+    """Return the sum or maximum over windows of the last axes, in the compute dtype."""
+    result = _reduce_by_axis(materialize_if_expensive(x), windows, kind)
+    if not _can_reduce_in_matmul(windows) or not _depends_on_matmul(x):
+        return result
+    first_axis = len(x.shape) - len(windows)
 
     def body(outer: Index, inner: Index) -> Expr:
-        places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
-        return cast(x.at((*outer[:first], *places)), made.dtype)
+        input_indices = [
+            w.input_index(o, k) for w, o, k in zip(windows, outer[first_axis:], inner, strict=True)
+        ]
+        return cast(x.at((*outer[:first_axis], *input_indices)), result.dtype)
 
-    node = PooledMatmul(kind, made.shape, tuple(w.taps for w in windows), made.dtype, body, made.at)
-    return Value(made.shape, made.dtype, lambda index: reduction_result(node, index))
-
-
-def _shares_out(windows: Sequence[Axis]) -> bool:
-    """Whether windows share the elements out, as many to each as a tile of a product takes together."""
-    apart = all(w == Even(w.size, w.out, w.taps, w.taps, 0, 1) and w.out * w.taps == w.size for w in windows)
-    return apart and math.prod(w.taps for w in windows) in _POOLED
+    node = PooledMatmul(kind, result.shape, tuple(w.taps for w in windows), result.dtype, body, result.at)
+    return Value(result.shape, result.dtype, lambda index: reduction_result(node, index))
 
 
-def _of_product(x: Value) -> bool:
-    """Whether an element is made of one of a matrix product's."""
+def _can_reduce_in_matmul(windows: Sequence[Windows]) -> bool:
+    """Whether windows partition the input into sizes that a matmul kernel can reduce."""
+    is_partition = all(
+        w == UniformWindows(w.size, w.num_windows, w.taps, w.taps, 0, 1) and w.num_windows * w.taps == w.size
+        for w in windows
+    )
+    return is_partition and math.prod(w.taps for w in windows) in _FUSABLE_WINDOW_SIZES
+
+
+def _depends_on_matmul(x: Value) -> bool:
+    """Whether a value depends on the result of a matmul kernel."""
     element = x.at(tuple(IndexExpr.of(Var(size)) for size in x.shape))
     return any(e.op == "reduced" and isinstance(e.extra[0], Matmul) for e in walk([element]))
 
 
-def _folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
-    """The same of a value that may be read several times."""
-    inside = compute_dtype(x.dtype)
-    fill = const(0, inside) if kind == "sum" else _lowest(inside)
-    value = Value(x.shape, inside, lambda index: cast(x.at(index), inside))
-    if any(w.taps > _MOST_TAPS for w in windows):
-        return _looped(value, windows, kind, fill)
-    first = len(x.shape) - len(windows)
-    *lead, last = windows
-    several = False
-    for axis, w in enumerate(lead, first):
-        if not _is_whole(w):
-            value = _along(value, axis, w, kind, fill)
-            several = several or w.taps > 1
-    if _is_whole(last):
+def _reduce_by_axis(x: Value, windows: Sequence[Windows], kind: str) -> Value:
+    """Reduce over windows, one axis after another; `x` may be read several times."""
+    math_dtype = compute_dtype(x.dtype)
+    fill = const(0, math_dtype) if kind == "sum" else _lowest(math_dtype)
+    value = Value(x.shape, math_dtype, lambda index: cast(x.at(index), math_dtype))
+    if any(w.taps > _MAX_UNROLLED_TAPS for w in windows):
+        return _reduce_in_loop(value, windows, kind, fill)
+    first_axis = len(x.shape) - len(windows)
+    *leading, last = windows
+    needs_rows = False
+    for axis, w in enumerate(leading, first_axis):
+        if not _is_identity(w):
+            value = _reduce_axis(value, axis, w, kind, fill)
+            needs_rows = needs_rows or w.taps > 1
+    if _is_identity(last):
         return value
-    if several and last.taps > 1:
-        return _along(_row_of(value, last, fill), len(x.shape) - 1, last, kind, fill, padded=True)
-    return _along(value, len(x.shape) - 1, last, kind, fill)
+    if needs_rows and last.taps > 1:
+        return _reduce_axis(
+            _materialize_rows(value, last, fill), len(x.shape) - 1, last, kind, fill, padded=True
+        )
+    return _reduce_axis(value, len(x.shape) - 1, last, kind, fill)
 
 
-def _is_whole(windows: Axis) -> bool:
-    """Whether each window is the element itself."""
-    return windows == Even(windows.size, windows.size, 1, 1, 0, 1)
+def _is_identity(windows: Windows) -> bool:
+    """Whether each window is one element, so that there is nothing to reduce."""
+    return windows == UniformWindows(windows.size, windows.size, 1, 1, 0, 1)
 
 
-def _looped(x: Value, windows: Sequence[Axis], kind: str, fill: Expr) -> Value:
-    """A fold over windows as a loop, for large ones."""
-    first = len(x.shape) - len(windows)
-    shape = (*x.shape[:first], *(w.out for w in windows))
+def _reduce_in_loop(x: Value, windows: Sequence[Windows], kind: str, fill: Expr) -> Value:
+    """Reduce over windows in a loop, for large windows."""
+    first_axis = len(x.shape) - len(windows)
+    shape = (*x.shape[:first_axis], *(w.num_windows for w in windows))
 
     def body(outer: Index, inner: Index) -> Expr:
-        places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
-        tests = [t for w, o, k in zip(windows, outer[first:], inner, strict=True) for t in w.within(o, k)]
-        tests += inside_all(*((p, w.size) for p, w in zip(places, windows, strict=True)))
-        return _guarded(tests, x.at((*outer[:first], *places)), fill)
+        input_indices = [
+            w.input_index(o, k) for w, o, k in zip(windows, outer[first_axis:], inner, strict=True)
+        ]
+        conditions = [
+            condition
+            for w, o, k in zip(windows, outer[first_axis:], inner, strict=True)
+            for condition in w.tap_conditions(o, k)
+        ]
+        conditions += range_conditions(*((p, w.size) for p, w in zip(input_indices, windows, strict=True)))
+        return _masked_by_all(conditions, x.at((*outer[:first_axis], *input_indices)), fill)
 
     node = Reduction(kind, shape, tuple(w.taps for w in windows), x.dtype, body)
     return Value(shape, x.dtype, lambda index: reduction_result(node, index))
 
 
-def _given(x: Value, dtype: torch.dtype) -> Value:
-    """In a dtype of 16 bits what was computed in 32."""
+def _to_dtype(x: Value, dtype: torch.dtype) -> Value:
+    """Convert to a 16-bit dtype a value computed in float32, which is rounded when stored."""
     if x.dtype == dtype:
         return x
     return Value(x.shape, dtype, lambda index: Expr.make("as", (x.at(index),), dtype))
 
 
-# --- windows of torch's arguments -------------------------------------------------------------------------
+# --- windows from torch's arguments -----------------------------------------------------------------------
 
 
 def per_axis(value: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
-    """A setting for each of `count` axes, of one for all or of one for each."""
+    """Expand a setting to a list for `count` axes; it is one number or one for each axis."""
     if not value and default is not None:
         return list(default)
-    given = [value] if isinstance(value, int) else list(value)
-    return given * count if len(given) == 1 else given
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
 
 
-def _even(
+def _uniform_windows(
     shape: Sequence[int],
     out: Sequence[int],
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
     dilation: Any = 1,
-) -> list[Axis]:
-    """The windows of the last axes of `shape`, as many as `out` is long."""
+) -> list[Windows]:
+    """Return the windows of the last axes of `shape`, for an output of sizes `out` there."""
     count = len(out)
     kernels = per_axis(kernel, count)
-    steps = per_axis(stride, count, kernels)
-    pads, gaps = per_axis(padding, count), per_axis(dilation, count)
+    strides = per_axis(stride, count, kernels)
+    paddings, dilations = per_axis(padding, count), per_axis(dilation, count)
     sizes = shape[len(shape) - count :]
-    return [Even(*each) for each in zip(sizes, out, kernels, steps, pads, gaps, strict=True)]
+    return [
+        UniformWindows(*args) for args in zip(sizes, out, kernels, strides, paddings, dilations, strict=True)
+    ]
 
 
-def _adaptive(shape: Sequence[int], out: Sequence[int]) -> list[Axis]:
+def _adaptive_windows(shape: Sequence[int], out: Sequence[int]) -> list[Windows]:
     sizes = shape[len(shape) - len(out) :]
     return [
-        Even(size, n, size // n, size // n, 0, 1) if size % n == 0 else Adaptive(size, n)
+        UniformWindows(size, n, size // n, size // n, 0, 1) if size % n == 0 else AdaptiveWindows(size, n)
         for size, n in zip(sizes, out, strict=True)
     ]
 
@@ -349,185 +375,206 @@ def _adaptive(shape: Sequence[int], out: Sequence[int]) -> list[Axis]:
 # --- maxima -----------------------------------------------------------------------------------------------
 
 
-# A place within its window, as it is stored: as wide as a float, so that vectors of both have as many lanes.
-# With 8 bits, gradients of gcc take twice as long, and rows of less than 64 elements have no vectors.
-TAP = torch.int32
+# The dtype of saved taps: as wide as float32, so that vectors of both have as many lanes. With 8 bits,
+# gradients compiled by gcc take twice as long, and rows of less than 64 elements are not vectorized.
+TAP_DTYPE = torch.int32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Places(Value):
-    """Where the maxima of windows are, as torch's indices.
+class MaxIndices(Value):
+    """The indices of windows' maxima, as torch returns them.
 
     Args:
-        taps: the same as numbers of taps within their windows, of dtype `TAP`.
-        maxima: the maxima as they are found with their places, in the dtype that is computed in: to find them
-            by themselves takes less.
+        taps: the same as tap numbers within the windows, of dtype `TAP_DTYPE`.
+        maxima: the maxima, found together with the indices, in the compute dtype. Maxima alone are cheaper to
+            compute.
     """
 
     taps: Value
     maxima: Value
 
 
-def _places(x: Value, windows: Sequence[Axis]) -> Places:
-    """The places of maxima: of the first among equals, of the last NaN."""
-    first = len(x.shape) - len(windows)
-    shape = (*x.shape[:first], *(w.out for w in windows))
-    inside = compute_dtype(x.dtype)
-    if math.prod(w.taps for w in windows) > _MOST_PLACES:
+def _max_indices(x: Value, windows: Sequence[Windows]) -> MaxIndices:
+    """Return the indices of maxima: the first of equal ones, and the last NaN."""
+    first_axis = len(x.shape) - len(windows)
+    shape = (*x.shape[:first_axis], *(w.num_windows for w in windows))
+    math_dtype = compute_dtype(x.dtype)
+    if math.prod(w.taps for w in windows) > _MAX_ARGMAX_TAPS:
         raise Unlowered
-    x = settled(x)
+    x = materialize_if_expensive(x)
 
-    def found(index: Index, steps: Sequence[int]) -> tuple[Expr, Expr]:
-        """A maximum, and how far it is from the window's first tap, with a step's length for each axis."""
-        outer = index[first:]
-        farthest = sum(step * (w.taps - 1) for step, w in zip(steps, windows, strict=True))
-        dtype = _holding(farthest, inside)
-        # What is not there counts as -inf at the first place that is: torch's answer where all are -inf.
-        far = const(0, dtype)
-        for w, o, step in zip(windows, outer, steps, strict=True):
-            begin = const(step * (w.taps - 1), dtype)
+    def max_and_distance(index: Index, distances: Sequence[int]) -> tuple[Expr, Expr]:
+        """Return a maximum and its distance from the first tap; `distances` are between taps, per axis."""
+        outer = index[first_axis:]
+        max_offset = sum(distance * (w.taps - 1) for distance, w in zip(distances, windows, strict=True))
+        dtype = _distance_dtype(max_offset, math_dtype)
+        # Taps outside of the tensor count as -inf. Start at the first one inside of it, which is torch's
+        # index if all elements are -inf.
+        offset = const(0, dtype)
+        for w, o, distance in zip(windows, outer, distances, strict=True):
+            start = const(distance * (w.taps - 1), dtype)
             for tap in reversed(range(w.taps - 1)):
-                begin = _guarded(_there([w], [o], [tap]), const(step * tap, dtype), begin)
-            far = begin if far.op == "const" and not far.extra[0] else Expr.make("add", (far, begin), dtype)
-        best: Expr | None = None
+                start = _masked_by_all(_tap_conditions([w], [o], [tap]), const(distance * tap, dtype), start)
+            offset = (
+                start
+                if offset.op == "const" and not offset.extra[0]
+                else Expr.make("add", (offset, start), dtype)
+            )
+        maximum: Expr | None = None
         for taps in itertools.product(*(range(w.taps) for w in windows)):
-            places = [w.place(o, k) for w, o, k in zip(windows, outer, taps, strict=True)]
-            element = cast(x.at((*index[:first], *places)), inside)
-            element = _guarded(_there(windows, outer, taps), element, _lowest(inside))
-            if best is None:
-                best = element
+            tap_index = [w.input_index(o, k) for w, o, k in zip(windows, outer, taps, strict=True)]
+            element = cast(x.at((*index[:first_axis], *tap_index)), math_dtype)
+            element = _masked_by_all(_tap_conditions(windows, outer, taps), element, _lowest(math_dtype))
+            if maximum is None:
+                maximum = element
                 continue
-            better = Expr.make("gt", (element, best), torch.bool)
-            if inside.is_floating_point:
-                nan = Expr.make("ne", (element, element), torch.bool)
-                better = Expr.make("or", (better, nan), torch.bool)
-            # Not a maximum, which asks for NaN once more: gcc makes vectors of choices by one test.
-            best = Expr.make("where", (better, element, best), inside)
-            here = const(sum(step * tap for step, tap in zip(steps, taps, strict=True)), dtype)
-            far = Expr.make("where", (better, here, far), dtype)
-        assert best is not None
-        return best, far
+            is_greater = Expr.make("gt", (element, maximum), torch.bool)
+            if math_dtype.is_floating_point:
+                is_nan = Expr.make("ne", (element, element), torch.bool)
+                is_greater = Expr.make("or", (is_greater, is_nan), torch.bool)
+            # Not `maximum`, which tests for NaN again: gcc vectorizes two selects by one condition.
+            maximum = Expr.make("where", (is_greater, element, maximum), math_dtype)
+            tap_offset = const(
+                sum(distance * tap for distance, tap in zip(distances, taps, strict=True)), dtype
+            )
+            offset = Expr.make("where", (is_greater, tap_offset, offset), dtype)
+        assert maximum is not None
+        return maximum, offset
 
-    lengths = _steps([w.size for w in windows], [w.dilation for w in windows])
-    counts = _steps([w.taps for w in windows], [1] * len(windows))
+    index_distances = _tap_distances([w.size for w in windows], [w.dilation for w in windows])
+    tap_distances = _tap_distances([w.taps for w in windows], [1] * len(windows))
 
     def flat(index: Index) -> Expr:
-        begin = IndexExpr()
-        for w, o in zip(windows, index[first:], strict=True):
-            begin = begin * w.size + w.place(o, 0)
-        _, far = found(index, lengths)
-        if far.dtype == torch.float32:
-            far = cast(far, torch.int32)  # gcc has no vectors of int64 from floats
-        return Expr.make("add", (place_of(begin), cast(far, torch.int64)), torch.int64)
+        start = IndexExpr()
+        for w, o in zip(windows, index[first_axis:], strict=True):
+            start = start * w.size + w.input_index(o, 0)
+        _, offset = max_and_distance(index, index_distances)
+        if offset.dtype == torch.float32:
+            offset = cast(offset, torch.int32)  # gcc does not vectorize float to int64
+        return Expr.make("add", (index_value(start), cast(offset, torch.int64)), torch.int64)
 
-    taps = Value(shape, TAP, lambda index: cast(found(index, counts)[1], TAP))
-    maxima = Value(shape, inside, lambda index: found(index, counts)[0])
-    return Places(shape, torch.int64, flat, taps, maxima)
-
-
-def _steps(sizes: Sequence[int], along: Sequence[int]) -> list[int]:
-    """How far a step along each axis goes, counted in elements of the last one."""
-    return [step * math.prod(sizes[axis + 1 :]) for axis, step in enumerate(along)]
+    taps = Value(shape, TAP_DTYPE, lambda index: cast(max_and_distance(index, tap_distances)[1], TAP_DTYPE))
+    maxima = Value(shape, math_dtype, lambda index: max_and_distance(index, tap_distances)[0])
+    return MaxIndices(shape, torch.int64, flat, taps, maxima)
 
 
-def _holding(most: int, dtype: torch.dtype) -> torch.dtype:
-    """The dtype for whole numbers beside elements of a dtype: the same, if it can hold them.
+def _tap_distances(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """Return the distance of one tap along each axis in a contiguous tensor of the given sizes."""
+    return [dilation * math.prod(sizes[axis + 1 :]) for axis, dilation in enumerate(dilations)]
 
-    A vector of the one has as many lanes as one of the other then.
+
+def _distance_dtype(max_value: int, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for distances up to `max_value`: the elements' dtype if it is exact, else int64.
+
+    With the same dtype, vectors of distances and of elements have as many lanes.
     """
     if dtype.is_floating_point:
-        return dtype if most * torch.finfo(dtype).eps < 1 else torch.int64
-    return dtype if most <= torch.iinfo(dtype).max else torch.int64
+        return dtype if max_value * torch.finfo(dtype).eps < 1 else torch.int64
+    return dtype if max_value <= torch.iinfo(dtype).max else torch.int64
 
 
-def _there(windows: Sequence[Axis], outer: Sequence[IndexExpr], taps: Sequence[int]) -> list[Expr]:
-    """What has to hold for taps to be elements of their windows."""
-    tests = []
+def _tap_conditions(
+    windows: Sequence[Windows], outer: Sequence[IndexExpr], taps: Sequence[int]
+) -> list[Expr]:
+    """Return the conditions for taps to be in their windows and in the tensor."""
+    conditions = []
     for w, o, k in zip(windows, outer, taps, strict=True):
-        tests += [*w.within(o, k), *inside_all((w.place(o, k), w.size))]
-    return tests
+        conditions += [*w.tap_conditions(o, k), *range_conditions((w.input_index(o, k), w.size))]
+    return conditions
 
 
 def _max_pool(
-    metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Axis], keeps_places: bool
+    metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Windows], needs_indices: bool
 ) -> tuple[Value, Value]:
-    places = _places(x, windows)
-    maxima = places.maxima if keeps_places else folded(x, windows, "max")
-    return _given(maxima, metas[0].dtype), places.taps if metas[1].dtype == TAP else places
+    indices = _max_indices(x, windows)
+    maxima = indices.maxima if needs_indices else reduce_windows(x, windows, "max")
+    return _to_dtype(maxima, metas[0].dtype), indices.taps if metas[1].dtype == TAP_DTYPE else indices
 
 
-def _max_pool_backward(meta: torch.Tensor, grad: Value, windows: Sequence[Axis], indices: Value) -> Value:
-    """To each element what the windows got of which it is the maximum."""
-    first = len(meta.shape) - len(windows)
-    inside = compute_dtype(meta.dtype)
-    places = settled(indices.taps if isinstance(indices, Places) else indices)
-    by_tap = places.dtype == TAP
-    grad = settled(grad)
+def _max_pool_backward(
+    meta: torch.Tensor, grad_out: Value, windows: Sequence[Windows], indices: Value
+) -> Value:
+    """Return for each element the sum of the output gradients of windows whose maximum it is."""
+    first_axis = len(meta.shape) - len(windows)
+    math_dtype = compute_dtype(meta.dtype)
+    indices_or_taps = materialize_if_expensive(indices.taps if isinstance(indices, MaxIndices) else indices)
+    by_tap = indices_or_taps.dtype == TAP_DTYPE
+    grad_out = materialize_if_expensive(grad_out)
 
     def at(index: Index) -> Expr:
         total: Expr | None = None
-        for each in itertools.product(*(w.over(i) for w, i in zip(windows, index[first:], strict=True))):
-            where = (*index[:first], *(window for window, _, _ in each))
-            number = IndexExpr()
-            for w, i, (_, tap, _) in zip(windows, index[first:], each, strict=True):
-                number = number * w.taps + tap if by_tap else number * w.size + i
-            ours = Expr.make("eq", (places.at(where), cast(place_of(number), places.dtype)), torch.bool)
-            zero = const(0, inside)
-            part = Expr.make("where", (ours, cast(grad.at(where), inside), zero), inside)
-            part = _guarded([t for _, _, tests in each for t in tests], part, zero)
-            total = part if total is None else Expr.make("add", (total, part), inside)
+        for window_taps in itertools.product(
+            *(w.containing(i) for w, i in zip(windows, index[first_axis:], strict=True))
+        ):
+            window_index = (*index[:first_axis], *(window for window, _, _ in window_taps))
+            position = IndexExpr()
+            for w, i, (_, tap, _) in zip(windows, index[first_axis:], window_taps, strict=True):
+                position = position * w.taps + tap if by_tap else position * w.size + i
+            is_maximum = Expr.make(
+                "eq",
+                (indices_or_taps.at(window_index), cast(index_value(position), indices_or_taps.dtype)),
+                torch.bool,
+            )
+            zero = const(0, math_dtype)
+            part = Expr.make(
+                "where", (is_maximum, cast(grad_out.at(window_index), math_dtype), zero), math_dtype
+            )
+            part = _masked_by_all([c for _, _, conditions in window_taps for c in conditions], part, zero)
+            total = part if total is None else Expr.make("add", (total, part), math_dtype)
         assert total is not None
         return total
 
-    return _given(Value(tuple(meta.shape), inside, at), meta.dtype)
+    return _to_dtype(Value(tuple(meta.shape), math_dtype, at), meta.dtype)
 
 
-class Pool(NamedTuple):
-    """An op on windows.
+class PoolingOp(NamedTuple):
+    """A pooling op.
 
     Args:
-        rank: over how many axes.
-        adaptive: whether windows share the axes out.
-        maxima: whether it is about maxima and their places; else about means.
-        gradient: whether it is the gradient, first of whose arguments is the cotangent.
+        rank: number of pooled axes.
+        is_adaptive: adaptive pooling; else windows of one size and stride.
+        is_max: max pooling with indices; else average pooling.
+        is_backward: the gradient, whose first argument is the output gradient.
     """
 
     rank: int
-    adaptive: bool
-    maxima: bool
-    gradient: bool
+    is_adaptive: bool
+    is_max: bool
+    is_backward: bool
 
 
-POOLS: dict[Any, Pool] = {}
-"""Maxima over windows with their places, adaptive pools, and their gradients."""
+POOLING_OPS: dict[Any, PoolingOp] = {}
+"""Max pooling with indices, adaptive pooling, and their gradients."""
 
 
-def windows_of(node: torch.fx.Node) -> list[Axis]:
-    """The windows of a node that is one of `POOLS`."""
-    pool = POOLS[node.target]
-    given, made = node.all_input_nodes[0].meta["val"], node.meta["val"]
-    x, out = (made, given) if pool.gradient else (given, made[0] if pool.maxima else made)
+def pooling_windows(node: torch.fx.Node) -> list[Windows]:
+    """Return the windows of a node whose op is in `POOLING_OPS`, one per pooled axis."""
+    pool = POOLING_OPS[node.target]
+    first_input, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    x, out = (
+        (result, first_input) if pool.is_backward else (first_input, result[0] if pool.is_max else result)
+    )
     sizes = tuple(out.shape[len(out.shape) - pool.rank :])
-    if pool.adaptive:
-        return _adaptive(x.shape, sizes)
-    first = 2 if pool.gradient else 1
-    settings: list[Any] = list(node.args[first : first + 4])
-    return _even(x.shape, sizes, *settings)
+    if pool.is_adaptive:
+        return _adaptive_windows(x.shape, sizes)
+    first_setting = 2 if pool.is_backward else 1
+    settings: list[Any] = list(node.args[first_setting : first_setting + 4])
+    return _uniform_windows(x.shape, sizes, *settings)
 
 
-def has_taps(node: torch.fx.Node) -> bool:
-    """Whether the places of a node's maxima can be had as numbers of taps.
+def can_return_taps(node: torch.fx.Node) -> bool:
+    """Whether a max pooling node can return taps instead of indices, which its gradient then reads.
 
-    They are where `node.meta` describes the places as of dtype `TAP`, and then the gradient takes them.
+    It does so if the dtype of the indices in `node.meta` is `TAP_DTYPE`.
     """
-    return math.prod(w.taps for w in windows_of(node)) <= _MOST_PLACES
+    return math.prod(w.taps for w in pooling_windows(node)) <= _MAX_ARGMAX_TAPS
 
 
-def _spatial(metas: Sequence[torch.Tensor], rank: int) -> tuple[int, ...]:
+def _output_sizes(metas: Sequence[torch.Tensor], rank: int) -> tuple[int, ...]:
     return tuple(metas[0].shape[len(metas[0].shape) - rank :])
 
 
-def _max_pools(rank: int) -> None:
+def _register_max_pools(rank: int) -> None:
     @lowered(*overloads(f"max_pool{rank}d_with_indices", "default"))
     def forward(
         metas: Any,
@@ -536,45 +583,47 @@ def _max_pools(rank: int) -> None:
         stride: Any = (),
         padding: Any = 0,
         dilation: Any = 1,
-        ceil: Any = 0,
-        keeps_places: bool = False,
+        ceil_mode: Any = 0,
+        needs_indices: bool = False,
     ) -> tuple[Value, Value]:
-        windows = _even(x.shape, _spatial(metas, rank), kernel, stride, padding, dilation)
-        return _max_pool(metas, x, windows, keeps_places)
+        windows = _uniform_windows(x.shape, _output_sizes(metas, rank), kernel, stride, padding, dilation)
+        return _max_pool(metas, x, windows, needs_indices)
 
     @lowered(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
     def backward(
-        meta: torch.Tensor, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
-        ceil: Any, indices: Value,
+        meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
+        ceil_mode: Any, indices: Value,
     ) -> Value:  # fmt: skip
-        windows = _even(meta.shape, grad.shape[len(grad.shape) - rank :], kernel, stride, padding, dilation)
-        return _max_pool_backward(meta, grad, windows, indices)
+        windows = _uniform_windows(
+            meta.shape, grad_out.shape[len(grad_out.shape) - rank :], kernel, stride, padding, dilation
+        )
+        return _max_pool_backward(meta, grad_out, windows, indices)
 
     @lowered(*overloads(f"adaptive_max_pool{rank}d", "default"))
-    def adaptive(metas: Any, x: Value, size: Any, keeps_places: bool = False) -> tuple[Value, Value]:
-        return _max_pool(metas, x, _adaptive(x.shape, _spatial(metas, rank)), keeps_places)
+    def adaptive(metas: Any, x: Value, size: Any, needs_indices: bool = False) -> tuple[Value, Value]:
+        return _max_pool(metas, x, _adaptive_windows(x.shape, _output_sizes(metas, rank)), needs_indices)
 
     @lowered(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
-    def adaptive_backward(meta: torch.Tensor, grad: Value, x: Value, indices: Value) -> Value:
-        windows = _adaptive(meta.shape, grad.shape[len(grad.shape) - rank :])
-        return _max_pool_backward(meta, grad, windows, indices)
+    def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value, indices: Value) -> Value:
+        windows = _adaptive_windows(meta.shape, grad_out.shape[len(grad_out.shape) - rank :])
+        return _max_pool_backward(meta, grad_out, windows, indices)
 
 
 # --- means ------------------------------------------------------------------------------------------------
 
 
-def _count(windows: Axis, window: IndexExpr, include_padding: bool, dtype: torch.dtype) -> Expr:
-    """How many elements of an axis a window's sum is divided by."""
-    after = windows.before if include_padding else 0
+def _count_taps(windows: Windows, window: IndexExpr, count_include_pad: bool, dtype: torch.dtype) -> Expr:
+    """Return the number of elements along an axis by which a window's sum is divided."""
+    counted_padding = windows.padding if count_include_pad else 0
     total = 0
     parts: list[Expr] = []
     for tap in range(windows.taps):
-        place = windows.place(window, tap)
-        tests = windows.within(window, tap)
-        test = within(place, -after, windows.size + after)
-        tests += [] if test is None else [test]
-        if tests:
-            parts.append(_guarded(tests, const(1, dtype), const(0, dtype)))
+        input_index = windows.input_index(window, tap)
+        conditions = windows.tap_conditions(window, tap)
+        condition = range_condition(input_index, -counted_padding, windows.size + counted_padding)
+        conditions += [] if condition is None else [condition]
+        if conditions:
+            parts.append(_masked_by_all(conditions, const(1, dtype), const(0, dtype)))
         else:
             total += 1
     result = const(total, dtype)
@@ -584,78 +633,88 @@ def _count(windows: Axis, window: IndexExpr, include_padding: bool, dtype: torch
 
 
 def _divisor(
-    windows: Sequence[Axis], index: Index, include_padding: bool, override: Any, dtype: torch.dtype
+    windows: Sequence[Windows],
+    index: Index,
+    count_include_pad: bool,
+    divisor_override: Any,
+    dtype: torch.dtype,
 ) -> Expr:
-    """What the sum over a window is divided by."""
-    if override is not None:
-        return const(override, dtype)
-    whole = 1
+    """Return the divisor of a window's sum."""
+    if divisor_override is not None:
+        return const(divisor_override, dtype)
+    constant = 1
     result: Expr | None = None
     for w, ix in zip(windows, index, strict=True):
-        count = _count(w, ix, include_padding, dtype)
+        count = _count_taps(w, ix, count_include_pad, dtype)
         if count.op == "const":
-            whole *= int(count.extra[0])  # type: ignore[call-overload]
+            constant *= int(count.extra[0])  # type: ignore[call-overload]
         else:
             result = count if result is None else Expr.make("mul", (result, count), dtype)
     if result is None:
-        return const(whole, dtype)
-    return result if whole == 1 else Expr.make("mul", (result, const(whole, dtype)), dtype)
+        return const(constant, dtype)
+    return result if constant == 1 else Expr.make("mul", (result, const(constant, dtype)), dtype)
 
 
-def _mean(
-    meta: torch.Tensor, x: Value, windows: Sequence[Axis], include_padding: bool = True, override: Any = None
+def _avg_pool(
+    meta: torch.Tensor,
+    x: Value,
+    windows: Sequence[Windows],
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
 ) -> Value:
-    if not meta.dtype.is_floating_point or any(w.taps > _MOST_COUNTED for w in windows):
+    if not meta.dtype.is_floating_point or any(w.taps > _MAX_COUNTED_TAPS for w in windows):
         raise Unlowered
-    inside = compute_dtype(meta.dtype)
-    first = len(meta.shape) - len(windows)
-    total = folded(x, windows, "sum")
+    math_dtype = compute_dtype(meta.dtype)
+    first_axis = len(meta.shape) - len(windows)
+    total = reduce_windows(x, windows, "sum")
 
     def at(index: Index) -> Expr:
-        by = _divisor(windows, index[first:], include_padding, override, inside)
-        return Expr.make("div", (total.at(index), by), inside)
+        divisor = _divisor(windows, index[first_axis:], count_include_pad, divisor_override, math_dtype)
+        return Expr.make("div", (total.at(index), divisor), math_dtype)
 
-    return _given(Value(tuple(meta.shape), inside, at), meta.dtype)
+    return _to_dtype(Value(tuple(meta.shape), math_dtype, at), meta.dtype)
 
 
-def _mean_backward(
+def _avg_pool_backward(
     meta: torch.Tensor,
-    grad: Value,
-    windows: Sequence[Axis],
-    include_padding: bool = True,
-    override: Any = None,
+    grad_out: Value,
+    windows: Sequence[Windows],
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
 ) -> Value:
-    """To each element its share of every window that it is in."""
-    if any(w.taps > _MOST_COUNTED for w in windows):
+    """Return for each element the sum of its shares of the gradients of windows that contain it."""
+    if any(w.taps > _MAX_COUNTED_TAPS for w in windows):
         raise Unlowered
-    first = len(meta.shape) - len(windows)
-    inside = compute_dtype(meta.dtype)
-    grad = settled(grad)
+    first_axis = len(meta.shape) - len(windows)
+    math_dtype = compute_dtype(meta.dtype)
+    grad_out = materialize_if_expensive(grad_out)
 
     def share(index: Index) -> Expr:
-        by = _divisor(windows, index[first:], include_padding, override, inside)
-        return Expr.make("div", (cast(grad.at(index), inside), by), inside)
+        divisor = _divisor(windows, index[first_axis:], count_include_pad, divisor_override, math_dtype)
+        return Expr.make("div", (cast(grad_out.at(index), math_dtype), divisor), math_dtype)
 
-    value = Value(grad.shape, inside, share)
-    *lead, last = windows
-    for axis, w in enumerate(lead, first):
-        if not _is_whole(w):
-            value = _spread(value, axis, w)
-    if not _is_whole(last):
-        if any(w.taps > 1 for w in lead):
-            held = Materialized(value, rows=True)
-            value = Value(value.shape, inside, lambda index: materialized(held, index))
-        value = _spread(value, len(meta.shape) - 1, last)
-    return _given(Value(tuple(meta.shape), inside, value.at), meta.dtype)
+    value = Value(grad_out.shape, math_dtype, share)
+    *leading, last = windows
+    for axis, w in enumerate(leading, first_axis):
+        if not _is_identity(w):
+            value = _sum_over_windows(value, axis, w)
+    if not _is_identity(last):
+        if any(w.taps > 1 for w in leading):
+            node = Materialized(value, fits_row_scratch=True)
+            value = Value(value.shape, math_dtype, lambda index: materialized(node, index))
+        value = _sum_over_windows(value, len(meta.shape) - 1, last)
+    return _to_dtype(Value(tuple(meta.shape), math_dtype, value.at), meta.dtype)
 
 
-def _spread(x: Value, axis: int, windows: Axis) -> Value:
-    """For each element of an axis the sum over the windows that it is in."""
+def _sum_over_windows(x: Value, axis: int, windows: Windows) -> Value:
+    """Return for each element of an axis the sum over the windows that contain it."""
 
     def at(index: Index) -> Expr:
         total: Expr | None = None
-        for window, _, tests in windows.over(index[axis]):
-            part = _guarded(tests, x.at((*index[:axis], window, *index[axis + 1 :])), const(0, x.dtype))
+        for window, _, conditions in windows.containing(index[axis]):
+            part = _masked_by_all(
+                conditions, x.at((*index[:axis], window, *index[axis + 1 :])), const(0, x.dtype)
+            )
             total = part if total is None else Expr.make("add", (total, part), x.dtype)
         assert total is not None
         return total
@@ -663,41 +722,45 @@ def _spread(x: Value, axis: int, windows: Axis) -> Value:
     return Value((*x.shape[:axis], windows.size, *x.shape[axis + 1 :]), x.dtype, at)
 
 
-def _avg_pools(rank: int) -> None:
+def _register_avg_pools(rank: int) -> None:
     @lowered(*overloads(f"avg_pool{rank}d", "default"))
     def forward(
-        meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: Any = False,
-        include_padding: bool = True, override: Any = None,
+        meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: Any = False,
+        count_include_pad: bool = True, divisor_override: Any = None,
     ) -> Value:  # fmt: skip
-        windows = _even(x.shape, meta.shape[len(meta.shape) - rank :], kernel, stride, padding)
-        return _mean(meta, x, windows, include_padding, override)
+        windows = _uniform_windows(x.shape, meta.shape[len(meta.shape) - rank :], kernel, stride, padding)
+        return _avg_pool(meta, x, windows, count_include_pad, divisor_override)
 
     @lowered(*overloads(f"avg_pool{rank}d_backward", "default"))
     def backward(
-        meta: torch.Tensor, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil: Any,
-        include_padding: bool, override: Any,
+        meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: Any,
+        count_include_pad: bool, divisor_override: Any,
     ) -> Value:  # fmt: skip
-        windows = _even(meta.shape, grad.shape[len(grad.shape) - rank :], kernel, stride, padding)
-        return _mean_backward(meta, grad, windows, include_padding, override)
+        windows = _uniform_windows(
+            meta.shape, grad_out.shape[len(grad_out.shape) - rank :], kernel, stride, padding
+        )
+        return _avg_pool_backward(meta, grad_out, windows, count_include_pad, divisor_override)
 
     @lowered(*overloads(f"_adaptive_avg_pool{rank}d", "default"))
     def adaptive(meta: torch.Tensor, x: Value, size: Any) -> Value:
-        return _mean(meta, x, _adaptive(x.shape, meta.shape[len(meta.shape) - rank :]))
+        return _avg_pool(meta, x, _adaptive_windows(x.shape, meta.shape[len(meta.shape) - rank :]))
 
     @lowered(*overloads(f"_adaptive_avg_pool{rank}d_backward", "default"))
-    def adaptive_backward(meta: torch.Tensor, grad: Value, x: Value) -> Value:
-        return _mean_backward(meta, grad, _adaptive(meta.shape, grad.shape[len(grad.shape) - rank :]))
+    def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> Value:
+        return _avg_pool_backward(
+            meta, grad_out, _adaptive_windows(meta.shape, grad_out.shape[len(grad_out.shape) - rank :])
+        )
 
 
-# torch itself makes pools of one dimension ones of two.
+# torch decomposes 1d pooling to 2d.
 for _rank in (2, 3):
-    _max_pools(_rank)
-    _avg_pools(_rank)
-    for _gradient in (False, True):
-        _suffix = "_backward" if _gradient else ""
+    _register_max_pools(_rank)
+    _register_avg_pools(_rank)
+    for _is_backward in (False, True):
+        _suffix = "_backward" if _is_backward else ""
         for _op in overloads(f"max_pool{_rank}d_with_indices{_suffix}", "default"):
-            POOLS[_op] = Pool(_rank, adaptive=False, maxima=True, gradient=_gradient)
+            POOLING_OPS[_op] = PoolingOp(_rank, is_adaptive=False, is_max=True, is_backward=_is_backward)
         for _op in overloads(f"adaptive_max_pool{_rank}d{_suffix}", "default"):
-            POOLS[_op] = Pool(_rank, adaptive=True, maxima=True, gradient=_gradient)
+            POOLING_OPS[_op] = PoolingOp(_rank, is_adaptive=True, is_max=True, is_backward=_is_backward)
         for _op in overloads(f"_adaptive_avg_pool{_rank}d{_suffix}", "default"):
-            POOLS[_op] = Pool(_rank, adaptive=True, maxima=False, gradient=_gradient)
+            POOLING_OPS[_op] = PoolingOp(_rank, is_adaptive=True, is_max=False, is_backward=_is_backward)

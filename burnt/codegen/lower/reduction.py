@@ -1,4 +1,4 @@
-"""Lowerings of reductions."""
+"""Lowerings of reductions: sums, means, products, extremes and their indices, variances."""
 
 from __future__ import annotations
 
@@ -7,207 +7,222 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, reduction_result
-from burnt.codegen.ir import index_value as place_of
+from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, index_value, reduction_result
 from burnt.codegen.lower.registry import (
+    HALF_TO_FLOAT32,
     LOWERINGS,
-    SHORT,
     Lowering,
     Scalar,
     Unlowered,
     cast,
     compute_dtype,
-    filled,
+    full,
     lowered,
-    meta_of,
+    meta_tensor,
     pointwise,
 )
-from burnt.codegen.lower.views import reshaped
+from burnt.codegen.lower.views import reshape
 
 aten = torch.ops.aten
 
 
-def reduction(
-    kind: str, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: torch.dtype, inside: torch.dtype
+def reduce_axes(
+    kind: str,
+    x: Value,
+    axes: Sequence[int] | None,
+    keepdim: bool,
+    dtype: torch.dtype,
+    math_dtype: torch.dtype,
 ) -> Value:
-    """A fold over axes (all of them for None or an empty list), computed in `inside`, given in `dtype`."""
+    """Reduce over axes (None or an empty list: all) in `math_dtype`; the result has `dtype`."""
     rank = len(x.shape)
     if not x.numel:
-        return _of_nothing(kind, x, axes, keepdim, dtype)
-    over = sorted({axis % rank for axis in axes}) if axes and rank else list(range(rank))
-    kept = [axis for axis in range(rank) if axis not in over]
+        return _reduce_empty(kind, x, axes, keepdim, dtype)
+    reduced_axes = sorted({axis % rank for axis in axes}) if axes and rank else list(range(rank))
+    kept_axes = [axis for axis in range(rank) if axis not in reduced_axes]
 
     def body(outer: Index, inner: Index) -> Expr:
         index: list[IndexExpr] = [IndexExpr()] * rank
-        for ix, axis in zip(outer, kept, strict=True):
+        for ix, axis in zip(outer, kept_axes, strict=True):
             index[axis] = ix
-        for ix, axis in zip(inner, over, strict=True):
+        for ix, axis in zip(inner, reduced_axes, strict=True):
             index[axis] = ix
-        return cast(x.at(tuple(index)), inside)
+        return cast(x.at(tuple(index)), math_dtype)
 
-    result_inside = torch.int64 if kind in ("argmax", "argmin") else inside
+    node_dtype = torch.int64 if kind in ("argmax", "argmin") else math_dtype
     node = Reduction(
-        kind, tuple(x.shape[a] for a in kept), tuple(x.shape[a] for a in over), result_inside, body
+        kind, tuple(x.shape[a] for a in kept_axes), tuple(x.shape[a] for a in reduced_axes), node_dtype, body
     )
-    shape = tuple(1 if a in over else s for a, s in enumerate(x.shape)) if keepdim else node.shape
+    shape = tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else node.shape
 
     def at(index: Index) -> Expr:
-        outer = tuple(index[a] for a in kept) if keepdim else index
-        made = reduction_result(node, outer)
-        if dtype == result_inside:
-            return made
-        return Expr.make("as" if dtype in SHORT else "cast", (made,), dtype)
+        outer = tuple(index[a] for a in kept_axes) if keepdim else index
+        result = reduction_result(node, outer)
+        if dtype == node_dtype:
+            return result
+        return Expr.make("as" if dtype in HALF_TO_FLOAT32 else "cast", (result,), dtype)
 
     return Value(shape, dtype, at)
 
 
-_NOTHING = {"sum": 0, "prod": 1, "any": 0, "all": 1}
+_IDENTITY = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
-def _of_nothing(kind: str, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: torch.dtype) -> Value:
-    """The fold of an empty tensor: its shape as torch says, filled with what a fold begins with."""
+def _reduce_empty(
+    kind: str, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: torch.dtype
+) -> Value:
+    """Return the reduction of an empty tensor: the shape that torch gives, filled with the identity."""
     shape = torch.empty(x.shape, device="meta").sum(list(axes or ()), keepdim=keepdim).shape
-    if kind not in _NOTHING and shape.numel():
-        raise Unlowered  # torch says that there is no largest element
-    return filled(shape, _NOTHING.get(kind, 0), dtype)
+    if kind not in _IDENTITY and shape.numel():
+        raise Unlowered  # torch raises: an empty tensor has no extreme
+    return full(shape, _IDENTITY.get(kind, 0), dtype)
 
 
 @lowered(aten.sum.dim_IntList, aten.sum.default)
-def _sum(
+def _lower_sum(
     meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
-    return reduction("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
+    return reduce_axes("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
 
 
-def counted(size: int) -> Value:
-    """A number of elements as an operand: it comes from a shape, so kernels take it as one."""
-    return Value((), torch.int64, lambda index: place_of(IndexExpr(const=size)))
+def count_value(size: int) -> Value:
+    """Return a number of elements as a value: an index expression, so that kernels take it as a size."""
+    return Value((), torch.int64, lambda index: index_value(IndexExpr(const=size)))
 
 
 @lowered(aten.mean.dim, aten.mean.default)
-def _mean(
+def _lower_mean(
     meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
-    total = reduction("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
+    total = reduce_axes("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
     count = x.numel // max(total.numel, 1) if x.numel else 0
-    return pointwise("div", meta, [total, counted(count)], meta.dtype)
+    return pointwise("div", meta, [total, count_value(count)], meta.dtype)
 
 
 @lowered(aten.amax.default)
-def _amax(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
-    return reduction("max", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
+def _lower_amax(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
+    return reduce_axes("max", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
 
 
 @lowered(aten.amin.default)
-def _amin(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
-    return reduction("min", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
+def _lower_amin(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
+    return reduce_axes("min", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
 
 
 @lowered(aten.max.default)
-def _max(meta: torch.Tensor, x: Value) -> Value:
-    return _amax(meta, x)
+def _lower_max(meta: torch.Tensor, x: Value) -> Value:
+    return _lower_amax(meta, x)
 
 
 @lowered(aten.min.default)
-def _min(meta: torch.Tensor, x: Value) -> Value:
-    return _amin(meta, x)
+def _lower_min(meta: torch.Tensor, x: Value) -> Value:
+    return _lower_amin(meta, x)
 
 
 @lowered(aten.prod.default, aten.prod.dim_int)
-def _prod(
+def _lower_prod(
     meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
-    return reduction(
+    return reduce_axes(
         "prod", x, None if axis is None else [axis], keepdim, meta.dtype, compute_dtype(meta.dtype)
     )
 
 
-def _axes(axis: Any) -> list[int] | None:
+def _as_axis_list(axis: Any) -> list[int] | None:
+    """Return one axis or several as a list; None is all axes."""
     return None if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
 @lowered(aten.any.default, aten.any.dim, aten.any.dims)
-def _any(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    return reduction("any", x, _axes(axis), keepdim, meta.dtype, torch.bool)
+def _lower_any(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
+    return reduce_axes("any", x, _as_axis_list(axis), keepdim, meta.dtype, torch.bool)
 
 
 @lowered(aten.all.default, aten.all.dim, aten.all.dims)
-def _all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    return reduction("all", x, _axes(axis), keepdim, meta.dtype, torch.bool)
+def _lower_all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
+    return reduce_axes("all", x, _as_axis_list(axis), keepdim, meta.dtype, torch.bool)
 
 
-def _arg(kind: str) -> Lowering:
+def _build_arg_lowering(kind: str) -> Lowering:
+    """Return the lowering of ``argmax`` or ``argmin``."""
+
     def lower(meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False) -> Value:
-        return reduction(
+        return reduce_axes(
             kind, x, None if axis is None else [axis], keepdim, torch.int64, compute_dtype(x.dtype)
         )
 
     return lower
 
 
-LOWERINGS[aten.argmax.default] = _arg("argmax")
-LOWERINGS[aten.argmin.default] = _arg("argmin")
+LOWERINGS[aten.argmax.default] = _build_arg_lowering("argmax")
+LOWERINGS[aten.argmin.default] = _build_arg_lowering("argmin")
 
 
-def _extreme(kind: str) -> Lowering:
+def _build_extreme_lowering(kind: str) -> Lowering:
+    """Return the lowering of ``max.dim`` or ``min.dim``: values and indices."""
+
     def lower(
         metas: Sequence[torch.Tensor], x: Value, axis: int, keepdim: bool = False
     ) -> tuple[Value, Value]:
-        inside = compute_dtype(x.dtype)
-        places = reduction(f"arg{kind}", x, [axis], keepdim, torch.int64, inside)
-        return reduction(kind, x, [axis], keepdim, x.dtype, inside), places
+        math_dtype = compute_dtype(x.dtype)
+        indices = reduce_axes(f"arg{kind}", x, [axis], keepdim, torch.int64, math_dtype)
+        return reduce_axes(kind, x, [axis], keepdim, x.dtype, math_dtype), indices
 
     return lower
 
 
-LOWERINGS[aten.max.dim] = _extreme("max")
-LOWERINGS[aten.min.dim] = _extreme("min")
+LOWERINGS[aten.max.dim] = _build_extreme_lowering("max")
+LOWERINGS[aten.min.dim] = _build_extreme_lowering("min")
 
 
 @lowered(aten.aminmax.default)
-def _aminmax(
+def _lower_aminmax(
     metas: Sequence[torch.Tensor], x: Value, *, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    axes = _axes(dim)
+    axes = _as_axis_list(dim)
     if axes is None and keepdim:
         axes = list(range(len(x.shape)))
-    return _amin(metas[0], x, axes, keepdim), _amax(metas[1], x, axes, keepdim)
+    return _lower_amin(metas[0], x, axes, keepdim), _lower_amax(metas[1], x, axes, keepdim)
 
 
 @lowered(aten.var_mean.correction)
-def _var_mean(
+def _lower_var_mean(
     metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Value, Value]:
     meta = metas[0]
-    inside = compute_dtype(meta.dtype)
-    total = reduction("sum", x, axes, True, inside, inside)
+    math_dtype = compute_dtype(meta.dtype)
+    total = reduce_axes("sum", x, axes, True, math_dtype, math_dtype)
     count = x.numel // max(total.numel, 1) if x.numel else 0
-    wide = torch.empty(x.shape, dtype=inside, device="meta")
-    narrow = torch.empty(total.shape, dtype=inside, device="meta")
-    mean = pointwise("div", narrow, [total, counted(count)], inside)
-    centred = pointwise("sub", wide, [x, mean], inside)
-    squares = reduction("sum", pointwise("mul", wide, [centred, centred], inside), axes, True, inside, inside)
-    by: Any
+    full_meta = torch.empty(x.shape, dtype=math_dtype, device="meta")
+    reduced_meta = torch.empty(total.shape, dtype=math_dtype, device="meta")
+    mean = pointwise("div", reduced_meta, [total, count_value(count)], math_dtype)
+    centred = pointwise("sub", full_meta, [x, mean], math_dtype)
+    squares = reduce_axes(
+        "sum", pointwise("mul", full_meta, [centred, centred], math_dtype), axes, True, math_dtype, math_dtype
+    )
+    divisor: Any
     if isinstance(correction, Scalar):
-        by = pointwise("sub", meta_of((), inside), [counted(count), correction], inside)
-        by = pointwise("maximum", meta_of((), inside), [by, 0], inside)
+        divisor = pointwise("sub", meta_tensor((), math_dtype), [count_value(count), correction], math_dtype)
+        divisor = pointwise("maximum", meta_tensor((), math_dtype), [divisor, 0], math_dtype)
     else:
-        by = max(count - (1 if correction is None else correction), 0)
-        by = counted(by) if isinstance(by, int) else by
-    variance = pointwise("div", narrow, [squares, by], inside)
+        divisor = max(count - (1 if correction is None else correction), 0)
+        divisor = count_value(divisor) if isinstance(divisor, int) else divisor
+    variance = pointwise("div", reduced_meta, [squares, divisor], math_dtype)
 
-    def given(value: Value) -> Value:
-        shaped = reshaped(value, meta.shape)
-        if meta.dtype == inside:
-            return shaped
-        return Value(shaped.shape, meta.dtype, lambda index: Expr.make("as", (shaped.at(index),), meta.dtype))
+    def to_result(value: Value) -> Value:
+        reshaped = reshape(value, meta.shape)
+        if meta.dtype == math_dtype:
+            return reshaped
+        return Value(
+            reshaped.shape, meta.dtype, lambda index: Expr.make("as", (reshaped.at(index),), meta.dtype)
+        )
 
-    # Beside an infinity it is infinite, as that of `mean`; torch's, made element by element, is NaN.
-    return given(variance), given(mean)
+    # The mean of elements with an infinity is infinite, as that of `mean`; torch's running mean gives NaN.
+    return to_result(variance), to_result(mean)
 
 
 @lowered(aten.var.correction)
-def _var(
+def _lower_var(
     meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> Value:
-    return _var_mean([meta], x, axes, correction=correction, keepdim=keepdim)[0]
+    return _lower_var_mean([meta], x, axes, correction=correction, keepdim=keepdim)[0]

@@ -1,4 +1,4 @@
-"""The table of lowerings, and what its rows are made of: constants, casts, operands, pointwise operations."""
+"""The table from aten ops to lowerings, and the helpers that they share: casts, operands, `pointwise`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ Lowering = Callable[..., Any]
 F = TypeVar("F", bound=Lowering)
 LOWERINGS: dict[Any, Lowering] = {}
 
-SHORT = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+HALF_TO_FLOAT32 = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""The 16-bit floats, with the dtype that they are computed in."""
 
 
 class Unlowered(Exception):
-    """An op, or this use of it, is not lowered; torch's own call serves."""
+    """Raised by a lowering that does not support this use of its op: the plan calls torch's op instead."""
 
 
 class Scalar:
-    """A Python number that is known at run time only."""
+    """A Python number argument whose value is known only at run time, by its position among the numbers."""
 
     def __init__(self, position: int) -> None:
         self.position = position
 
 
 def const(value: Any, dtype: torch.dtype) -> Expr:
-    """A constant of a dtype, which holds it as the dtype does: rounded, or wrapped around."""
+    """Return a constant of a dtype: floats are rounded to it, integers wrap around."""
     if isinstance(value, complex):
         raise Unlowered
     if dtype.is_floating_point:
@@ -42,14 +43,15 @@ def const(value: Any, dtype: torch.dtype) -> Expr:
         value = bool(value)
     else:
         bits = torch.iinfo(dtype).bits
-        # torch refuses what is not finite where there is an element (a softmax of integers has it for none).
+        # Infinity and NaN get here only for empty results, such as the softmax of an empty integer tensor:
+        # for others torch raises.
         value = int(value) % (1 << bits) if math.isfinite(value) else 0
         value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
     return Expr.make("const", (), dtype, value)
 
 
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
-    """An expression in another dtype, as torch converts."""
+    """Convert an expression to a dtype, as torch does; constants are converted now."""
     if expr.dtype == dtype:
         return expr
     if expr.op == "const":
@@ -63,51 +65,51 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that an op on `dtype` computes in: float32 for the 16-bit floats."""
-    return SHORT.get(dtype, dtype)
+    """Return the dtype that an op on `dtype` computes in: float32 for the 16-bit floats."""
+    return HALF_TO_FLOAT32.get(dtype, dtype)
 
 
 def lowered(*ops: Any) -> Callable[[F], F]:
-    """Register a lowering: a decorator.
+    """Decorator: register a function as the lowering of op overloads.
 
-    Functions that are traced from then on use it; those that have their plan keep it.
+    Functions traced later use it; plans that already exist do not change.
 
     Args:
-        ops: overloads, such as ``torch.ops.aten.relu.default``. The function is called with the node's meta
-            tensor and the op's arguments, tensors as Values.
+        ops: overloads, such as ``torch.ops.aten.relu.default``. The lowering is called with the node's meta
+            tensor and the op's arguments, where tensors are `Value`s, and returns a `Value`.
 
     Raises:
-        DefinitionError: what is given is no op, or stands for several overloads.
+        DefinitionError: an argument is not an op overload, or there is none.
     """
-    given: Sequence[Any] = ops or [None]
-    for op in given:
-        packet = callable(getattr(op, "overloads", None))
-        if not packet and not isinstance(op, torch._ops.OpOverload) and op is not operator.getitem:
+    checked_ops: Sequence[Any] = ops or [None]
+    for op in checked_ops:
+        is_packet = callable(getattr(op, "overloads", None))
+        if not is_packet and not isinstance(op, torch._ops.OpOverload) and op is not operator.getitem:
             raise DefinitionError(
-                "a lowering is registered for overloads of ops",
+                "lowered() takes op overloads",
                 where="burnt.codegen.lower.lowered",
                 expected="@lowered(torch.ops.aten.relu.default)",
-                found=f"@lowered({op!r})" if ops else "no op",
+                found=f"@lowered({op!r})" if ops else "no argument",
             )
-        if packet:
+        if is_packet:
             raise DefinitionError(
                 f"a lowering cannot be registered for {op}, which has several overloads",
                 where="burnt.codegen.lower.lowered",
-                expected="an overload, of which a traced function is made",
+                expected="one overload, because traced functions call overloads",
                 found=f"torch.ops.{op}",
                 hint=" or ".join(f"torch.ops.{op}.{name}" for name in op.overloads()[:3]),
             )
 
     def register(fn: F) -> F:
         for op in ops:
-            LOWERINGS[op] = _named(fn, op)
+            LOWERINGS[op] = _named_in_errors(fn, op)
         return fn
 
     return register
 
 
-def _named(fn: Lowering, op: Any) -> Lowering:
-    """A lowering whose own faults are told with its name."""
+def _named_in_errors(fn: Lowering, op: Any) -> Lowering:
+    """Wrap a lowering so that an exception in it becomes a `DefinitionError` that names it and its op."""
 
     @functools.wraps(fn)
     def call(meta: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,109 +128,109 @@ def _named(fn: Lowering, op: Any) -> Lowering:
 
 
 def broadcast(value: Value, shape: Sequence[int]) -> Callable[[Index], Expr]:
-    """The value as a function of an index of a larger shape."""
-    skip = len(shape) - len(value.shape)
-    ones = [size == 1 for size in value.shape]
+    """Return a value's element as a function of an index into the shape that it is broadcast to."""
+    skipped = len(shape) - len(value.shape)
+    is_broadcast = [size == 1 for size in value.shape]
 
     def at(index: Index) -> Expr:
         return value.at(
-            tuple(IndexExpr() if one else ix for one, ix in zip(ones, index[skip:], strict=True))
+            tuple(IndexExpr() if one else ix for one, ix in zip(is_broadcast, index[skipped:], strict=True))
         )  # fmt: skip
 
     return at
 
 
 def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[Index], Expr]:
-    """A tensor or number as a function of an index, computed in a dtype."""
+    """Return an argument, broadcast to `shape` and cast to `dtype`, as a function of an index."""
     if isinstance(value, Value):
         at = broadcast(value, shape)
         return lambda index: cast(at(index), dtype)
     if isinstance(value, Scalar):
         number = Expr.make("number", (), torch.float64, value.position)
         return lambda index: cast(number, dtype)
-    fixed = const(value, dtype)
-    return lambda index: fixed
+    constant = const(value, dtype)
+    return lambda index: constant
 
 
-# The words of `pointwise`, by how many inputs they have.
-_ONE = (
+# The operations of `pointwise`, by their number of inputs.
+_UNARY = (
     "identity neg abs sign relu not reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
     "sinh cosh tanh asin acos atan asinh acosh atanh erf erfc sigmoid floor ceil trunc round"
 )
-_TWO = (
+_BINARY = (
     "add sub mul maximum minimum fmax fmin eq ne lt le gt ge and or xor div pow atan2 copysign fmod "
     "remainder floor_div trunc_div"
 )
-_WORDS = {**dict.fromkeys(_ONE.split(), 1), **dict.fromkeys(_TWO.split(), 2)}
+_NUM_INPUTS = {**dict.fromkeys(_UNARY.split(), 1), **dict.fromkeys(_BINARY.split(), 2)}
 
 
 def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch.dtype) -> Value:
-    """An operation on inputs in one dtype, element by element.
+    """Apply an elementwise operation to broadcast inputs.
 
     Args:
-        name: a word that every printer knows. Of any numbers: ``identity add sub mul neg abs sign relu
-            maximum minimum fmax fmin``, and with a bool as the result ``eq ne lt le gt ge``. Of integers:
-            ``and or xor not``. Of floats: ``div reciprocal sqrt rsqrt pow exp exp2 expm1 log log2 log10
+        name: an operation that every target has. For all dtypes: ``identity add sub mul neg abs sign relu
+            maximum minimum fmax fmin``, and with a bool result ``eq ne lt le gt ge``. For integers:
+            ``and or xor not``. For floats: ``div reciprocal sqrt rsqrt pow exp exp2 expm1 log log2 log10
             log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh atan2 erf erfc sigmoid floor
             ceil trunc round copysign fmod``.
         meta: a tensor of the result's shape and dtype.
-        inputs: values, which are broadcast, and numbers.
-        dtype: that the inputs are converted to.
+        inputs: values, which are broadcast to that shape, and numbers.
+        dtype: the dtype that the inputs are converted to; 16-bit floats are computed in float32.
 
     Raises:
-        DefinitionError: there is no such word, or it has another number of inputs.
+        DefinitionError: the operation is unknown, or takes another number of inputs.
     """
-    if name not in _WORDS:
-        guess = nearest(name, _WORDS)
+    if name not in _NUM_INPUTS:
+        suggestion = nearest(name, _NUM_INPUTS)
         raise DefinitionError(
-            f"pointwise knows no word {name!r}",
+            f"pointwise: unknown operation {name!r}",
             where="burnt.codegen.lower.pointwise",
-            expected=" ".join(_WORDS),
-            hint=guess and f"did you mean {guess!r}?",
+            expected=" ".join(_NUM_INPUTS),
+            hint=suggestion and f"did you mean {suggestion!r}?",
         )
-    if len(inputs) != _WORDS[name]:
+    if len(inputs) != _NUM_INPUTS[name]:
         raise DefinitionError(
-            f"pointwise's {name!r} has another number of inputs",
+            f"pointwise: wrong number of inputs for {name!r}",
             where="burnt.codegen.lower.pointwise",
-            expected=f"{_WORDS[name]}",
+            expected=f"{_NUM_INPUTS[name]}",
             found=f"{len(inputs)}",
         )
     if meta.dtype.is_complex or dtype.is_complex:
         raise Unlowered
     shape = tuple(meta.shape)
-    inside = compute_dtype(dtype)
-    functions = [operand(value, shape, inside) for value in inputs]
-    outside = meta.dtype if meta.dtype not in SHORT else torch.float32
+    math_dtype = compute_dtype(dtype)
+    operands = [operand(value, shape, math_dtype) for value in inputs]
+    expr_dtype = meta.dtype if meta.dtype not in HALF_TO_FLOAT32 else torch.float32
 
     def at(index: Index) -> Expr:
-        made = Expr.make(name, [fn(index) for fn in functions], outside)
-        return made if meta.dtype == outside else Expr.make("as", (made,), meta.dtype)
+        result = Expr.make(name, [fn(index) for fn in operands], expr_dtype)
+        return result if meta.dtype == expr_dtype else Expr.make("as", (result,), meta.dtype)
 
     return Value(shape, meta.dtype, at)
 
 
-def meta_of(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A meta tensor, as `pointwise` wants one for its result."""
+def meta_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a meta tensor, which describes a result to `pointwise`."""
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
-def as_result(value: Value, meta: torch.Tensor) -> Value:
-    """A value in the dtype that torch describes. 16-bit floats are rounded when they are stored."""
+def to_result_dtype(value: Value, meta: torch.Tensor) -> Value:
+    """Convert a value to `meta`'s dtype. 16-bit floats stay in float32 and are rounded when stored."""
     if value.dtype == meta.dtype:
         return value
     op = "as" if value.dtype == compute_dtype(meta.dtype) else "cast"
     return Value(value.shape, meta.dtype, lambda index: Expr.make(op, (value.at(index),), meta.dtype))
 
 
-def filled(shape: Sequence[int], value: Any, dtype: torch.dtype) -> Value:
-    """A number everywhere."""
-    fixed = const(value, dtype)
-    return Value(tuple(shape), dtype, lambda index: fixed)
+def full(shape: Sequence[int], value: Any, dtype: torch.dtype) -> Value:
+    """Return a value whose elements are all the same number."""
+    constant = const(value, dtype)
+    return Value(tuple(shape), dtype, lambda index: constant)
 
 
 def common_dtype(*inputs: Any) -> torch.dtype:
-    """What torch promotes tensors and numbers to."""
-    state = [
+    """Return the dtype that torch promotes tensors and numbers to."""
+    samples = [
         torch.empty((1,) * len(v.shape), dtype=v.dtype, device="meta")
         if isinstance(v, Value)
         else 1.0
@@ -236,13 +238,13 @@ def common_dtype(*inputs: Any) -> torch.dtype:
         else v
         for v in inputs
     ]
-    result = torch.result_type(state[0], state[-1])
-    for other in state[1:-1]:
-        result = torch.promote_types(result, torch.result_type(state[0], other))
+    result = torch.result_type(samples[0], samples[-1])
+    for other in samples[1:-1]:
+        result = torch.promote_types(result, torch.result_type(samples[0], other))
     return result
 
 
-def overloads(name: str, *which: str) -> list[Any]:
-    """The overloads of an aten op that this torch has, of some names."""
-    packet = getattr(aten, name)
-    return [getattr(packet, o) for o in which if o in packet.overloads()]
+def overloads(op_name: str, *names: str) -> list[Any]:
+    """Return the named overloads of an aten op, without those that this version of torch lacks."""
+    packet = getattr(aten, op_name)
+    return [getattr(packet, name) for name in names if name in packet.overloads()]

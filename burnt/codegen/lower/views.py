@@ -1,4 +1,4 @@
-"""Lowerings of views and what is made of parts: they change indices and cost nothing."""
+"""Lowerings of views, concatenation, padding and the like: they change indices and compute nothing."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Value
-from burnt.codegen.ir import index_value as place_of
-from burnt.codegen.lower.registry import Scalar, Unlowered, broadcast, cast, const, filled, lowered, operand
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value, index_value
+from burnt.codegen.lower.registry import Scalar, Unlowered, broadcast, cast, const, full, lowered, operand
 
 aten = torch.ops.aten
 
-# Parts of a tensor, among which each element chooses: beyond, torch's own copies are the better way.
-_MOST_PARTS = 64
+# Each element of a `cat` tests all its inputs: with more of them, torch's copies are faster.
+_MAX_CAT_INPUTS = 64
 
 
-def reshaped(x: Value, shape: Sequence[int]) -> Value:
-    """The same elements in the same order under another shape."""
+def reshape(x: Value, shape: Sequence[int]) -> Value:
+    """Reshape: the same elements in the same order."""
     shape = tuple(shape)
-    groups = _groups(x.shape, shape)
+    groups = _axis_groups(x.shape, shape)
 
     def at(index: Index) -> Expr:
         inner = [IndexExpr()] * len(x.shape)
-        for (first, *rest), theirs in groups:
+        for (first, *rest), new_axes in groups:
             flat = IndexExpr()
-            for axis in theirs:
+            for axis in new_axes:
                 flat = flat * shape[axis] + index[axis]
             for axis in reversed(rest):
                 inner[axis] = flat % x.shape[axis]
@@ -39,24 +38,27 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value:
     return x if shape == x.shape else Value(shape, x.dtype, at)
 
 
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The smallest neighbouring axes of two shapes that hold as many elements, without those of size 1.
+def _axis_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Split two shapes into the smallest groups of adjacent axes that hold equally many elements.
 
-    An axis that both have needs no division, which an index that may be outside of it would not lose.
+    Axes of size 1 are left out. An axis that both shapes have is a group of its own and needs no division,
+    which could not be simplified away for an index that may be out of range.
     """
     if 0 in old:
         return []
-    ours, theirs = ([axis for axis, size in enumerate(shape) if size > 1] for shape in (old, new))
-    found = []
-    while ours:
-        one, other = [ours.pop(0)], [theirs.pop(0)]
-        while (count := math.prod(old[a] for a in one)) != (wanted := math.prod(new[a] for a in other)):
-            if count < wanted:
-                one.append(ours.pop(0))
+    old_axes, new_axes = ([axis for axis, size in enumerate(shape) if size > 1] for shape in (old, new))
+    groups = []
+    while old_axes:
+        old_group, new_group = [old_axes.pop(0)], [new_axes.pop(0)]
+        while (old_count := math.prod(old[a] for a in old_group)) != (
+            new_count := math.prod(new[a] for a in new_group)
+        ):
+            if old_count < new_count:
+                old_group.append(old_axes.pop(0))
             else:
-                other.append(theirs.pop(0))
-        found.append((one, other))
-    return found
+                new_group.append(new_axes.pop(0))
+        groups.append((old_group, new_group))
+    return groups
 
 
 @lowered(
@@ -65,17 +67,17 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
     aten.view_copy.default, aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims,
     aten.unsqueeze_copy.default, aten.reshape_as.default,
 )  # fmt: skip
-def _reshape(meta: torch.Tensor, x: Value, *_: Any) -> Value:
-    return reshaped(x, meta.shape)
+def _lower_reshape(meta: torch.Tensor, x: Value, *_: Any) -> Value:
+    return reshape(x, meta.shape)
 
 
 @lowered(aten.expand.default, aten.expand_copy.default)
-def _expand(meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Value:
+def _lower_expand(meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Value:
     return Value(tuple(meta.shape), x.dtype, broadcast(x, meta.shape))
 
 
-def permuted(x: Value, order: Sequence[int]) -> Value:
-    """The axes in another order."""
+def permute(x: Value, order: Sequence[int]) -> Value:
+    """Permute the axes."""
     order = [axis % len(x.shape) for axis in order]
     shape = tuple(x.shape[axis] for axis in order)
 
@@ -89,26 +91,26 @@ def permuted(x: Value, order: Sequence[int]) -> Value:
 
 
 @lowered(aten.permute.default, aten.permute_copy.default)
-def _permute(meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
-    return permuted(x, order)
+def _lower_permute(meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
+    return permute(x, order)
 
 
 @lowered(aten.transpose.int, aten.transpose_copy.int)
-def _transpose(meta: torch.Tensor, x: Value, a: int, b: int) -> Value:
+def _lower_transpose(meta: torch.Tensor, x: Value, axis1: int, axis2: int) -> Value:
     if not x.shape:
         return x
     order = list(range(len(x.shape)))
-    order[a], order[b] = order[b], order[a]
-    return permuted(x, order)
+    order[axis1], order[axis2] = order[axis2], order[axis1]
+    return permute(x, order)
 
 
 @lowered(aten.t.default, aten.t_copy.default)
-def _t(meta: torch.Tensor, x: Value) -> Value:
-    return permuted(x, list(range(len(x.shape)))[::-1])
+def _lower_t(meta: torch.Tensor, x: Value) -> Value:
+    return permute(x, list(range(len(x.shape)))[::-1])
 
 
-def moved(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> Value:
-    """A stretch of an axis: element i is element ``start + i * step``."""
+def strided_slice(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> Value:
+    """Slice one axis: element i of the result is element ``start + i * step``."""
     return Value(
         tuple(shape),
         x.dtype,
@@ -116,12 +118,13 @@ def moved(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> V
     )
 
 
-def _start(size: int, start: int | None) -> int:
+def _normalize_start(size: int, start: int | None) -> int:
+    """Return a slice's start as an index from 0 to `size`."""
     return 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
 
 
 @lowered(aten.slice.Tensor, aten.slice_copy.Tensor)
-def _slice(
+def _lower_slice(
     meta: torch.Tensor,
     x: Value,
     axis: int = 0,
@@ -130,57 +133,60 @@ def _slice(
     step: int = 1,
 ) -> Value:
     axis %= len(x.shape)
-    return moved(x, meta.shape, axis, _start(x.shape[axis], start), step)
+    return strided_slice(x, meta.shape, axis, _normalize_start(x.shape[axis], start), step)
 
 
 @lowered(aten.select.int, aten.select_copy.int)
-def _select(meta: torch.Tensor, x: Value, axis: int, at: int) -> Value:
+def _lower_select(meta: torch.Tensor, x: Value, axis: int, position: int) -> Value:
     axis %= len(x.shape)
-    place = IndexExpr.of(at % x.shape[axis])
-    return Value(tuple(meta.shape), x.dtype, lambda index: x.at((*index[:axis], place, *index[axis:])))
+    fixed = IndexExpr.of(position % x.shape[axis])
+    return Value(tuple(meta.shape), x.dtype, lambda index: x.at((*index[:axis], fixed, *index[axis:])))
 
 
 @lowered(aten.flip.default)
-def _flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
+def _lower_flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
     for axis in axes if x.shape else ():
         axis %= len(x.shape)
-        x = moved(x, x.shape, axis, x.shape[axis] - 1, -1)
+        x = strided_slice(x, x.shape, axis, x.shape[axis] - 1, -1)
     return x
 
 
 @lowered(aten.repeat.default)
-def _repeat(meta: torch.Tensor, x: Value, times: Sequence[int]) -> Value:
-    skip = len(times) - len(x.shape)
+def _lower_repeat(meta: torch.Tensor, x: Value, repeats: Sequence[int]) -> Value:
+    num_new_axes = len(repeats) - len(x.shape)
     return Value(
         tuple(meta.shape),
         x.dtype,
         lambda index: x.at(
-            tuple(ix % size if size else IndexExpr() for ix, size in zip(index[skip:], x.shape, strict=True))
+            tuple(
+                ix % size if size else IndexExpr()
+                for ix, size in zip(index[num_new_axes:], x.shape, strict=True)
+            )
         ),
     )
 
 
-def within(ix: IndexExpr, low: int, high: int) -> Expr | None:
-    """Whether ``low <= ix < high``; None where it always is."""
+def range_condition(ix: IndexExpr, low: int, high: int) -> Expr | None:
+    """Return the condition ``low <= ix < high``, or None if it always holds."""
     first, last = ix.bounds()
-    place = place_of(ix)
-    tests = []
+    index = index_value(ix)
+    conditions = []
     if first < low:
-        tests.append(Expr.make("ge", (place, const(low, torch.int64)), torch.bool))
+        conditions.append(Expr.make("ge", (index, const(low, torch.int64)), torch.bool))
     if last >= high:
-        tests.append(Expr.make("lt", (place, const(high, torch.int64)), torch.bool))
-    if len(tests) == 2:
-        return Expr.make("and", tests, torch.bool)
-    return tests[0] if tests else None
+        conditions.append(Expr.make("lt", (index, const(high, torch.int64)), torch.bool))
+    if len(conditions) == 2:
+        return Expr.make("and", conditions, torch.bool)
+    return conditions[0] if conditions else None
 
 
-def chosen(test: Expr | None, yes: Expr, no: Expr) -> Expr:
-    """`yes` where the test holds, and only there evaluated."""
-    return yes if test is None else Expr.make("masked", (test, yes, no), yes.dtype)
+def masked(condition: Expr | None, yes: Expr, no: Expr) -> Expr:
+    """Return `yes` where the condition holds, else `no`; loads in `yes` happen only where it holds."""
+    return yes if condition is None else Expr.make("masked", (condition, yes, no), yes.dtype)
 
 
 @lowered(aten.constant_pad_nd.default)
-def _pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> Value:
+def _lower_constant_pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> Value:
     if isinstance(value, Scalar):
         raise Unlowered
     before = [0] * len(x.shape)
@@ -189,18 +195,18 @@ def _pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> V
     fill = const(value, meta.dtype)
 
     def at(index: Index) -> Expr:
-        inner = tuple(ix - b for ix, b in zip(index, before, strict=True))
+        inner = tuple(ix - pad for ix, pad in zip(index, before, strict=True))
         result = x.at(inner)
         for ix, size in zip(inner, x.shape, strict=True):
-            result = chosen(within(ix, 0, size), result, fill)
+            result = masked(range_condition(ix, 0, size), result, fill)
         return result
 
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
 @lowered(aten.cat.default)
-def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
-    if len(parts) > _MOST_PARTS:
+def _lower_cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
+    if len(parts) > _MAX_CAT_INPUTS:
         raise Unlowered
     axis %= len(meta.shape)
     starts, start = [], 0
@@ -208,74 +214,78 @@ def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     for part in parts:
         starts.append(start)
         start += part.shape[axis]
-    functions = [operand(part, part.shape, meta.dtype) for part in parts]
+    operands = [operand(part, part.shape, meta.dtype) for part in parts]
 
     def at(index: Index) -> Expr:
         result = const(0, meta.dtype)
-        for part, fn, begin in reversed(list(zip(parts, functions, starts, strict=True))):
+        for part, fn, part_start in reversed(list(zip(parts, operands, starts, strict=True))):
             if not part.shape[axis]:
                 continue
-            here = fn((*index[:axis], index[axis] - begin, *index[axis + 1 :]))
-            # Each part by both its ends: outside of them there is nothing to load.
-            result = chosen(within(index[axis], begin, begin + part.shape[axis]), here, result)
+            element = fn((*index[:axis], index[axis] - part_start, *index[axis + 1 :]))
+            # Test both ends of each part, since nothing may be loaded outside of it.
+            result = masked(
+                range_condition(index[axis], part_start, part_start + part.shape[axis]), element, result
+            )
         return result
 
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
 @lowered(aten.stack.default)
-def _stack(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
+def _lower_stack(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     axis %= len(meta.shape)
     shape = tuple(1 if a == axis else s for a, s in enumerate(meta.shape))
-    return _cat(meta, [reshaped(part, shape) for part in parts], axis)
+    return _lower_cat(meta, [reshape(part, shape) for part in parts], axis)
 
 
 @lowered(operator.getitem)
-def _getitem(meta: Any, parts: Sequence[Any], at: int) -> Any:
-    return parts[at]
+def _lower_getitem(meta: Any, parts: Sequence[Any], index: int) -> Any:
+    return parts[index]
 
 
 @lowered(
     aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.split_copy.Tensor,
     aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default,
 )  # fmt: skip
-def _split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -> list[Value]:
+def _lower_split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -> list[Value]:
     axis %= len(x.shape)
     parts, start = [], 0
     for meta in metas:
-        parts.append(moved(x, meta.shape, axis, start, 1))
+        parts.append(strided_slice(x, meta.shape, axis, start, 1))
         start += meta.shape[axis]
     return parts
 
 
 @lowered(aten.unbind.int, aten.unbind_copy.int)
-def _unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
-    return [_select(meta, x, axis, i) for i, meta in enumerate(metas)]
+def _lower_unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
+    return [_lower_select(meta, x, axis, i) for i, meta in enumerate(metas)]
 
 
-# --- writing to a part ----------------------------------------------------------------------------------
+# --- writing to a slice ---------------------------------------------------------------------------------
 
 
-def written(x: Value, part: Value, axis: int, start: int, step: int = 1) -> Value:
-    """`x` with `part` in the places ``start + i * step`` of an axis."""
+def write_slice(x: Value, part: Value, axis: int, start: int, step: int = 1) -> Value:
+    """Return `x` with `part` written at ``start + i * step`` of an axis."""
     size = part.shape[axis]
 
     def at(index: Index) -> Expr:
         if not size:
             return x.at(index)
-        from_start = index[axis] - start
-        test = within(from_start, 0, (size - 1) * step + 1)
+        offset = index[axis] - start
+        condition = range_condition(offset, 0, (size - 1) * step + 1)
         if step > 1:
-            whole = Expr.make("eq", (place_of(from_start % step), const(0, torch.int64)), torch.bool)
-            test = whole if test is None else Expr.make("and", (test, whole), torch.bool)
-        here = part.at((*index[:axis], from_start // step, *index[axis + 1 :]))
-        return chosen(test, cast(here, x.dtype), x.at(index))
+            is_on_step = Expr.make("eq", (index_value(offset % step), const(0, torch.int64)), torch.bool)
+            condition = (
+                is_on_step if condition is None else Expr.make("and", (condition, is_on_step), torch.bool)
+            )
+        element = part.at((*index[:axis], offset // step, *index[axis + 1 :]))
+        return masked(condition, cast(element, x.dtype), x.at(index))
 
     return Value(x.shape, x.dtype, at)
 
 
 @lowered(aten.slice_scatter.default)
-def _slice_scatter(
+def _lower_slice_scatter(
     meta: torch.Tensor,
     x: Value,
     part: Value,
@@ -285,114 +295,121 @@ def _slice_scatter(
     step: int = 1,
 ) -> Value:
     axis %= len(x.shape)
-    return written(x, part, axis, _start(x.shape[axis], start), step)
+    return write_slice(x, part, axis, _normalize_start(x.shape[axis], start), step)
 
 
 @lowered(aten.select_scatter.default)
-def _select_scatter(meta: torch.Tensor, x: Value, part: Value, axis: int, at: int) -> Value:
+def _lower_select_scatter(meta: torch.Tensor, x: Value, part: Value, axis: int, position: int) -> Value:
     axis %= len(x.shape)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    return written(x, reshaped(part, shape), axis, at % x.shape[axis])
+    return write_slice(x, reshape(part, shape), axis, position % x.shape[axis])
 
 
 @lowered(aten.slice_backward.default)
-def _slice_backward(
+def _lower_slice_backward(
     meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, start: int, end: int, step: int
 ) -> Value:
-    return _slice_scatter(meta, filled(shape, 0, meta.dtype), part, axis, start, end, step)
+    return _lower_slice_scatter(meta, full(shape, 0, meta.dtype), part, axis, start, end, step)
 
 
 @lowered(aten.select_backward.default)
-def _select_backward(meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, at: int) -> Value:
-    return _select_scatter(meta, filled(shape, 0, meta.dtype), part, axis, at)
+def _lower_select_backward(
+    meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, position: int
+) -> Value:
+    return _lower_select_scatter(meta, full(shape, 0, meta.dtype), part, axis, position)
 
 
-# --- diagonals, triangles, windows ----------------------------------------------------------------------
+# --- diagonals, triangles, roll, unfold -----------------------------------------------------------------
 
 
 @lowered(aten.diagonal.default, aten.diagonal_copy.default)
-def _diagonal(meta: torch.Tensor, x: Value, offset: int = 0, a: int = 0, b: int = 1) -> Value:
-    a, b = a % len(x.shape), b % len(x.shape)
+def _lower_diagonal(meta: torch.Tensor, x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    axis1, axis2 = axis1 % len(x.shape), axis2 % len(x.shape)
 
     def at(index: Index) -> Expr:
         rest = iter(index[:-1])
-        along = {a: index[-1] + max(-offset, 0), b: index[-1] + max(offset, 0)}
-        return x.at(tuple(along[axis] if axis in along else next(rest) for axis in range(len(x.shape))))
+        by_axis = {axis1: index[-1] + max(-offset, 0), axis2: index[-1] + max(offset, 0)}
+        return x.at(tuple(by_axis[axis] if axis in by_axis else next(rest) for axis in range(len(x.shape))))
 
     return Value(tuple(meta.shape), x.dtype, at)
 
 
 @lowered(aten.diagonal_scatter.default)
-def _diagonal_scatter(
-    meta: torch.Tensor, x: Value, part: Value, offset: int = 0, a: int = 0, b: int = 1
+def _lower_diagonal_scatter(
+    meta: torch.Tensor, x: Value, part: Value, offset: int = 0, axis1: int = 0, axis2: int = 1
 ) -> Value:
-    a, b = a % len(x.shape), b % len(x.shape)
-    down, right = max(-offset, 0), max(offset, 0)
+    axis1, axis2 = axis1 % len(x.shape), axis2 % len(x.shape)
+    row_offset, column_offset = max(-offset, 0), max(offset, 0)
 
     def at(index: Index) -> Expr:
-        along = index[a] - down
-        rest = tuple(ix for axis, ix in enumerate(index) if axis not in (a, b))
-        test = Expr.make("eq", (place_of(along), place_of(index[b] - right)), torch.bool)
-        inside = within(along, 0, part.shape[-1])
-        if inside is not None:
-            test = Expr.make("and", (test, inside), torch.bool)
-        return chosen(test, cast(part.at((*rest, along)), x.dtype), x.at(index))
+        position = index[axis1] - row_offset
+        rest = tuple(ix for axis, ix in enumerate(index) if axis not in (axis1, axis2))
+        condition = Expr.make(
+            "eq", (index_value(position), index_value(index[axis2] - column_offset)), torch.bool
+        )
+        is_in_range = range_condition(position, 0, part.shape[-1])
+        if is_in_range is not None:
+            condition = Expr.make("and", (condition, is_in_range), torch.bool)
+        return masked(condition, cast(part.at((*rest, position)), x.dtype), x.at(index))
 
     return Value(x.shape, x.dtype, at)
 
 
 @lowered(aten.diagonal_backward.default)
-def _diagonal_backward(
-    meta: torch.Tensor, part: Value, shape: Sequence[int], offset: int, a: int, b: int
+def _lower_diagonal_backward(
+    meta: torch.Tensor, part: Value, shape: Sequence[int], offset: int, axis1: int, axis2: int
 ) -> Value:
-    return _diagonal_scatter(meta, filled(shape, 0, meta.dtype), part, offset, a, b)
+    return _lower_diagonal_scatter(meta, full(shape, 0, meta.dtype), part, offset, axis1, axis2)
 
 
 @lowered(aten.diag_embed.default)
-def _diag_embed(meta: torch.Tensor, x: Value, offset: int = 0, a: int = -2, b: int = -1) -> Value:
-    return _diagonal_scatter(meta, filled(meta.shape, 0, meta.dtype), x, offset, a, b)
+def _lower_diag_embed(
+    meta: torch.Tensor, x: Value, offset: int = 0, axis1: int = -2, axis2: int = -1
+) -> Value:
+    return _lower_diagonal_scatter(meta, full(meta.shape, 0, meta.dtype), x, offset, axis1, axis2)
 
 
-def _triangle(meta: torch.Tensor, x: Value, test: str, offset: int) -> Value:
+def _mask_triangle(meta: torch.Tensor, x: Value, comparison: str, offset: int) -> Value:
+    """Keep the elements where ``column <comparison> row + offset`` holds, and zero the others."""
     zero = const(0, x.dtype)
 
     def at(index: Index) -> Expr:
-        row, column = place_of(index[-2] + offset), place_of(index[-1])
-        return chosen(Expr.make(test, (column, row), torch.bool), x.at(index), zero)
+        row, column = index_value(index[-2] + offset), index_value(index[-1])
+        return masked(Expr.make(comparison, (column, row), torch.bool), x.at(index), zero)
 
     return Value(x.shape, x.dtype, at)
 
 
 @lowered(aten.tril.default)
-def _tril(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
-    return _triangle(meta, x, "le", offset)
+def _lower_tril(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
+    return _mask_triangle(meta, x, "le", offset)
 
 
 @lowered(aten.triu.default)
-def _triu(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
-    return _triangle(meta, x, "ge", offset)
+def _lower_triu(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
+    return _mask_triangle(meta, x, "ge", offset)
 
 
 @lowered(aten.roll.default)
-def _roll(meta: torch.Tensor, x: Value, by: Sequence[int], axes: Sequence[int] = ()) -> Value:
+def _lower_roll(meta: torch.Tensor, x: Value, shifts: Sequence[int], axes: Sequence[int] = ()) -> Value:
     if not axes:
-        return reshaped(_roll(meta, reshaped(x, (x.numel,)), by, [0]), x.shape)
-    shifts = [0] * len(x.shape)
-    for shift, axis in zip(by, axes, strict=True):
-        shifts[axis] += shift
+        return reshape(_lower_roll(meta, reshape(x, (x.numel,)), shifts, [0]), x.shape)
+    axis_shifts = [0] * len(x.shape)
+    for shift, axis in zip(shifts, axes, strict=True):
+        axis_shifts[axis] += shift
 
     def at(index: Index) -> Expr:
-        parts = [
+        rolled = [
             (ix - shift % size) % size if size and shift % size else ix
-            for ix, shift, size in zip(index, shifts, x.shape, strict=True)
+            for ix, shift, size in zip(index, axis_shifts, x.shape, strict=True)
         ]
-        return x.at(tuple(parts))
+        return x.at(tuple(rolled))
 
     return Value(x.shape, x.dtype, at)
 
 
 @lowered(aten.unfold.default, aten.unfold_copy.default)
-def _unfold(meta: torch.Tensor, x: Value, axis: int, size: int, step: int) -> Value:
+def _lower_unfold(meta: torch.Tensor, x: Value, axis: int, size: int, step: int) -> Value:
     if not x.shape:
         return Value(tuple(meta.shape), x.dtype, lambda index: x.at(()))
     axis %= len(x.shape)

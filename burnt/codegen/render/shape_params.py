@@ -1,15 +1,13 @@
-"""Sizes in generated text: numbers for the first shape, parameters once another shape has the same text.
+"""Sizes in generated source: constants for the first shape, parameters once only the sizes differ.
 
-A printer writes every integer that comes from a shape as a mark (`mark_size`). What is left of the text
-without the marked numbers is its *form*. A form that is met for the first time is compiled with its numbers
-in place, which is what a compiler makes the most of. When it is met with other numbers they become
-parameters, and that one library serves every further shape of the form: a new shape costs a trace and a plan,
-but no compiler. Whatever a plan does differently for a shape shows in its form, so a shape class needs no
-rules of its own.
+A printer marks every integer that comes from a shape (`mark_size`). The source without the marked numbers is
+its *template*. The first time a template occurs, it is compiled with its sizes as constants, which gives the
+fastest code. When it occurs again with other sizes, it is compiled with sizes as parameters, and that library
+serves all further shapes: a new shape then costs a trace and a plan, but no compilation. Whatever a plan does
+differently for a shape shows in the template, so no separate rules decide which shapes share a library.
 
-Small steps between elements, those of strided windows, of channels that come last or of flips, are no marks
-(`mark_step`): the compiler has to know them, or it gathers elements one by one where it could shuffle
-vectors.
+Small strides, such as those of pooling windows, channels-last tensors or flips, are not marked (`mark_step`):
+if the compiler does not know them, it gathers elements one by one instead of shuffling vectors.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from collections.abc import Callable
 __all__ = ["SizeTemplates", "mark_size", "mark_step", "sizes_as_parameters", "with_constant_sizes"]
 
 _MARK = re.compile(r"@(-?\d+)@")
-_LARGEST_STEP = 8
+_MAX_CONSTANT_STEP = 8
 
 
 def mark_size(size: int) -> str:
-    """An integer that comes from a shape, to be written into generated text.
+    """Return the marked text of an integer that comes from a shape, for generated source.
 
     >>> f"for (int64_t i = 0; i < {mark_size(7)}; i++)"
     'for (int64_t i = 0; i < @7@; i++)'
@@ -34,18 +32,18 @@ def mark_size(size: int) -> str:
 
 
 def mark_step(size: int) -> str:
-    """How far apart elements are, or what an index is divided by: a mark, unless it is small.
+    """Return the text of a stride or a divisor of an index: marked, unless it is small.
 
-    A maximum over 5 x 5 with stride 2 takes twice the time where the stride is a parameter.
+    Max pooling over 5 x 5 with stride 2 takes twice the time if the stride is a parameter.
 
     >>> mark_step(2), mark_step(-1), mark_step(512)
     ('2', '(-1)', '@512@')
     """
-    return mark_size(size) if abs(size) > _LARGEST_STEP else with_constant_sizes(mark_size(size))
+    return mark_size(size) if abs(size) > _MAX_CONSTANT_STEP else with_constant_sizes(mark_size(size))
 
 
 def with_constant_sizes(text: str) -> str:
-    """The text with its numbers in place.
+    """Return the text with its marked sizes as constants.
 
     >>> with_constant_sizes("i < @7@ * @-2@")
     'i < 7 * (-2)'
@@ -54,36 +52,36 @@ def with_constant_sizes(text: str) -> str:
 
 
 def sizes_as_parameters(text: str, name: Callable[[int], str]) -> tuple[str, tuple[int, ...]]:
-    """The text with names in place of its numbers, and the numbers in the order of the names.
+    """Return the text with its marked sizes replaced by parameter names, and the sizes in the same order.
 
     Args:
-        text: with marks.
-        name: what stands for the k-th mark.
+        text: source with marked sizes.
+        name: gives the name of the k-th parameter.
 
     >>> sizes_as_parameters("i < @7@ && j < @9@", lambda k: f"n{k}")
     ('i < n0 && j < n1', (7, 9))
     """
     values: list[int] = []
 
-    def named(found: re.Match[str]) -> str:
-        values.append(int(found[1]))
+    def parameter(match: re.Match[str]) -> str:
+        values.append(int(match[1]))
         return name(len(values) - 1)
 
-    return _MARK.sub(named, text), tuple(values)
+    return _MARK.sub(parameter, text), tuple(values)
 
 
 class SizeTemplates:
-    """The forms of generated text that this process has met."""
+    """The templates of generated source seen in this process, each with the sizes it was first seen with."""
 
     def __init__(self) -> None:
-        self._met: dict[bytes, tuple[int, ...]] = {}
+        self._first_sizes: dict[bytes, tuple[int, ...]] = {}
 
-    def is_general(self, text: str) -> bool:
-        """Whether to compile a text with parameters: its form was met before with other numbers.
+    def needs_parameters(self, text: str) -> bool:
+        """Whether to compile with sizes as parameters: the template was first seen with other sizes.
 
-        >>> forms = SizeTemplates()
-        >>> [forms.is_general(text) for text in ("f(@1@)", "f(@1@)", "f(@2@)", "f(@1@)", "g(@2@)")]
+        >>> templates = SizeTemplates()
+        >>> [templates.needs_parameters(text) for text in ("f(@1@)", "f(@1@)", "f(@2@)", "f(@1@)", "g(@2@)")]
         [False, False, True, False, False]
         """
-        form, values = sizes_as_parameters(text, lambda k: "@")
-        return self._met.setdefault(hashlib.sha256(form.encode()).digest(), values) != values
+        template, values = sizes_as_parameters(text, lambda k: "@")
+        return self._first_sizes.setdefault(hashlib.sha256(template.encode()).digest(), values) != values

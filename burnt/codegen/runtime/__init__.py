@@ -1,12 +1,12 @@
-"""From source text to a callable: compiling, caching, launching.
+"""Compile, cache and launch generated kernels, and run plans.
 
-targets              C, Triton or Metal, by the device of the tensors
-target               what all targets have in common
+targets              selects C, Triton or Metal by the device of the tensors
+target               the interface of a target
 c_backend, triton_backend, metal_backend   one target each
-c_compiler           finding the C compiler and its flags
+c_compiler           finds the C compiler and chooses its flags
 build_cache          the folder of compiled libraries
-c_library            compiling a source once, loading it, calling it cheaply
-triton_compile_pool  Triton kernels compiled in other processes
-triton_launch        Triton kernels loaded and launched
-compiled_plan        a plan that runs: buffers, kernels, torch's own calls
+c_library            compiles C into a cached library, loads it, calls it
+triton_compile_pool  compiles Triton kernels in worker processes
+triton_launch        launches Triton kernels
+compiled_plan        runs a plan: allocates buffers, launches kernels, calls torch's ops
 """

@@ -1,8 +1,8 @@
-"""The folder of compiled kernels: where it is, whether it may be trusted, how large it may grow.
+"""The cache folder of compiled kernels: its path, its permissions, its checksums and its size limit.
 
-What lies in it is code that will be loaded, so it belongs to the user alone. An entry is a pair of files,
-``KEY.so`` and ``KEY.c``; how they are made is `burnt.codegen.runtime.c_library`'s matter. Everything here may
-happen in several processes at once.
+The folder holds code that will be loaded, so only the user may write to it. An entry is a pair of files,
+``KEY.so`` and ``KEY.c``, written by `burnt.codegen.runtime.c_library`. All functions here may run in several
+processes at once.
 """
 
 from __future__ import annotations
@@ -24,51 +24,52 @@ from burnt.errors import CacheError
 
 __all__ = [
     "Entry",
+    "add_note",
     "cache_folder",
     "clear",
     "entries",
     "is_sealed",
     "limit",
-    "note",
     "notes",
-    "private_folder",
     "seal",
     "sweep",
+    "temporary_folder",
 ]
 
 DEFAULT_LIMIT_MIB = 512
 SWEEP_EVERY = 3600.0
-"""Seconds between two looks at the whole folder, over all processes."""
+"""Seconds between two sweeps of the folder, over all processes."""
 STALE_AFTER = 3600.0
-"""Seconds after which an unfinished compile is taken for a killed one."""
+"""Seconds after which the work folder of a compilation is assumed to be left by a killed process."""
 WORK_PREFIX = ".burnt-work-"
 _SWEPT = ".burnt-swept"
-# The user may have named a folder that holds files of theirs too: what burnt did not write, it leaves alone.
-_OURS = re.compile(r"(?P<key>[0-9a-f]{32})\.(so|c)|compiler-[0-9a-f]{32}\.json|\.burnt-swept")
+# BURNT_CACHE may name a folder with other files of the user's: remove only files that burnt wrote.
+_OWN_FILES = re.compile(r"(?P<key>[0-9a-f]{32})\.(so|c)|compiler-[0-9a-f]{32}\.json|\.burnt-swept")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
-_private: Path | None = None
+_temporary: Path | None = None
 _notes: dict[str, None] = {}
 
 
-def note(text: str) -> None:
-    """Keep what went otherwise than hoped, once, for `burnt.codegen.runtime.c_library.status`."""
+def add_note(text: str) -> None:
+    """Record a problem that does not stop the program, once, for `burnt.codegen.runtime.c_library.status`."""
     _notes[text] = None
 
 
 def notes() -> list[str]:
-    """What was noted in this process, in order."""
+    """Return the problems recorded in this process, in order."""
     return list(_notes)
 
 
 def cache_folder() -> Path:
-    """The user's folder of compiled kernels, created when missing.
+    """Return the user's folder of compiled kernels, and create it if it does not exist.
 
-    ``$BURNT_CACHE/c``, else ``$XDG_CACHE_HOME/burnt/c``, else ``~/.cache/burnt/c``; always an absolute path,
-    as compilers run in folders of their own.
+    It is ``$BURNT_CACHE/c``, else ``$XDG_CACHE_HOME/burnt/c``, else ``~/.cache/burnt/c``. The path is
+    absolute, because compilers run in folders of their own.
 
     Raises:
-        CacheError: another user owns the folder, or others may write to it: what they put there would run.
+        CacheError: another user owns the folder or may write to it, and could make this process run their
+            code.
         OSError: it cannot be created.
     """
     try:
@@ -96,23 +97,23 @@ def cache_folder() -> Path:
     mode = stat.S_IMODE(info.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CacheError(
-            "the cache of compiled kernels may be written by other users",
+            "the cache of compiled kernels can be written by other users",
             where=str(folder),
             expected="mode 0700",
             found=f"mode {mode:04o}",
-            hint=f"look what is in it, then `chmod 700 {folder}`, or set BURNT_CACHE to another folder",
+            hint=f"check its files, then run `chmod 700 {folder}`, or set BURNT_CACHE to another folder",
         )
     return folder
 
 
-def private_folder() -> Path:
-    """A temporary folder for when the user's cannot be written; it goes when the process ends."""
-    global _private
-    # A forked child shares its parent's folder as long as that lives.
-    if _private is None or not _private.is_dir():
-        _private = Path(tempfile.mkdtemp(prefix="burnt-c-"))
-        atexit.register(_remove, _private, os.getpid())
-    return _private
+def temporary_folder() -> Path:
+    """Return a temporary folder to use when the cache folder cannot be written; it is removed at exit."""
+    global _temporary
+    # A forked child uses its parent's folder until the parent exits.
+    if _temporary is None or not _temporary.is_dir():
+        _temporary = Path(tempfile.mkdtemp(prefix="burnt-c-"))
+        atexit.register(_remove, _temporary, os.getpid())
+    return _temporary
 
 
 def _remove(folder: Path, owner: int) -> None:
@@ -121,20 +122,20 @@ def _remove(folder: Path, owner: int) -> None:
 
 
 def seal(path: Path) -> None:
-    """Append a digest to a finished library; loaders pay no heed to what follows the last section.
+    """Append a checksum to a finished library; loaders ignore what follows the last section.
 
-    A truncated library does not fail to load: the dynamic linker maps what is no longer there, and the
-    process dies of SIGBUS. So what is loaded is looked at first.
+    A truncated library does not fail to load: the dynamic linker maps pages that are not in the file, and the
+    process dies with SIGBUS. So `is_sealed` is called before a library is loaded.
     """
     with path.open("rb+") as file:
         file.write(hashlib.sha256(file.read()).digest())
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a library is whole.
+    """Whether a library is complete: its checksum is there and matches.
 
     Raises:
-        OSError: it is not there, or cannot be read.
+        OSError: the file does not exist or cannot be read.
     """
     content = path.read_bytes()
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
@@ -143,38 +144,38 @@ def is_sealed(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """A library with its source: its files, their size together in bytes, and when it was last loaded."""
+    """A library with its source: its files, their total size in bytes, and the time of its last load."""
 
     files: tuple[Path, ...]
     size: int
-    used: float
+    last_used: float
 
 
 def entries(folder: Path) -> list[Entry]:
-    """What the folder holds, least recently used first; a source that did not compile is an entry too."""
-    found: dict[str, list[Path]] = {}
+    """Return the folder's entries, least recently used first. A source that failed to compile is one too."""
+    files_by_key: dict[str, list[Path]] = {}
     for path in _children(folder):
-        match = _OURS.fullmatch(path.name)
+        match = _OWN_FILES.fullmatch(path.name)
         if match and match["key"]:
-            found.setdefault(match["key"], []).append(path)
-    made = []
-    for files in found.values():
-        size, used = 0, 0.0
+            files_by_key.setdefault(match["key"], []).append(path)
+    result = []
+    for files in files_by_key.values():
+        size, last_used = 0, 0.0
         for path in files:
             try:
                 info = path.stat()
-            except FileNotFoundError:  # another process evicted it meanwhile
+            except FileNotFoundError:  # evicted by another process in between
                 continue
-            size, used = size + info.st_size, max(used, info.st_mtime)
-        made.append(Entry(tuple(files), size, used))
-    return sorted(made, key=lambda entry: entry.used)
+            size, last_used = size + info.st_size, max(last_used, info.st_mtime)
+        result.append(Entry(tuple(files), size, last_used))
+    return sorted(result, key=lambda entry: entry.last_used)
 
 
 def limit() -> int:
-    """How many bytes the folder may hold: ``$BURNT_CACHE_MIB`` mebibytes, 512 by default.
+    """Return the maximum size of the folder in bytes: ``$BURNT_CACHE_MIB`` mebibytes, 512 by default.
 
     Raises:
-        CacheError: the variable is no number, or negative.
+        CacheError: the variable is not a number, or is negative.
     """
     text = os.environ.get("BURNT_CACHE_MIB", str(DEFAULT_LIMIT_MIB))
     try:
@@ -183,13 +184,16 @@ def limit() -> int:
             raise ValueError
     except ValueError:
         raise CacheError(
-            "BURNT_CACHE_MIB is no size", expected="a number of mebibytes, such as 512", found=repr(text)
+            "BURNT_CACHE_MIB is not a size", expected="a number of mebibytes, such as 512", found=repr(text)
         ) from None
     return int(mebibytes * 2**20)
 
 
 def sweep(folder: Path) -> None:
-    """Once an hour: remove what killed compiles left, and the least recently used above the limit."""
+    """Remove work folders of killed compilations and the least recently used entries above the limit.
+
+    Does nothing if the folder was swept within the last hour.
+    """
     stamp = folder / _SWEPT
     now = time.time()
     try:
@@ -202,16 +206,16 @@ def sweep(folder: Path) -> None:
         if path.name.startswith(WORK_PREFIX):
             try:
                 stale = now - path.stat().st_mtime > STALE_AFTER
-            except FileNotFoundError:  # that compile has just ended
+            except FileNotFoundError:  # this compilation has just ended
                 continue
             if stale:
                 shutil.rmtree(path, ignore_errors=True)
-    present = entries(folder)
-    bound, size = limit(), sum(entry.size for entry in present)
-    if size > bound:
-        # Down to three quarters, or the next sweep would have to evict again.
-        for entry in present:
-            if size <= bound * 3 // 4:
+    all_entries = entries(folder)
+    max_bytes, size = limit(), sum(entry.size for entry in all_entries)
+    if size > max_bytes:
+        # Evict down to three quarters of the limit, so that the next sweep does not have to evict again.
+        for entry in all_entries:
+            if size <= max_bytes * 3 // 4:
                 break
             for path in entry.files:
                 path.unlink(missing_ok=True)
@@ -219,11 +223,11 @@ def sweep(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove all that burnt has put into the folder. Loaded libraries stay usable."""
+    """Remove all files that burnt wrote into the folder. Loaded libraries stay usable."""
     for path in _children(folder):
         if path.name.startswith(WORK_PREFIX):
             shutil.rmtree(path, ignore_errors=True)
-        elif _OURS.fullmatch(path.name):
+        elif _OWN_FILES.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The C target: kernels printed as C, compiled by the machine's compiler, called through ctypes."""
+"""The C target: generate C, compile it with the machine's compiler, and call it through ctypes."""
 
 from __future__ import annotations
 
@@ -12,59 +12,64 @@ from burnt.codegen.eager_policy import why_eager_is_faster
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_library
-from burnt.codegen.runtime.target import Built, Launch, Target, raise_failed_check, size_templates
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
 from burnt.codegen.schedule.passes import OnlineThresholds
 
 __all__ = ["C"]
 
 
-def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
     from burnt.codegen.render.c.kernel import print_kernels
 
-    marked = print_kernels(kernels, buffers, numbers)
-    general = size_templates.is_general(marked)
+    template = print_kernels(kernels, buffers, numbers)
+    is_general = size_templates.needs_parameters(template)
     pointers = len(buffers) + any(kernel.checks for kernel in kernels)
     source, values = (
-        _with_parameters(marked, pointers + len(numbers)) if general else (with_constant_sizes(marked), ())
+        _parametrize_sizes(template, pointers + len(numbers))
+        if is_general
+        else (with_constant_sizes(template), ())
     )
     library = c_library.load(c_library.PREAMBLE + source, [kernel.name for kernel in kernels])
 
-    def launch(kernel: Kernel) -> Launch:
+    def launch(kernel: Kernel) -> Launcher:
         call = c_library.launcher(library[kernel.name], pointers=pointers, floats=len(numbers), sizes=values)
         if pointers == len(buffers):
-            return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
-        return _with_checks(call, kernel.checks)
+            return lambda memory, scalars: call(*[0 if t is None else t.data_ptr() for t in memory], *scalars)
+        return _launcher_with_checks(call, kernel.checks)
 
-    texts = {kernel: _function(source, kernel.name) for kernel in kernels}
-    return Built(source, texts, {kernel: launch(kernel) for kernel in kernels})
+    texts = {kernel: _extract_function(source, kernel.name) for kernel in kernels}
+    return BuiltKernels(source, texts, {kernel: launch(kernel) for kernel in kernels})
 
 
-def _function(source: str, name: str) -> str:
-    """A function of generated C: from its name to the brace that closes it."""
+def _extract_function(source: str, name: str) -> str:
+    """Return one function of generated C, from its ``void`` to its closing brace."""
     start = source.index(f"void {name}(")
     return source[start : source.index("\n}\n", start) + 2]
 
 
-def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
-    """A launch that raises what the kernel's checks say."""
+def _launcher_with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launcher:
+    """Return a launcher that raises the errors of the kernel's checks."""
     words = ctypes.c_int64 * max(len(checks), 1)
 
-    def launch(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+    def launch(memory: Sequence[torch.Tensor | None], scalars: Sequence[float]) -> None:
         failed = words()
-        call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *given)
+        call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *scalars)
         raise_failed_check(checks, failed)
 
     return launch
 
 
-def _with_parameters(marked: str, first: int) -> tuple[str, tuple[int, ...]]:
-    """The text with its sizes as arguments from place `first` on, read once at the top of each kernel."""
+def _parametrize_sizes(template: str, first: int) -> tuple[str, tuple[int, ...]]:
+    """Turn sizes into kernel arguments, from argument `first` on; return the code and the sizes' values.
+
+    Each kernel reads its sizes once, at its top.
+    """
     texts: list[str] = []
     values: list[int] = []
-    for text in re.split(r"(?=^void )", marked, flags=re.M):
+    for text in re.split(r"(?=^void )", template, flags=re.M):
         start = len(values)
-        text, found = sizes_as_parameters(text, lambda k, start=start: f"n{start + k}")  # type: ignore[misc]
-        values += found
+        text, sizes = sizes_as_parameters(text, lambda k, start=start: f"n{start + k}")  # type: ignore[misc]
+        values += sizes
         head, brace, body = text.partition("{\n")
         reads = [f"    const int64_t n{k} = a[{first + k}].i;\n" for k in range(start, len(values))]
         texts.append("".join([head, brace, *reads, body]))
@@ -74,37 +79,40 @@ def _with_parameters(marked: str, first: int) -> tuple[str, tuple[int, ...]]:
 def _show_c(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
     from burnt.codegen.render.c.kernel import print_kernels
 
-    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.read, *kernel.written))
+    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.buffers_read, *kernel.buffers_written))
     source = with_constant_sizes(print_kernels(kernels, list(buffers), numbers))
-    return {kernel: _function(source, kernel.name) for kernel in kernels}
+    return {kernel: _extract_function(source, kernel.name) for kernel in kernels}
 
 
-def _no_compiler() -> str | None:
+def _why_no_compiler() -> str | None:
     return f"no C compiler: {c_library.why_no_compiler()}" if c_library.find_compiler() is None else None
 
 
-# Of the 8 MiB of a thread's stack, and such that a row stays in a core's second cache beside what is read.
-_SCRATCH = 1 << 19
+# Local buffers are on the thread's stack of 8 MiB, and should fit a core's L2 cache together with the inputs.
+_SCRATCH_BYTES = 1 << 19
 
 
-# Even for as many threads, and few beside the rows that are summed.
-_RUNS = 64
+# Enough chunks for this many threads, and few compared with the rows that are summed.
+_MAX_CHUNKS = 64
 
 
-# Measured with one thread. A sum of exponentials alone takes cheaper ones: 1.2 times as fast for rows of 256
-# float32, 1.7 times for 32000. Squares are two instructions, and as fast in two passes while all rows are in
-# a cache; 1.2 to 1.4 times as fast where they come from memory. Columns: 1.1 to 4 times from 2000 float32 on.
-_JOINS = OnlineThresholds(exp=1 << 9, squares=1 << 14, total=1 << 25, columns=120_000)
+# Speed of one online pass relative to two passes, measured with one thread. Sums of exponentials: 1.2 times
+# for rows of 256 float32, 1.7 times for 32000, as the online sum uses a cheaper exponential. Sums of squares
+# are two instructions per element: equal while all rows are in a cache, 1.2 to 1.4 times when they come from
+# memory. Columns: 1.1 to 4 times from 2000 float32 on.
+_ONLINE_THRESHOLDS = OnlineThresholds(
+    exp_row_bytes=1 << 9, squares_row_bytes=1 << 14, squares_total_bytes=1 << 25, column_tile_bytes=120_000
+)
 
 
 C = Target(
     "c",
     _build_c,
-    _no_compiler,
-    scratch=_SCRATCH,
-    runs=_RUNS,
-    cuts=True,
-    joins=_JOINS,
-    torch_is_best=why_eager_is_faster,
+    _why_no_compiler,
+    scratch_bytes=_SCRATCH_BYTES,
+    max_chunks=_MAX_CHUNKS,
+    splits_passes=True,
+    online_thresholds=_ONLINE_THRESHOLDS,
+    why_eager=why_eager_is_faster,
     show=_show_c,
 )

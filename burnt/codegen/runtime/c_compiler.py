@@ -1,6 +1,6 @@
-"""The C compiler: which one works here, its flags, and the OpenMP runtime its code must share with torch.
+"""Find a working C compiler, choose its flags, and link against the OpenMP runtime that torch uses.
 
-Where libraries are kept, found again and called is `burnt.codegen.runtime.c_library`'s matter.
+Caching, loading and calling libraries is in `burnt.codegen.runtime.c_library`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache as once
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -29,52 +29,54 @@ from burnt.codegen.runtime import build_cache
 from burnt.errors import CompileError
 
 __all__ = [
-    "CONTRACTED",
-    "FORMAT",
+    "ALLOW_FMA",
+    "CACHE_FORMAT",
     "PREAMBLE",
     "UNSAFE_FLAGS",
     "CFunction",
     "Compiler",
-    "careful_flags",
+    "clear_search",
     "compile_library",
     "cpu_features",
     "digest",
     "find_compiler",
     "flags",
-    "forget",
-    "function",
+    "get_function",
     "openmp_runtime",
     "search",
     "why_no_compiler",
+    "workaround_flags",
 ]
 
-CONTRACTED = """
+ALLOW_FMA = """
 #ifdef __clang__
 #pragma clang fp contract(fast)
 #else
 #pragma GCC optimize("fp-contract=fast")
 #endif
 """
-"""C after which products go into sums unrounded: for kernels whose numbers no other kernel computes again."""
+"""A pragma that allows fused multiply-add, for kernels whose values no other kernel recomputes."""
 
 PREAMBLE = """\
 #include <math.h>
 #include <stdint.h>
 typedef union { void *p; int64_t i; double f; } burnt_arg;
 """
-"""What every generated source begins with."""
+"""The first lines of every generated source."""
 
 CFunction = Callable[[bytes], None]
 """A compiled ``void name(const burnt_arg *a)``."""
 
-FORMAT = "burnt-c-1"
-"""Part of every key: what is done to libraries has a version."""
+CACHE_FORMAT = "burnt-c-1"
+"""Part of every cache key: the version of how libraries are built and stored."""
 COMPILE_TIMEOUT = 300.0
-"""Seconds. A kernel takes a fraction of one; a compiler on a slow network file system takes more."""
+"""Seconds. A kernel compiles in a fraction of one; a compiler on a slow network file system takes longer."""
 ERROR_LINES = 8
-_CRASHES = ("internal compiler error", "PLEASE submit a bug report")  # gcc's words and clang's
-_LESS = "-O2"  # gcc 12 crashes over some loops of 16-bit floats for AVX-512 with -O3, and not with this
-# Two mappings of memory for each library instead of five: Linux gives a process 65,530. Not for gold.
+_CRASH_MESSAGES = ("internal compiler error", "PLEASE submit a bug report")  # of gcc and of clang
+_LOWER_OPTIMIZATION = (
+    "-O2"  # gcc 12 crashes on some loops of 16-bit floats for AVX-512 with -O3, but not with -O2
+)
+# Two memory mappings per library instead of five: Linux allows a process 65,530. The gold linker lacks these.
 _FEW_MAPPINGS = "-Wl,-z,noseparate-code,-z,norelro"
 
 UNSAFE_FLAGS = frozenset(
@@ -84,7 +86,7 @@ UNSAFE_FLAGS = frozenset(
     )
 )
 """Flags that let a compiler assume there is no NaN, infinity or signed zero, or make it link crtfastmath.o,
-which switches denormals off for the whole process when the library is loaded."""
+which turns off denormals in the whole process when the library is loaded."""
 
 PROBE = """
 #ifndef _OPENMP
@@ -103,10 +105,10 @@ void probe(const burnt_arg *a) {
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C compiler that has compiled an OpenMP library which ran here.
+    """A C compiler that was tested: it compiled an OpenMP library that ran in this process.
 
     Args:
-        command: its path, and the words that follow it in ``$BURNT_CC`` or ``$CC``.
+        command: its path, and the arguments that follow it in ``$BURNT_CC`` or ``$CC``.
         kind: ``gcc``, ``clang`` or ``other``.
         version: the first line of what ``--version`` prints.
     """
@@ -117,19 +119,19 @@ class Compiler:
 
     @property
     def path(self) -> str:
-        """Where the program is."""
+        """The path of the program."""
         return self.command[0]
 
 
 _lock = threading.Lock()
-_found: dict[tuple[str | None, ...], tuple[Compiler | None, tuple[str, ...]]] = {}
+_searched: dict[tuple[str | None, ...], tuple[Compiler | None, tuple[str, ...]]] = {}
 
 
 def find_compiler() -> Compiler | None:
-    """The first C compiler that works: of ``$BURNT_CC``, ``$CC``, gcc, clang, cc.
+    """Return the first C compiler that works of ``$BURNT_CC``, ``$CC``, gcc, clang and cc, or None.
 
-    It has to compile a parallel region into a library that runs on torch's own OpenMP runtime and on no
-    other. Asked once per process, and tried once per machine as long as the program's file does not change.
+    It must compile a parallel region into a library that runs on torch's OpenMP runtime and on no other. The
+    search runs once per process; a compiler is tested once per machine, until the program's file changes.
 
     >>> find_compiler().kind in ("gcc", "clang", "other")
     True
@@ -138,24 +140,24 @@ def find_compiler() -> Compiler | None:
 
 
 def why_no_compiler() -> str:
-    """Why `find_compiler` finds none, a line per program that does not count; empty when it finds one."""
+    """Return why `find_compiler` finds none, one line per program; empty if it finds one."""
     compiler, reasons = search()
     return "" if compiler else "\n".join(reasons)
 
 
 def search() -> tuple[Compiler | None, tuple[str, ...]]:
-    """The compiler, if any, and why those before it in the list do not count."""
-    place = tuple(os.environ.get(name) for name in ("BURNT_CC", "CC", "PATH"))
+    """Return the compiler, or None, and why each program before it in the list cannot be used."""
+    environment = tuple(os.environ.get(name) for name in ("BURNT_CC", "CC", "PATH"))
     with _lock:
-        if place not in _found:
-            _found[place] = _try_all()
-        return _found[place]
+        if environment not in _searched:
+            _searched[environment] = _try_all()
+        return _searched[environment]
 
 
-def forget() -> None:
-    """Look for a compiler again when next asked."""
+def clear_search() -> None:
+    """Forget the result of `search`, so that the next call searches again."""
     with _lock:
-        _found.clear()
+        _searched.clear()
 
 
 def _after_fork() -> None:
@@ -168,18 +170,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _try_all() -> tuple[Compiler | None, tuple[str, ...]]:
     if openmp_runtime() is None:
-        return None, ("torch runs without OpenMP here: kernels could not share its threads",)
+        return None, ("torch runs without OpenMP here: generated kernels need its threads",)
     reasons: list[str] = []
-    for origin, words in _candidates():
-        name = f"{origin}: {shlex.join(words)}" if origin else words[0]
-        path = shutil.which(words[0])
+    for origin, command_words in _candidates():
+        name = f"{origin}: {shlex.join(command_words)}" if origin else command_words[0]
+        path = shutil.which(command_words[0])
         if path is None:
             reasons.append(f"{name}: not found")
-        elif unsafe := sorted(UNSAFE_FLAGS.intersection(words)):
+        elif unsafe := sorted(UNSAFE_FLAGS.intersection(command_words)):
             reasons.append(f"{name}: {' '.join(unsafe)} would change NaN, infinity or denormals")
         else:
             try:
-                return _tried((path, *words[1:])), tuple(reasons)
+                return _try_compiler((path, *command_words[1:])), tuple(reasons)
             except CompileError as error:
                 reasons.append(f"{name}: {error.found}")
             except (OSError, subprocess.SubprocessError) as error:
@@ -188,54 +190,55 @@ def _try_all() -> tuple[Compiler | None, tuple[str, ...]]:
 
 
 def _candidates() -> Iterator[tuple[str, list[str]]]:
-    """Where each comes from, and its words: a variable may carry a wrapper or flags, as in "ccache gcc"."""
+    """Yield each candidate's origin and command; a variable may hold arguments, as in "ccache gcc"."""
     for variable in ("BURNT_CC", "CC"):
-        if words := shlex.split(os.environ.get(variable, "")):
-            yield f"${variable}", words
+        if command_words := shlex.split(os.environ.get(variable, "")):
+            yield f"${variable}", command_words
     for name in ("gcc", "clang", "cc"):
         yield "", [name]
 
 
-def _tried(command: tuple[str, ...]) -> Compiler:
-    """The compiler behind a command, tried once per machine.
+def _try_compiler(command: tuple[str, ...]) -> Compiler:
+    """Return the compiler of a command after testing it; the result is cached on disk.
 
     Raises:
-        CompileError, OSError, subprocess.SubprocessError: it is of no use.
+        CompileError, OSError, subprocess.SubprocessError: it cannot be used.
     """
     try:
-        remembered: Path | None = build_cache.cache_folder() / f"compiler-{_identity(command)}.json"
-    except OSError:  # loading a library will say what is wrong; here it only costs another trial
-        remembered = None
-    if remembered is not None:
+        cache_file: Path | None = build_cache.cache_folder() / f"compiler-{_compiler_key(command)}.json"
+    except OSError:  # loading a library will report it; here it only means that the test runs again
+        cache_file = None
+    if cache_file is not None:
         try:
-            known = json.loads(remembered.read_text(encoding="utf-8"))
-            return Compiler(command, str(known["kind"]), str(known["version"]))
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: try again
+            cached = json.loads(cache_file.read_text(encoding="utf-8"))
+            return Compiler(command, str(cached["kind"]), str(cached["version"]))
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: test again
             pass
-    compiler = _asked(command)
+    compiler = _identify_compiler(command)
     with tempfile.TemporaryDirectory(prefix="burnt-probe-") as folder:
         path = Path(folder) / "probe.so"
         compile_library(PREAMBLE + PROBE, compiler, Path(folder), path)
         result = ctypes.c_int64()
-        probe = function(ctypes.CDLL(str(path)), "probe")
+        probe = get_function(ctypes.CDLL(str(path)), "probe")
         probe(struct.pack("qqd", ctypes.addressof(result), 4000, 20000.0))
     expected = torch.get_num_threads() + 4000 + 20000
     if result.value != expected:
         raise CompileError(
-            "a trial gave a wrong result", found=f"a trial gave {result.value}, not {expected}"
+            "a test kernel gave a wrong result",
+            found=f"a test kernel returned {result.value} instead of {expected}",
         )
-    if remembered is not None:
+    if cache_file is not None:
         try:
-            with _files.replacing(remembered) as aside:
+            with _files.replacing(cache_file) as aside:
                 aside.write_text(json.dumps({"kind": compiler.kind, "version": compiler.version}))
         except OSError as error:
-            build_cache.note(f"the compiler is tried again in every process: {error}")
+            build_cache.add_note(f"the compiler is tested again in every process: {error}")
     return compiler
 
 
-def _identity(command: tuple[str, ...]) -> str:
-    """Of the files that a command's words name, which an upgrade changes, and of torch's runtime."""
-    parts: list[object] = [FORMAT, flags(), cpu_features(), str(openmp_runtime())]
+def _compiler_key(command: tuple[str, ...]) -> str:
+    """Return a cache key that changes when a file named in the command, the flags, CPU or runtime change."""
+    parts: list[object] = [CACHE_FORMAT, flags(), cpu_features(), str(openmp_runtime())]
     for word in command:
         path = shutil.which(word)
         if path is not None:
@@ -245,71 +248,74 @@ def _identity(command: tuple[str, ...]) -> str:
     return digest(parts)
 
 
-def _asked(command: tuple[str, ...]) -> Compiler:
-    said = subprocess.run(
+def _identify_compiler(command: tuple[str, ...]) -> Compiler:
+    version_text = subprocess.run(
         [*command, "--version"], capture_output=True, text=True, timeout=30, check=True, env=_environment()
     ).stdout
-    if "clang" in said:
+    if "clang" in version_text:
         kind = "clang"
-    elif "Free Software Foundation" in said:
+    elif "Free Software Foundation" in version_text:
         kind = "gcc"
     else:
         kind = "other"
-    return Compiler(command, kind, said.partition("\n")[0].strip())
+    return Compiler(command, kind, version_text.partition("\n")[0].strip())
 
 
-@once
+@cache
 def flags() -> tuple[str, ...]:
-    """What every kernel is compiled with; nothing that changes NaN, infinity, denormals or signed zero.
+    """Return the flags of every kernel; none of them changes NaN, infinity, denormals or signed zero.
 
-    OpenMP is asked of the compiler proper, not of its driver, which would add a runtime of the compiler's
-    own to the link: what is linked is the file that torch has loaded, and no symbol may stay open.
+    ``-fopenmp`` goes to the compiler proper, not to its driver, which would link the compiler's own OpenMP
+    runtime. Libraries are linked against the runtime's file that torch has loaded; undefined symbols are an
+    error.
     """
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64", "i686"):
         native: tuple[str, ...] = ("-march=native",)
         if "avx512_vbmi2" in cpu_features().split():
-            # Vectors of 512 bits cost processors before Ice Lake their clock; gcc takes 256 for those that it
-            # does not know, too. On a Xeon of today exponentials and error functions take 0.75 of the time.
+            # Processors before Ice Lake lower their clock for vectors of 512 bits, and gcc uses 256 bits also
+            # for processors that it does not know. On a current Xeon exp and erf take 0.75 of the time with
+            # 512.
             native += ("-mprefer-vector-width=512",)
     elif platform.system() == "Darwin":
-        native = ("-mcpu=apple-m1",)  # older clangs of Apple's know no native
+        native = ("-mcpu=apple-m1",)  # Apple's older clang does not support native
     elif machine in ("aarch64", "arm64", "ppc64le"):
         native = ("-mcpu=native",)
     else:
         native = ()
     return (
         *("-O3", *native, "-fno-math-errno", "-fno-trapping-math"),
-        # A number that two kernels compute must be the same in both: a maximum is looked for among such.
+        # Two kernels that compute the same value must get the same bits: gradients compare it with a maximum.
         "-ffp-contract=off",
-        "-fwrapv",  # integers wrap around, as torch's do
+        "-fwrapv",  # integers wrap around, as in torch
         *("-Xpreprocessor", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"),
-        # An undeclared function would be taken to return int, and give wrong numbers.
+        # An undeclared function would be assumed to return int, and give wrong results.
         "-Werror=implicit-function-declaration",
     )
 
 
-def careful_flags(kind: str) -> tuple[str, ...]:
-    """Flags besides, for what a kind of compiler gets wrong.
+def workaround_flags(kind: str) -> tuple[str, ...]:
+    """Return further flags that avoid bugs of a kind of compiler.
 
-    gcc before 14 packs loads that are under a test into vectors wrongly. Kernels are printed so that it packs
-    none; this keeps it from moving others under a test of whose outcomes only one needs them.
+    gcc before 14 vectorizes loads inside a branch wrongly. Generated kernels have no such loads; these flags
+    keep gcc from moving other loads into the only branch that needs them.
     """
     return ("-fno-tree-sink", "-fno-thread-jumps") if kind == "gcc" else ()
 
 
 def _link_flags() -> tuple[str, ...]:
     if platform.system() == "Darwin":
-        return ("-Wl,-undefined,dynamic_lookup",)  # finds the runtime among the images already loaded
+        return ("-Wl,-undefined,dynamic_lookup",)  # resolved from the images already loaded
     return (str(openmp_runtime()), "-lm", "-Wl,-z,defs", _FEW_MAPPINGS)
 
 
-@once
+@cache
 def openmp_runtime() -> Path | None:
-    """The file of the OpenMP runtime that torch calls, or None when torch has none.
+    """Return the file of the OpenMP runtime that torch calls, or None if torch has none.
 
-    Wheels bring a copy, sometimes under a name of its own, and other packages may have loaded others: so it
-    is looked up through torch.
+    It is looked up through torch: wheels ship their own copy, sometimes under another name, and other
+        packages
+    may have loaded further runtimes.
 
     >>> openmp_runtime().is_file()
     True
@@ -334,17 +340,17 @@ class _DlInfo(ctypes.Structure):
     )
 
 
-@once
+@cache
 def cpu_features() -> str:
-    """What -march=native looks at: a home folder may be shared by machines of several kinds."""
-    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
+    """Return what -march=native depends on, for cache keys: different machines may share a home folder."""
+    prefixes = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
     lines = [platform.machine()]
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
                 if not line.strip():  # the end of the first core
                     break
-                if line.startswith(wanted):
+                if line.startswith(prefixes):
                     lines.append(line.strip())
     except OSError:  # not Linux
         pass
@@ -352,47 +358,49 @@ def cpu_features() -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C"}  # messages are read, and quoted in errors
+    return {**os.environ, "LC_ALL": "C"}  # compiler messages are parsed, and quoted in errors
 
 
 def compile_library(source: str, compiler: Compiler, work: Path, target: Path) -> None:
-    """Compile in a folder of its own, where the source stays as ``kernel.c``.
+    """Compile source into the library `target`; the source stays in the folder `work` as ``kernel.c``.
 
     Raises:
-        CompileError: the compiler refuses the source, or does not end.
-        OSError: the disk is full, or the compiler is gone.
+        CompileError: the source does not compile, or the compiler does not finish.
+        OSError: the disk is full, or the compiler no longer exists.
     """
     (work / "kernel.c").write_text(source, encoding="utf-8")
-    chosen = (*flags(), *careful_flags(compiler.kind))
-    link = _link_flags()
-    done = _compiled(compiler, (*chosen, *link), work, target)
-    if done.returncode != 0 and "unknown -z option" in done.stderr:
-        link = tuple(flag for flag in link if flag != _FEW_MAPPINGS)
-        done = _compiled(compiler, (*chosen, *link), work, target)
-    if done.returncode != 0 and any(sign in done.stderr for sign in _CRASHES):
-        build_cache.note(f"{compiler.version} crashes over a kernel, which is compiled with {_LESS}")
-        chosen = (*chosen, _LESS)
-        done = _compiled(compiler, (*chosen, *link), work, target)
-    if done.returncode == 0:
+    compile_flags = (*flags(), *workaround_flags(compiler.kind))
+    link_flags = _link_flags()
+    result = _run_compiler(compiler, (*compile_flags, *link_flags), work, target)
+    if result.returncode != 0 and "unknown -z option" in result.stderr:
+        link_flags = tuple(flag for flag in link_flags if flag != _FEW_MAPPINGS)
+        result = _run_compiler(compiler, (*compile_flags, *link_flags), work, target)
+    if result.returncode != 0 and any(message in result.stderr for message in _CRASH_MESSAGES):
+        build_cache.add_note(
+            f"{compiler.version} crashed; compiling this kernel with {_LOWER_OPTIMIZATION} instead"
+        )
+        compile_flags = (*compile_flags, _LOWER_OPTIMIZATION)
+        result = _run_compiler(compiler, (*compile_flags, *link_flags), work, target)
+    if result.returncode == 0:
         return
     for code in (errno.ENOSPC, errno.EDQUOT):
-        if os.strerror(code) in done.stderr:
+        if os.strerror(code) in result.stderr:
             raise OSError(code, os.strerror(code), str(work))
-    lines = done.stderr.splitlines()
+    lines = result.stderr.splitlines()
     first = next((i for i, line in enumerate(lines) if "error:" in line or "undefined" in line), 0)
     raise CompileError(
         "generated code does not compile",
-        found="\n".join(lines[first : first + ERROR_LINES]) or f"exit status {done.returncode}",
-        origin=[shlex.join(done.args), compiler.version],
-        hint="a fault of burnt's, unless CC carries flags: please report it with the source",
+        found="\n".join(lines[first : first + ERROR_LINES]) or f"exit status {result.returncode}",
+        origin=[shlex.join(result.args), compiler.version],
+        hint="this is a bug in burnt, unless CC sets flags: please report it with the source",
     )
 
 
-def _compiled(
-    compiler: Compiler, chosen: Sequence[str], work: Path, target: Path
+def _run_compiler(
+    compiler: Compiler, compile_flags: Sequence[str], work: Path, target: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run the compiler, whose words and exit status are for the caller to read."""
-    command = [*compiler.command, "kernel.c", *chosen, "-o", str(target)]
+    """Run the compiler and return its exit status and output; the caller checks them."""
+    command = [*compiler.command, "kernel.c", *compile_flags, "-o", str(target)]
     try:
         return subprocess.run(
             command,
@@ -402,31 +410,31 @@ def _compiled(
             timeout=COMPILE_TIMEOUT,
             check=False,
             cwd=work,
-            # The compiler's own temporary files go with the folder, also when it is killed.
+            # The compiler's temporary files are removed with the folder, even if it is killed.
             env={**_environment(), "TMPDIR": str(work)},
         )
     except subprocess.TimeoutExpired:
         raise CompileError(
-            "the compiler does not end",
+            "the compiler does not finish",
             found=f"no result after {COMPILE_TIMEOUT:.0f} s",
             origin=[shlex.join(command), compiler.version],
             hint="set BURNT_CC to another compiler",
         ) from None
 
 
-def function(library: ctypes.CDLL, name: str) -> CFunction:
-    """A compiled function that takes its arguments packed into bytes.
+def get_function(library: ctypes.CDLL, name: str) -> CFunction:
+    """Return a function of a library; it takes its arguments packed into bytes.
 
     Raises:
-        AttributeError: the library has none of that name.
+        AttributeError: the library has no function of that name.
     """
     found = getattr(library, name)
     found.restype = None
-    found.argtypes = (ctypes.c_char_p,)  # anything else is refused, where it would crash
+    found.argtypes = (ctypes.c_char_p,)  # ctypes rejects anything else, which would crash
     call: CFunction = found
     return call
 
 
 def digest(parts: Sequence[object]) -> str:
-    """A key: 128 bits of a hash."""
+    """Return a cache key: 128 bits of a hash in hexadecimal."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""A plan with its kernels compiled, and the run of it: allocate, launch, call what is torch's own."""
+"""Run a plan with compiled kernels: allocate outputs, launch kernels, call torch's ops, free what is done."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from burnt import _torch, memory
 from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.runtime.target import Built, Target
-from burnt.codegen.schedule.saved_tensors import Saved
+from burnt.codegen.runtime.target import BuiltKernels, Target
+from burnt.codegen.schedule.saved_tensors import SavedTensors
 from burnt.codegen.schedule.scheduler import Call, Plan, schedule
 
 __all__ = ["CompiledPlan", "debug_log", "warn_fallback"]
@@ -31,14 +31,14 @@ _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class CompiledPlan:
-    """A plan with its kernels compiled.
+    """A plan with compiled kernels, which can be called.
 
     Args:
-        traced: the trace that is planned.
+        traced: the trace to schedule.
         captured: the tensors that it captured.
-        name: what its kernels are called after.
-        target: what they are printed for.
-        device: where the tensors are.
+        name: prefix of the kernels' names.
+        target: the target to compile the kernels for.
+        device: the device of the tensors.
 
     Raises:
         CompileError: the generated code does not compile.
@@ -57,98 +57,107 @@ class CompiledPlan:
         if device.type == "cpu":
             memory.enable_by_default()
         self.traced = traced
-        self.changed = traced.changed
-        self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
-        self.saved = Saved([], [])  # what the backward is given of this one
+        self.mutated = traced.mutated
+        self.backward_plans: dict[tuple[bool, ...], Any] = {}  # by which inputs require gradients
+        self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
+        self.saved = SavedTensors([], [])  # what the backward takes from this plan
         self.plan: Plan = schedule(
             traced,
             captured,
-            scratch=target.scratch,
-            runs=target.runs,
-            cuts=target.cuts,
-            joins=target.joins,
-            torch_is_best=target.torch_is_best,
-            products=target.products,
+            scratch_bytes=target.scratch_bytes,
+            max_chunks=target.max_chunks,
+            splits_passes=target.splits_passes,
+            online_thresholds=target.online_thresholds,
+            why_eager=target.why_eager,
+            why_eager_matmul=target.why_eager_matmul,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
-        made: dict[Buffer, None] = {}
+        computed: dict[Buffer, None] = {}
         for step in self.plan.steps:
             if isinstance(step, Kernel):
-                made |= step.written
+                computed |= step.buffers_written
             else:
-                # What no kernel writes, since it has no elements, is given all the same.
-                made |= {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
-        made |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
-        buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
-        called: set[Buffer | None] = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
+                # No kernel writes a buffer without elements, but a call takes it all the same.
+                computed |= {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
+        computed |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
+        buffers = list(dict.fromkeys([*self.plan.inputs, *computed]))
+        call_outputs: set[Buffer | None] = {
+            b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs
+        }
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        self.build()
+        self.build_kernels()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
-        self.fresh = [self.allocation(b) for b in made if b not in self.plan.inputs and b not in called]
-        written = {b for k in self.kernels for b in k.written} | called | {*self.plan.inputs}
-        self.empty = [(self.slots[b], self.allocation(b)) for b in made if b not in written]
-        self.runs = [] if self.single is not None else self.prepared()
-        Expr.forget()
+        self.new_outputs = [
+            self.allocation(b) for b in computed if b not in self.plan.inputs and b not in call_outputs
+        ]
+        written = {b for k in self.kernels for b in k.buffers_written} | call_outputs | {*self.plan.inputs}
+        self.unwritten = [(self.slots[b], self.allocation(b)) for b in computed if b not in written]
+        self.prepared_steps = [] if self.single_launcher is not None else self.prepare_steps()
+        Expr.clear_interned()
 
-    def build(self) -> None:
-        """Make the kernels run on the target."""
-        built = Built("", {}, {})
+    def build_kernels(self) -> None:
+        """Compile the kernels for the target."""
+        built = BuiltKernels("", {}, {})
         if self.kernels:
             built = self.target.build(self.kernels, list(self.slots), self.plan.numbers)
-        self.source, self.texts, self.launch = built.source, built.texts, built.launch
-        # One kernel and nothing else is the common case, with a path of its own.
-        self.single = self.launch[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
+        self.source, self.texts, self.launchers = built.source, built.texts, built.launchers
+        # A plan of one kernel is the common case: it is launched without the loop over steps.
+        self.single_launcher = (
+            self.launchers[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
+        )
 
-    def on(self, target: Target) -> CompiledPlan:
-        """The same plan, and those of its gradients, with the kernels built by another target.
+    def with_target(self, target: Target) -> CompiledPlan:
+        """Return this plan and its backward plans with kernels compiled for another target.
 
         Args:
-            target: one that takes kernels that were planned for this one, as with other block sizes.
+            target: one that can compile kernels scheduled for this plan's target, such as the same target
+                with other block sizes.
         """
-        made = copy.copy(self)
-        made.target = target
-        Expr.recall([expr for kernel in self.kernels for expr in kernel.exprs])
-        made.build()
-        Expr.forget()
-        made.backward = {
-            wanted: None if plan is None else plan._replace(plan=plan.plan.on(target))
-            for wanted, plan in self.backward.items()
+        other = copy.copy(self)
+        other.target = target
+        Expr.restore_interned([expr for kernel in self.kernels for expr in kernel.exprs])
+        other.build_kernels()
+        Expr.clear_interned()
+        other.backward_plans = {
+            needs_grad: None if plan is None else plan._replace(plan=plan.plan.with_target(target))
+            for needs_grad, plan in self.backward_plans.items()
         }
-        made.derived = dict(self.derived)
-        return made
+        other.backward_traces = dict(self.backward_traces)
+        return other
 
-    def prepared(self) -> list[_Run]:
-        """The steps with what each allocates before and lets go of after."""
-        runs, there = [], {*self.plan.inputs}
+    def prepare_steps(self) -> list[_PreparedStep]:
+        """Return the steps, each with the buffers to allocate before it and to release after it."""
+        prepared_steps, allocated = [], {*self.plan.inputs}
         for step in self.plan.steps:
-            outputs = step.written if isinstance(step, Kernel) else ()
-            fresh = [b for b in outputs if b not in there]
-            there.update(outputs)
-            allocate = [(self.slots[b], self.allocation(b)) for b in fresh]
-            runs.append(_Run(step, _names(step), allocate, self.given(step)))
-        # Results are kept; everything else goes with the last step that names it.
-        kept = {r for r in self.results if r is not None}
-        for run in reversed(runs):
-            slots = {self.slots[b] for b in run.names if b.role != "local"}
-            run.release = sorted(slots - kept)
-            kept |= slots
-        return runs
+            outputs = step.buffers_written if isinstance(step, Kernel) else ()
+            new = [b for b in outputs if b not in allocated]
+            allocated.update(outputs)
+            allocate = [(self.slots[b], self.allocation(b)) for b in new]
+            prepared_steps.append(
+                _PreparedStep(step, _buffers_of(step), allocate, self.constant_arguments(step))
+            )
+        # Release a buffer after the last step that uses it, unless it is a result.
+        used_later = {r for r in self.results if r is not None}
+        for prepared in reversed(prepared_steps):
+            slots = {self.slots[b] for b in prepared.buffers if b.role != "local"}
+            prepared.release = sorted(slots - used_later)
+            used_later |= slots
+        return prepared_steps
 
     def allocation(self, buffer: Buffer) -> _Allocation:
-        """The shape, strides and dtype of the tensor that a buffer is."""
-        shape = self.plan.viewed.get(buffer)
+        """Return the shape, strides and dtype of a buffer's tensor."""
+        shape = self.plan.result_shapes.get(buffer)
         if shape is None:
             return buffer.shape, buffer.strides, buffer.dtype
         return shape, torch.empty(shape, device="meta").stride(), buffer.dtype
 
-    def draw(self) -> Tensor | None:
-        """A seed from torch's generator for a plan that draws random numbers; None for others.
+    def draw_seed(self) -> Tensor | None:
+        """Return a seed from torch's generator, or None if the plan draws no random numbers.
 
-        It lies on the device, so that a recorded CUDA graph draws another one each time it is replayed.
+        The seed is a tensor on the device, so that a CUDA graph draws a new one at each replay.
         """
         if self.plan.seed is None:
             return None
@@ -157,68 +166,77 @@ class CompiledPlan:
     def __call__(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], seed: Tensor | None = None
     ) -> list[Any]:
-        """The results, flat, for tensors in the order of the plan's inputs and its run-time numbers.
+        """Run the plan and return its results as a flat list.
 
-        Where the plan draws random numbers and no seed is given, a new one is.
+        Args:
+            tensors: the plan's inputs in order, without the seed.
+            numbers: the run-time numbers, in the order of `Plan.numbers`.
+            seed: from `draw_seed`; by default a new one.
         """
         memory: list[Any] = list(tensors)
         if self.plan.seed is not None:
-            memory.append(self.draw() if seed is None else seed)
-        if self.single is not None:
-            for shape, strides, dtype in self.fresh:
+            memory.append(self.draw_seed() if seed is None else seed)
+        if self.single_launcher is not None:
+            for shape, strides, dtype in self.new_outputs:
                 memory.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
-            self.single(memory, numbers)
+            self.single_launcher(memory, numbers)
         else:
-            memory = self.memory(memory)
-            for run in self.runs:
-                self.step(run, memory, numbers)
-                for slot in run.release:
+            memory = self.initial_tensors(memory)
+            for prepared in self.prepared_steps:
+                self.run_step(prepared, memory, numbers)
+                for slot in prepared.release:
                     memory[slot] = None
         results = [
             memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
         ]
-        return self.written_back(tensors, results) if self.changed else results
+        return self.write_back(tensors, results) if self.mutated else results
 
-    def written_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
-        """The results that are returned; the others are what becomes of arguments, and are put there."""
-        count = len(results) - len(self.changed)
-        for position, result in zip(self.changed, results[count:], strict=True):
+    def write_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
+        """Copy the new values of arguments changed in place into them; return the other results."""
+        count = len(results) - len(self.mutated)
+        for position, result in zip(self.mutated, results[count:], strict=True):
             tensors[position].copy_(result)
         return results[:count]
 
-    def memory(self, given: Sequence[Any]) -> list[Any]:
-        """What steps read and write, by slot: what is given, and what no step makes, having no elements."""
-        memory = [*given, *[None] * (len(self.slots) - len(given))]
-        for slot, (shape, strides, dtype) in self.empty:
+    def initial_tensors(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the tensor of each slot before the first step: inputs, and tensors that no step writes.
+
+        The latter have no elements. The other slots are None.
+        """
+        memory = [*inputs, *[None] * (len(self.slots) - len(inputs))]
+        for slot, (shape, strides, dtype) in self.unwritten:
             memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
         return memory
 
-    def step(self, run: _Run, memory: list[Any], numbers: Sequence[float]) -> None:
-        """One step: allocate what it writes, and launch or call."""
-        for slot, (shape, strides, dtype) in run.allocate:
+    def run_step(self, prepared: _PreparedStep, memory: list[Any], numbers: Sequence[float]) -> None:
+        """Run one step: allocate its outputs, then launch the kernel or call torch's op."""
+        for slot, (shape, strides, dtype) in prepared.allocate:
             memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-        step = run.step
+        step = prepared.step
         if isinstance(step, Kernel):
-            self.launch[step](memory, numbers)
+            self.launchers[step](memory, numbers)
             return
         args: Any
         kwargs: Any
-        if run.given is not None:
-            args, kwargs = [v if slot is None else memory[slot] for slot, v in run.given], {}
-        else:
-            held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
-            args, kwargs = torch.fx.node.map_aggregate(
-                (step.node.args, step.node.kwargs), lambda v: self.argument(v, held, numbers)
+        if prepared.constant_arguments is not None:
+            args, kwargs = (
+                [v if slot is None else memory[slot] for slot, v in prepared.constant_arguments],
+                {},
             )
-        # What autocast casts is cast in the trace.
+        else:
+            tensors = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
+            args, kwargs = torch.fx.node.map_aggregate(
+                (step.node.args, step.node.kwargs), lambda v: self.call_argument(v, tensors, numbers)
+            )
+        # The trace contains autocast's casts already.
         with _torch.without_autocast() if _torch.is_autocast() else contextlib.nullcontext():
-            made = step.node.target(*args, **kwargs)  # type: ignore[operator]
-        made = list(made) if isinstance(made, tuple | list) else [made]
-        for buffer, tensor in zip(step.outputs, made, strict=True):
+            outputs = step.node.target(*args, **kwargs)  # type: ignore[operator]
+        outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+        for buffer, tensor in zip(step.outputs, outputs, strict=True):
             if buffer is not None:
                 if tensor.stride() != buffer.strides:
                     shape, strides, dtype = self.allocation(buffer)
-                    if _lies(tensor, strides):
+                    if _has_strides(tensor, strides):
                         memory[self.slots[buffer]] = tensor.as_strided(shape, strides)
                         continue
                     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
@@ -226,54 +244,61 @@ class CompiledPlan:
                     )
                 memory[self.slots[buffer]] = tensor
 
-    def given(self, step: Kernel | Call) -> list[tuple[int | None, Any]] | None:
-        """The arguments of a call, each a slot or a constant, where they are no more than that."""
+    def constant_arguments(self, step: Kernel | Call) -> list[tuple[int | None, Any]] | None:
+        """Return a call's arguments, each as a slot or a constant.
+
+        None if a run-time number may be among them, for calls with keyword arguments, and for kernels.
+        """
         if isinstance(step, Kernel) or step.node.kwargs:
             return None
-        found: list[tuple[int | None, Any]] = []
+        arguments: list[tuple[int | None, Any]] = []
         for value in step.node.args:
             if isinstance(value, torch.fx.Node):
-                found.append((self.slots[step.inputs[value]], None))
+                arguments.append((self.slots[step.inputs[value]], None))
             elif isinstance(value, float) or (
-                isinstance(value, list | tuple) and not all(map(_is_whole, value))
+                isinstance(value, list | tuple) and not all(map(_is_int, value))
             ):
-                return None  # it may be a number that is known when it is run
+                return None  # a float may stand for a run-time number
             else:
-                found.append((None, value))
-        return found
+                arguments.append((None, value))
+        return arguments
 
-    def argument(self, value: Any, held: dict[torch.fx.Node, Tensor], numbers: Sequence[float]) -> Any:
-        """An argument of a call: a tensor for its node, a run-time number for its stand-in."""
+    def call_argument(
+        self, value: Any, tensors: dict[torch.fx.Node, Tensor], numbers: Sequence[float]
+    ) -> Any:
+        """Return an argument of a call: the tensor of a node, or the run-time number of its placeholder."""
         if isinstance(value, torch.fx.Node):
-            return held[value]
+            return tensors[value]
         if isinstance(value, float) and value in self.traced.numbers:
             return numbers[self.plan.numbers.index(self.traced.numbers[value])]
         return value
 
-    def times(self, tensors: Sequence[Tensor], numbers: Sequence[float], budget: float = 0.2) -> list[float]:
-        """Seconds of each step, the median of as many runs as the budget allows, at least 3.
+    def time_steps(
+        self, tensors: Sequence[Tensor], numbers: Sequence[float], budget: float = 0.2
+    ) -> list[float]:
+        """Return the seconds that each step takes: the median of as many runs as fit the budget, 3 to 101.
 
         Args:
             tensors: as for a call.
             numbers: as for a call.
-            budget: seconds.
+            budget: seconds for all runs.
         """
-        runs = self.runs or self.prepared()
-        if not runs:
-            return []  # what is returned is an argument or a constant
-        samples: list[list[float]] = [[] for _ in runs]
+        prepared_steps = self.prepared_steps or self.prepare_steps()
+        if not prepared_steps:
+            return []  # all results are arguments or constants
+        samples: list[list[float]] = [[] for _ in prepared_steps]
         if self.plan.seed is not None:
-            tensors = [*tensors, cast("Tensor", self.draw())]
+            tensors = [*tensors, cast("Tensor", self.draw_seed())]
         begin = time.perf_counter()
         while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
-            memory = self.memory(tensors)
-            for run, into in zip(runs, samples, strict=True):
+            memory = self.initial_tensors(tensors)
+            for prepared, seconds in zip(prepared_steps, samples, strict=True):
                 self.synchronise()
                 start = time.perf_counter()
-                self.step(run, memory, numbers)
+                self.run_step(prepared, memory, numbers)
                 self.synchronise()
-                into.append(time.perf_counter() - start)
-                for slot in run.release:
+                seconds.append(time.perf_counter() - start)
+                for slot in prepared.release:
                     memory[slot] = None
         return [statistics.median(s) for s in samples]
 
@@ -284,57 +309,65 @@ class CompiledPlan:
 
 
 @dataclasses.dataclass(eq=False)
-class _Run:
-    """A step as it is run: slots to allocate before, and to empty after."""
+class _PreparedStep:
+    """A step with the slots to allocate before it and to release after it.
+
+    Args:
+        step: the kernel or call.
+        buffers: all that it reads or writes.
+        allocate: slots of its new outputs, and what to allocate.
+        constant_arguments: from `CompiledPlan.constant_arguments`.
+        release: slots that no later step uses.
+    """
 
     step: Kernel | Call
-    names: set[Buffer]
+    buffers: set[Buffer]
     allocate: list[tuple[int, _Allocation]]
-    given: list[tuple[int | None, Any]] | None = None
+    constant_arguments: list[tuple[int | None, Any]] | None = None
     release: list[int] = dataclasses.field(default_factory=list)
 
 
-def _lies(tensor: Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor's elements lie as strides say; those of axes that have one element say nothing."""
-    steps = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return not tensor.numel() or all(own == other for size, own, other in steps if size > 1)
+def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides; the strides of axes of size 1 do not matter."""
+    axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return not tensor.numel() or all(own == other for size, own, other in axes if size > 1)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_int(value: Any) -> bool:
     return isinstance(value, int)
 
 
-def _names(step: Kernel | Call) -> set[Buffer]:
-    """The buffers that a step reads or writes."""
+def _buffers_of(step: Kernel | Call) -> set[Buffer]:
+    """Return the buffers that a step reads or writes."""
     if isinstance(step, Call):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
-    return {*step.read, *step.written}
+    return {*step.buffers_read, *step.buffers_written}
 
 
 def debug_log_plan(plan: CompiledPlan) -> None:
-    """Print a plan, where ``BURNT_DEBUG=1`` asks for it: its steps, each with its kernel's text."""
+    """Print the steps of a plan and the code of its kernels, if ``BURNT_DEBUG=1`` is set."""
     steps = plan.plan.steps
     lines = [f"{len(steps)} step{'s' if len(steps) != 1 else ''}"]
     for step in steps:
         if isinstance(step, Kernel):
             lines += [f"  {step.name}, {step.kind}", plan.texts.get(step, "")]
         else:
-            lines.append(f"  {step.node.target}, torch's own call: {step.why}")
+            lines.append(f"  {step.node.target}, torch's own call: {step.reason}")
     debug_log(plan.name, "\n".join(lines))
 
 
-def debug_log(name: str, what: str) -> None:
-    """Print what was made of a function, where ``BURNT_DEBUG=1`` asks for it."""
+def debug_log(name: str, message: str) -> None:
+    """Print a message about a fused function to stderr, if ``BURNT_DEBUG=1`` is set."""
     if os.environ.get("BURNT_DEBUG") == "1":
-        print(f"burnt: {name}: {what}", file=sys.stderr)  # noqa: T201
+        print(f"burnt: {name}: {message}", file=sys.stderr)  # noqa: T201
 
 
 def warn_fallback(name: str, error: Exception) -> str:
-    """Warn that a function runs as plain torch because of a fault of ours; the reason, as text."""
+    """Warn that the eager function runs because of a bug in burnt or the compiler; return the reason."""
     reason = f"{type(error).__name__}: {error}"
     warnings.warn(
-        f"burnt.fuse: {name} runs as plain torch: no kernels could be made of it. This is a fault of burnt's "
-        f"or of the compiler's, and worth a report.\n{reason}",
+        f"burnt.fuse: {name} runs as the eager function, because generating or compiling its kernels failed. "
+        f"This is a bug in burnt or in the compiler; please report it.\n{reason}",
         RuntimeWarning,
         stacklevel=2,
     )

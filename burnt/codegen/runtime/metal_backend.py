@@ -1,4 +1,4 @@
-"""The Metal target: kernels printed as shaders, compiled and launched by `torch.mps`."""
+"""The Metal target: generate shaders, and compile and launch them with `torch.mps`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
-from burnt.codegen.runtime.target import Built, Launch, Target, raise_failed_check, size_templates
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
 from burnt.codegen.schedule.passes import OnlineThresholds
 
 if TYPE_CHECKING:
@@ -21,82 +21,88 @@ __all__ = ["METAL", "build_metal"]
 
 
 def build_metal(
-    compiled: Callable[[str], Any],
+    compile_source: Callable[[str], Any],
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
     numbers: Sequence[int],
-) -> Built:
-    """Kernels in Metal.
+) -> BuiltKernels:
+    """Generate and compile kernels in Metal.
 
     Args:
-        compiled: makes a library of a source, as `torch.mps.compile_shader` does: its kernels are attributes,
-            called with what is bound to their buffers and `threads`, `group_size` and `arg_casts`.
-        kernels: what to build.
-        buffers: in the order in which launches get them.
-        numbers: positions of run-time numbers, in the order in which launches get them.
+        compile_source: compiles source into a library, as `torch.mps.compile_shader` does. Kernels are its
+            attributes, called with their arguments and `threads`, `group_size` and `arg_casts`.
+        kernels: the kernels to build.
+        buffers: in the order in which launchers take them.
+        numbers: argument positions of run-time numbers, in the order in which launchers take them.
 
     Raises:
-        UnsupportedError: Metal has no such dtype, or binds fewer buffers.
+        UnsupportedError: a kernel needs a dtype that Metal lacks, or more buffers than Metal can bind.
     """
     from burnt.codegen.render.metal import prelude
-    from burnt.codegen.render.metal.kernel import HEAD, print_kernel
+    from burnt.codegen.render.metal.kernel import PREAMBLE, print_kernel
 
-    made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
-    general = size_templates.is_general("\n".join(d.text for dispatches in made.values() for d in dispatches))
+    printed = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    as_parameters = size_templates.needs_parameters(
+        "\n".join(d.text for dispatches in printed.values() for d in dispatches)
+    )
     texts: dict[Dispatch, str] = {}
     sizes: dict[Dispatch, tuple[int, ...]] = {}
-    for dispatch in itertools.chain(*made.values()):
-        texts[dispatch], sizes[dispatch] = _metal_text(dispatch, general=general)
+    for dispatch in itertools.chain(*printed.values()):
+        texts[dispatch], sizes[dispatch] = _metal_text(dispatch, as_parameters=as_parameters)
     body = "\n".join(texts.values())
-    library = compiled(f"{HEAD}\n{prelude.source(body)}{body}")
+    library = compile_source(f"{PREAMBLE}\n{prelude.source(body)}{body}")
     slots = {buffer: i for i, buffer in enumerate(buffers)}
 
-    def call_of(dispatch: Dispatch) -> Callable[..., None]:
+    def dispatch_caller(dispatch: Dispatch) -> Callable[..., None]:
         kernel = getattr(library, dispatch.name)
-        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.memory]
+        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.buffers]
         values = [list(sizes[dispatch])] if sizes[dispatch] else []
         options: dict[str, Any] = {"threads": dispatch.threads, "group_size": dispatch.group}
         if values and not dispatch.wide:
-            # torch passes integers with 64 bits, which are slow where 32 do.
+            # torch passes integers as 64 bits, which are slower on the device than 32.
             options["arg_casts"] = {len(places) + dispatch.numbers: "int32"}
 
         def call(
-            memory: Sequence[torch.Tensor | None], own: dict[str, torch.Tensor], given: Sequence[float]
+            memory: Sequence[torch.Tensor | None],
+            temporaries: dict[str, torch.Tensor],
+            scalars: Sequence[float],
         ) -> None:
-            tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
-            kernel(*tensors, *([list(given)] if dispatch.numbers else []), *values, **options)
+            tensors = [temporaries[p] if isinstance(p, str) else memory[p] for p in places]
+            kernel(*tensors, *([list(scalars)] if dispatch.numbers else []), *values, **options)
 
         return call
 
-    def launch(kernel: Kernel, dispatches: Sequence[Dispatch]) -> Launch:
-        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
-        calls = [call_of(dispatch) for dispatch in dispatches]
+    def launch(kernel: Kernel, dispatches: Sequence[Dispatch]) -> Launcher:
+        scratch = {m.name: m for d in dispatches for m in d.buffers if not isinstance(m, Buffer)}
+        calls = [dispatch_caller(dispatch) for dispatch in dispatches]
 
-        def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+        def run(memory: Sequence[torch.Tensor | None], scalars: Sequence[float]) -> None:
             device = next(t.device for t in memory if t is not None)
-            own = {
+            temporaries = {
                 name: (torch.zeros if m.zeros else torch.empty)(m.count, dtype=m.dtype, device=device)
                 for name, m in scratch.items()
             }
             for call in calls:
-                call(memory, own, given)
+                call(memory, temporaries, scalars)
             if kernel.checks:
-                # This waits for the device, which is what it takes to raise here and not later.
-                raise_failed_check(kernel.checks, own["failed"].tolist())
+                # Wait for the device, so that the error is raised by this call and not by a later one.
+                raise_failed_check(kernel.checks, temporaries["failed"].tolist())
 
         return run
 
-    whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in made.items()}
-    return Built(body, whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in made.items()})
+    whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in printed.items()}
+    return BuiltKernels(
+        body, whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in printed.items()}
+    )
 
 
-def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, ...]]:
-    """The text of a dispatch, and the sizes that it takes: all of them if it is to be general."""
-    if not general:
+def _metal_text(dispatch: Dispatch, *, as_parameters: bool) -> tuple[str, tuple[int, ...]]:
+    """Return the code of a dispatch and the sizes it takes as arguments: none unless `as_parameters`."""
+    if not as_parameters:
         return with_constant_sizes(dispatch.text), ()
     text, sizes = sizes_as_parameters(dispatch.text, lambda k: f"n[{k}]")
     if sizes:
-        place = len(dispatch.memory) + dispatch.numbers
+        place = len(dispatch.buffers) + dispatch.numbers
         parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
         text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
     return text, sizes
@@ -105,29 +111,32 @@ def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, .
 def _show_metal(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
     from burnt.codegen.render.metal.kernel import print_kernel
 
-    made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    printed = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
     return {
-        kernel: with_constant_sizes("\n".join(d.text for d in ds)).rstrip("\n") for kernel, ds in made.items()
+        kernel: with_constant_sizes("\n".join(d.text for d in ds)).rstrip("\n")
+        for kernel, ds in printed.items()
     }
 
 
 @functools.cache
-def _shader(source: str) -> Any:
+def _compile_shader(source: str) -> Any:
     return torch.mps.compile_shader(source)
 
 
-def _no_metal() -> str | None:
+def _why_no_metal() -> str | None:
     return None if torch.backends.mps.is_available() else "torch has no Metal device here"
 
 
-# Twice what is next to a core of Apple's GPUs, or about: this has not been measured.
-_JOINS_OF_METAL = OnlineThresholds(exp=1 << 15, squares=1 << 15, columns=1 << 17)
+# About twice the memory next to a core of Apple's GPUs. Not measured.
+_ONLINE_THRESHOLDS = OnlineThresholds(
+    exp_row_bytes=1 << 15, squares_row_bytes=1 << 15, column_tile_bytes=1 << 17
+)
 
 
 METAL = Target(
     "metal",
-    functools.partial(build_metal, _shader),
-    _no_metal,
-    joins=_JOINS_OF_METAL,
+    functools.partial(build_metal, _compile_shader),
+    _why_no_metal,
+    online_thresholds=_ONLINE_THRESHOLDS,
     show=_show_metal,
 )

@@ -1,4 +1,4 @@
-"""What every target has: its kernels once built (`Built`), and what the scheduler must know (`Target`)."""
+"""The interface of a target: `Target` says what its kernels can do, `BuiltKernels` holds compiled kernels."""
 
 from __future__ import annotations
 
@@ -11,63 +11,62 @@ from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import SizeTemplates
 from burnt.codegen.schedule.passes import OnlineThresholds
 
-__all__ = ["Built", "Target"]
+__all__ = ["BuiltKernels", "Target"]
 
 
-Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
+Launcher = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
-    """Kernels that can run.
+class BuiltKernels:
+    """Compiled kernels.
 
     Args:
-        source: the text of all of them, for people.
-        texts: the text of each.
-        launch: for each kernel, a callable of all buffers in their order (None for one that is not there
-            yet) and the run-time numbers.
+        source: the generated code of all kernels, to show to users.
+        texts: the generated code of each kernel.
+        launchers: for each kernel, a callable of the tensors of all buffers in order (None for a buffer that
+            is not allocated at that step) and the run-time numbers.
     """
 
     source: str
     texts: dict[Kernel, str]
-    launch: dict[Kernel, Launch]
+    launchers: dict[Kernel, Launcher]
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What kernels are printed for.
+    """A language that kernels are generated in, and what its kernels can do.
 
     Args:
         name: ``"c"``, ``"triton"`` or ``"metal"``.
-        build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
-            run-time numbers in the order in which launches get them.
-        missing: why it cannot be used on this machine, or None.
-        scratch: bytes of local buffers that a turn of a kernel's outer loops may have; 0 where rows are
-            kept in registers, or not at all.
-        runs: into how many runs of turns a kernel may be cut for sums over turns; 0 where it cannot.
-        cuts: whether each pass of a kernel may be cut for all threads. Where not, few long rows are folded in
-            kernels of their own.
-        joins: from when on folds share a pass with one that they need; None for never.
-        torch_is_best: why a node that is lowered is better torch's own call, or None.
-        products: why a matrix product is better torch's own call, or None where it is a kernel; None for a
-            target that has no such kernels.
-        show: the text of each kernel, also where none can be built: ``show(kernels, numbers)``.
+        build: compiles kernels: ``build(kernels, buffers, numbers)``, with the buffers and the argument
+            positions of run-time numbers in the order in which launchers take them.
+        why_unavailable: returns why the target cannot be used on this machine, or None if it can.
+        scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
+        max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
+        splits_passes: whether a pass over one row can be split across all threads. If not, reductions of few
+            long rows get kernels of their own.
+        online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
+            that it depends on; None for never.
+        why_eager: returns why a node that can be lowered is faster as torch's own call, or None.
+        why_eager_matmul: the same for a matmul; None for a target without matmul kernels.
+        show: returns the generated code of each kernel without compiling: ``show(kernels, numbers)``.
     """
 
     name: str
-    build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
-    missing: Callable[[], str | None]
-    scratch: int = 0
-    runs: int = 0
-    cuts: bool = False
-    joins: OnlineThresholds | None = None
-    torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None
-    products: Callable[[torch.fx.Node], str | None] | None = None
+    build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], BuiltKernels]
+    why_unavailable: Callable[[], str | None]
+    scratch_bytes: int = 0
+    max_chunks: int = 0
+    splits_passes: bool = False
+    online_thresholds: OnlineThresholds | None = None
+    why_eager: Callable[[torch.fx.Node], str | None] = lambda node: None
+    why_eager_matmul: Callable[[torch.fx.Node], str | None] | None = None
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 
 def raise_failed_check(checks: Sequence[Check], failed: Iterable[int]) -> None:
-    """Raise what the first check says that has failed: its word is then not 0."""
+    """Raise the error of the first failed check. A check's word is 0 if it passed, or ``2 * value + 1``."""
     for check, word in zip(checks, failed, strict=False):
         if word:
             raise check.error(word >> 1)

@@ -1,7 +1,7 @@
-"""Targets: what a plan is printed for, and how its kernels are built and launched.
+"""The table of targets, by name and by device.
 
-A target is chosen by the device of the tensors; `Target.build` turns kernels into source and callables.
-Nothing is imported here before it is needed: a Mac has no Triton.
+The device of the tensors selects the target; `Target.build` compiles kernels into callables. The backends
+import printers and Triton only when they are called: a Mac has no Triton.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BY_DEVICE = {"cpu": C, "cuda": TRITON, "mps": METAL}
 
 
 def target_of(device: torch.device) -> Target | str:
-    """The target for tensors of a device, or why there is none."""
+    """Return the target for tensors on a device, or a message why there is none."""
     target = BY_DEVICE.get(device.type)
     if target is None:
-        return f"a tensor on {device}: kernels are printed for {', '.join(BY_DEVICE)} only"
-    return target.missing() or target
+        return f"a tensor on {device}: kernels are generated for {', '.join(BY_DEVICE)} only"
+    return target.why_unavailable() or target

@@ -1,4 +1,4 @@
-"""The Triton target: kernels printed as Triton, with block sizes selected by heuristic or given."""
+"""The Triton target: generate Triton kernels, with block sizes from a heuristic or from the caller."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.lower.matmul import why_eager
-from burnt.codegen.runtime.target import Built, Target
+from burnt.codegen.lower.matmul import why_library_call
+from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.passes import OnlineThresholds
 
-__all__ = ["TRITON", "are_blocks", "with_blocks"]
+__all__ = ["TRITON", "are_block_sizes", "with_block_sizes"]
 
 
 def _build_triton(
@@ -22,32 +22,34 @@ def _build_triton(
     buffers: Sequence[Buffer],
     numbers: Sequence[int],
     blocks: Mapping[str, str] | None = None,
-) -> Built:
+) -> BuiltKernels:
     from burnt.codegen.render.triton.configs import parse_config, select_config
     from burnt.codegen.runtime.triton_compile_pool import limits_of
     from burnt.codegen.runtime.triton_launch import build
 
-    given = {name: parse_config(text) for name, text in (blocks or {}).items()}
+    configs = {name: parse_config(text) for name, text in (blocks or {}).items()}
     if not torch.cuda.is_available():
-        return build(kernels, buffers, numbers, blocks=given)
+        return build(kernels, buffers, numbers, blocks=configs)
     limits = limits_of(torch.device("cuda", torch.cuda.current_device()))
-    return build(kernels, buffers, numbers, choose=lambda form: select_config(form, limits), blocks=given)
+    return build(kernels, buffers, numbers, choose=lambda form: select_config(form, limits), blocks=configs)
 
 
-def with_blocks(blocks: Mapping[str, str]) -> Target:
-    """Triton, with block sizes of its own for kernels of these names: ``{"softmax_0": "1x2048 w8"}``.
+def with_block_sizes(blocks: Mapping[str, str]) -> Target:
+    """Return the Triton target with other block sizes for the named kernels: ``{"softmax_0": "1x2048 w8"}``.
 
     Raises:
-        ValueError: when it builds: a text names no block sizes.
+        ValueError: from `build`, if a text does not describe block sizes.
     """
     return dataclasses.replace(TRITON, build=functools.partial(_build_triton, blocks=dict(blocks)))
 
 
-def are_blocks(blocks: Mapping[Any, Any]) -> bool:
-    """Whether something that was read from a table or a file is what `with_blocks` takes.
+def are_block_sizes(blocks: Mapping[Any, Any]) -> bool:
+    """Whether a mapping, as read from a table or a file, is a valid argument of `with_block_sizes`.
 
-    >>> are_blocks({"softmax_0": "1x2048 w8"}), are_blocks({"softmax_0": "1x3"}), are_blocks({"BLOCK": 64})
-    (True, False, False)
+    >>> are_block_sizes({"softmax_0": "1x2048 w8"}), are_block_sizes({"softmax_0": "1x3"})
+    (True, False)
+    >>> are_block_sizes({"BLOCK": 64})
+    False
     """
     from burnt.codegen.render.triton.configs import parse_config
 
@@ -70,7 +72,7 @@ def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kern
     }
 
 
-def _no_triton() -> str | None:
+def _why_no_triton() -> str | None:
     try:
         import triton  # noqa: F401 - Linux alone has it
     except ImportError as error:
@@ -78,7 +80,12 @@ def _no_triton() -> str | None:
     return None
 
 
-# Of a row that is held whole, the printer makes two passes of it again.
+# All thresholds are 0: the printer goes back to two passes for a row that fits one block.
 TRITON = Target(
-    "triton", _build_triton, _no_triton, joins=OnlineThresholds(), products=why_eager, show=_show_triton
+    "triton",
+    _build_triton,
+    _why_no_triton,
+    online_thresholds=OnlineThresholds(),
+    why_eager_matmul=why_library_call,
+    show=_show_triton,
 )

@@ -1,9 +1,9 @@
-"""Compiling Triton kernels ahead of their launch, in processes of their own.
+"""Compile Triton kernels ahead of their launch, in a pool of worker processes.
 
-``python -m burnt.codegen.runtime.triton_compile_pool`` is such a process: it compiles what it reads for a
-device that it never touches, and what it makes lies in Triton's cache, where the launch of the same kernel
-finds it. It is started with nothing of its parent's but the environment: a fork would share the parent's CUDA
-context, and Python's spawn would run the user's program again.
+A worker runs ``python -m burnt.codegen.runtime.triton_compile_pool``. It reads jobs from stdin and compiles
+them for a device that it never uses, into Triton's cache, where a later launch of the same kernel finds them.
+A worker inherits only the environment: a fork would share the parent's CUDA context, and Python's spawn would
+run the user's program again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.frontend.trace import PLANNING
+from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.render.triton.configs import AnyConfig, is_risky, neighbouring_configs, why_too_large
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
@@ -48,23 +48,23 @@ __all__ = [
     "pool_of",
 ]
 
-_SECONDS = 60.0
-"""For a piece of work; a kernel takes 0.1 to 0.5 of them."""
-_START = 120.0  # for a process to be there: it imports torch
-_IDLE = 60.0  # after which a process ends
-_MOST_WORKERS = 16
+_WORK_SECONDS = 60.0
+"""Time limit for one submission; a kernel takes 0.1 to 0.5 seconds."""
+_START_SECONDS = 120.0  # time limit for a worker to start: it imports torch
+_IDLE_SECONDS = 60.0  # after which a worker without work ends
+_MAX_WORKERS = 16
 
 
 class Job(NamedTuple):
     """A function to compile.
 
     Args:
-        text: the module that it is in.
-        name: its name there.
-        arguments: a dtype for each tensor (``"float32"``), None for each floating-point number, and integers;
+        text: the source of its module.
+        name: its name in the module.
+        arguments: for each tensor its dtype (``"float32"``), for each float None, for each integer its value;
             a list for a tuple of these.
-        constants: block sizes and flags; a function that is a constant is a list of its name in `text`.
-        options: of the compilation, such as num_warps.
+        constants: block sizes and flags; a function is given as a list of one name in `text`.
+        options: compile options such as num_warps.
     """
 
     text: str
@@ -75,13 +75,13 @@ class Job(NamedTuple):
 
 
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
-    """The functions of a kernel that was planned before, for tensors whose addresses are aligned."""
-    with PLANNING:
-        Expr.recall(kernel.exprs)
+    """Return the jobs that compile a scheduled kernel, for tensors with aligned addresses."""
+    with PLANNING_LOCK:
+        Expr.restore_interned(kernel.exprs)
         printed = print_kernel(kernel, config)
-        Expr.forget()
+        Expr.clear_interned()
 
-    def described(argument: Any) -> str | int | None:
+    def describe(argument: Any) -> str | int | None:
         if isinstance(argument, Buffer | Workspace):
             return str(argument.dtype).removeprefix("torch.")
         if isinstance(argument, FailedFlag):
@@ -90,7 +90,7 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
 
     sizes = printed.config
     return [
-        Job(printed.text, f.name, [described(a) for a in f.arguments], f.constants, sizes.options)
+        Job(printed.text, f.name, [describe(a) for a in f.arguments], f.constants, sizes.options)
         for f in printed.functions
     ]
 
@@ -98,20 +98,20 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
 def job_of(
     kernel: Any, arguments: Sequence[Any], constants: Mapping[str, Any], options: Mapping[str, int]
 ) -> Job:
-    """A launch of a kernel that is written by hand, in a module that can be imported.
+    """Return the job that compiles a hand-written kernel, which is in an importable module.
 
     Args:
         kernel: the Triton function.
-        arguments: what it is launched with, by position: tensors, numbers, tuples, and constants among them,
-            which may be functions of modules.
-        constants: the others, by name.
-        options: of the compilation, such as num_warps.
+        arguments: what it is launched with, by position: tensors, numbers, tuples, and constants, which may
+            be functions of modules.
+        constants: further constants, by name.
+        options: compile options such as num_warps.
     """
     imports = [kernel]
 
-    def described(argument: Any) -> Any:
+    def describe(argument: Any) -> Any:
         if isinstance(argument, tuple):
-            return [described(each) for each in argument]
+            return [describe(each) for each in argument]
         if isinstance(argument, torch.Tensor):
             return str(argument.dtype).removeprefix("torch.")
         return None if isinstance(argument, float) else argument
@@ -122,43 +122,45 @@ def job_of(
         imports.append(value)
         return [value.fn.__name__]
 
-    fixed = {kernel.arg_names[n] for n in kernel.constexprs}
+    constexpr_names = {kernel.arg_names[n] for n in kernel.constexprs}
     given = dict(zip(kernel.arg_names, arguments, strict=False))
-    known = {name: value for name, value in given.items() if name in fixed} | dict(constants)
+    known = {name: value for name, value in given.items() if name in constexpr_names} | dict(constants)
     described_constants = {name: constant(value) for name, value in known.items()}
     return Job(
         "".join(f"from {f.fn.__module__} import {f.fn.__name__}\n" for f in imports),
         kernel.fn.__name__,
-        [described(value) for name, value in given.items() if name not in fixed],
+        [describe(value) for name, value in given.items() if name not in constexpr_names],
         described_constants,
         dict(options),
     )
 
 
 def limits_of(device: torch.device) -> Limits:
-    """What a CUDA or ROCm device has for programs."""
+    """Return the limits that a CUDA or ROCm device sets for kernels."""
     found = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:
-        # Four SIMD units with 512 registers for each lane; a wavefront takes half of them at the most.
+        # A compute unit has four SIMD units with 512 registers per lane; a wavefront uses at most half of
+        # them.
         shared = found.shared_memory_per_block
         registers = 2048 * found.warp_size
-        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, rocm=True)
-    # What a block has is what it may have without asking for more, as Triton does; 1 KiB is the driver's.
+        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, is_rocm=True)
+    # Triton opts in to the maximum shared memory per block: all of a multiprocessor's but 1 KiB for the
+    # driver.
     shared = found.shared_memory_per_multiprocessor - 1024
     copies = found.major >= 9
     return Limits(
         found.multi_processor_count,
-        shared=shared,
-        lanes=found.warp_size,
-        copies=copies,
-        specializes=copies and can_specialize_warps(_triton_version()),
+        shared_memory=shared,
+        warp_size=found.warp_size,
+        has_tma=copies,
+        can_specialize_warps=copies and can_specialize_warps(_triton_version()),
     )
 
 
 def can_specialize_warps(version: str) -> bool:
-    """Whether a version of Triton compiles products whose warps are specialized.
+    """Whether a version of Triton can compile matmuls with warp specialization.
 
-    3.6 fails for all tiles of 128 rows whose terms are not split; 3.7 compiles all that are offered.
+    3.6 fails for all tiles of 128 rows without split-k; 3.7 compiles all configurations that are offered.
 
     >>> can_specialize_warps("3.6.0"), can_specialize_warps("3.7.1"), can_specialize_warps("4.0.0+git1234")
     (False, True, True)
@@ -174,75 +176,76 @@ def _triton_version() -> str:
 
 
 class Choice(NamedTuple):
-    """Other block sizes of one kernel.
+    """A candidate for the block sizes of one kernel.
 
     Args:
         kernel: its name.
-        blocks: the sizes, as tables hold them.
-        left_out: why they are not worth a try; None where they are.
-        risky: compilers are known to fail with them, or to make wrong kernels.
+        blocks: the block sizes, in the format of the tuning tables.
+        skip_reason: why they are not worth measuring; None if they are.
+        is_risky: whether compilers are known to fail with them, or to generate wrong code.
     """
 
     kernel: str
     blocks: str
-    left_out: str | None
-    risky: bool
+    skip_reason: str | None
+    is_risky: bool
 
 
 def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
-    """Other block sizes than the picked ones.
+    """Return candidates for block sizes other than the heuristic's.
 
-    The nearest of all kernels come first, the risky ones of all last. Kernels that do little beside the
-    largest one are left alone.
+    The nearest candidates of all kernels come first, the risky ones last. Kernels with less than a sixteenth
+    of the work of the largest one have no candidates.
     """
-    with PLANNING:
-        forms = {kernel.name: structure_of(kernel) for kernel in kernels}
-        Expr.forget()
-    work = {name: form.work for name, form in forms.items()}
-    large = [name for name in forms if 16 * work[name] >= max(work.values())]
+    with PLANNING_LOCK:
+        structures = {kernel.name: structure_of(kernel) for kernel in kernels}
+        Expr.clear_interned()
+    work_of = {name: structure.work for name, structure in structures.items()}
+    expensive = [name for name in structures if 16 * work_of[name] >= max(work_of.values())]
     found = [
         [
-            Choice(name, str(v), why_too_large(forms[name], v, limits), is_risky(v))
-            for v in neighbouring_configs(forms[name], limits)[1:]
+            Choice(name, str(v), why_too_large(structures[name], v, limits), is_risky(v))
+            for v in neighbouring_configs(structures[name], limits)[1:]
         ]
-        for name in large
+        for name in expensive
     ]
-    made = [choice for turn in itertools.zip_longest(*found) for choice in turn if choice is not None]
-    return sorted(made, key=lambda choice: choice.risky)
+    interleaved = [choice for row in itertools.zip_longest(*found) for choice in row if choice is not None]
+    return sorted(interleaved, key=lambda choice: choice.is_risky)
 
 
 # --- the pool ---------------------------------------------------------------------------------------------
 
 
-class _LostError(Exception):
-    """A process ended, or did not answer in time."""
+class _WorkerLostError(Exception):
+    """A worker ended, or did not answer in time."""
 
 
 class Pool:
-    """Processes that compile.
+    """A pool of worker processes that compile Triton functions.
 
-    They are started when there is work, and end when there has been none for a while or this process ends.
+    Workers start when there is work. They end after a minute without work, or with this process.
 
     Args:
-        target: the backend, architecture and lanes of a warp, as `triton.backends.compiler.GPUTarget`.
-        workers: how many at the most.
-        seconds: for a piece of work. A process that takes longer is ended, as one that dies is replaced.
+        target: backend, architecture and warp size, as for `triton.backends.compiler.GPUTarget`.
+        workers: maximum number of workers.
+        seconds: time limit for one submission. A worker that takes longer is killed; killed and crashed
+            workers are replaced.
     """
 
     def __init__(
-        self, target: tuple[str, int | str, int], workers: int | None = None, seconds: float = _SECONDS
+        self, target: tuple[str, int | str, int], workers: int | None = None, seconds: float = _WORK_SECONDS
     ) -> None:
         self.target, self.seconds = target, seconds
-        self.workers = workers or min(max((os.cpu_count() or 2) - 1, 1), _MOST_WORKERS)
+        self.workers = workers or min(max((os.cpu_count() or 2) - 1, 1), _MAX_WORKERS)
         self._work: queue.SimpleQueue[tuple[Sequence[Job], Future[None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0
         self._closed = False
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._asked_for: dict[str, tuple[Future[None], int]] = {}  # and how many wait for it
+        self._requested: dict[str, tuple[Future[None], int]] = {}  # with the number of waiters
 
     def submit(self, jobs: Sequence[Job]) -> Future[None]:
-        """Compile some functions; the future's exception is a `CompileError` where one cannot be."""
+        """Compile functions in one worker; the future fails with `CompileError` if one does not compile."""
         future: Future[None] = Future()
         with self._lock:
             if self._closed:
@@ -254,47 +257,47 @@ class Pool:
         return future
 
     def submit_once(self, jobs: Sequence[Job]) -> Future[None]:
-        """Compile functions side by side, but none again that was asked for before.
+        """Compile functions in parallel, each only once even if submitted again.
 
-        The future is done when all of them are. Where it is cancelled, so is what no other one waits for.
+        The future is done when all functions are. Cancelling it cancels those that no other future waits for.
         """
-        whole: Future[None] = Future()
-        parts = []
+        combined: Future[None] = Future()
+        keyed_parts = []
         for job in jobs:
             key = json.dumps(job)
-            part, waiting = self._asked_for.get(key, (None, 0))
+            part, waiting = self._requested.get(key, (None, 0))
             if part is None or part.cancelled() or (part.done() and part.exception() is not None):
                 part, waiting = self.submit([job]), 0
-            self._asked_for[key] = part, waiting + 1
-            parts.append((key, part))
-        left = [len(parts)]
+            self._requested[key] = part, waiting + 1
+            keyed_parts.append((key, part))
+        left = [len(keyed_parts)]
         lock = threading.Lock()
 
-        def ended(part: Future[None]) -> None:
+        def on_part_done(part: Future[None]) -> None:
             error = CompileError("a kernel was not compiled") if part.cancelled() else part.exception()
             with lock:
                 left[0] -= 1
-                if whole.done():
+                if combined.done():
                     return
                 if error is not None:
-                    whole.set_exception(error)
+                    combined.set_exception(error)
                 elif not left[0]:
-                    whole.set_result(None)
+                    combined.set_result(None)
 
-        def given_up(whole: Future[None]) -> None:
-            for key, part in parts if whole.cancelled() else ():
-                known, waiting = self._asked_for[key]
-                self._asked_for[key] = known, waiting - 1
+        def on_cancel(combined: Future[None]) -> None:
+            for key, part in keyed_parts if combined.cancelled() else ():
+                known, waiting = self._requested[key]
+                self._requested[key] = known, waiting - 1
                 if known is part and waiting == 1:
                     part.cancel()
 
-        whole.add_done_callback(given_up)
-        for _, part in parts:
-            part.add_done_callback(ended)
-        return whole
+        combined.add_done_callback(on_cancel)
+        for _, part in keyed_parts:
+            part.add_done_callback(on_part_done)
+        return combined
 
     def close(self) -> None:
-        """End the processes; what was not compiled yet is cancelled."""
+        """Kill the workers, and cancel what was not compiled yet."""
         with self._lock:
             self._closed = True
             with contextlib.suppress(queue.Empty):
@@ -304,17 +307,17 @@ class Pool:
                 process.kill()
 
     def _serve(self) -> None:
-        """Hand work to a process of its own, until there is none for a while."""
+        """Pass work to one worker, until there is none for a while."""
         process: subprocess.Popen[bytes] | None = None
-        while (taken := self._taken()) is not None:
-            jobs, future = taken
+        while (work := self._next_work()) is not None:
+            jobs, future = work
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 if process is None:
-                    process = self._started()
-                error = self._asked(process, jobs)
-            except (_LostError, OSError) as lost:
+                    process = self._start_process()
+                error = self._compile_in_process(process, jobs)
+            except (_WorkerLostError, OSError) as lost:
                 error = str(lost)
                 self._end(process)
                 process = None
@@ -325,11 +328,12 @@ class Pool:
                 future.set_exception(CompileError("a kernel does not compile", where=where, found=error))
         self._end(process)
 
-    def _taken(self) -> tuple[Sequence[Job], Future[None]] | None:
+    def _next_work(self) -> tuple[Sequence[Job], Future[None]] | None:
+        """Wait for work and return it; None if this thread should end."""
         with self._lock:
             self._idle += 1
         try:
-            return self._work.get(timeout=_IDLE)
+            return self._work.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
             with self._lock:
                 if not self._work.empty() and not self._closed:
@@ -340,40 +344,40 @@ class Pool:
             with self._lock:
                 self._idle -= 1
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).parents[3])
         paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        # The process has no use for a device, and shall not find one.
+        # Hide the devices: a worker must not create a context on one.
         environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-m", "burnt.codegen.runtime.triton_compile_pool", json.dumps(self.target)]
         with self._lock:
             if self._closed:
-                raise _LostError("the pool was closed")
+                raise _WorkerLostError("the pool was closed")
             process = subprocess.Popen(
                 [*command, str(self.seconds)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt from the keyboard is the parent's matter
+                start_new_session=True,  # Ctrl-C goes to the parent only
             )
             self._processes.add(process)
         try:
-            self._answer(process, _START)
+            self._read_answer(process, _START_SECONDS)
         except BaseException:
             self._end(process)
             raise
         return process
 
-    def _asked(self, process: subprocess.Popen[bytes], jobs: Sequence[Job]) -> str | None:
-        """What went wrong when a process compiled functions, or None."""
+    def _compile_in_process(self, process: subprocess.Popen[bytes], jobs: Sequence[Job]) -> str | None:
+        """Compile functions in a worker; return the error, or None."""
         assert process.stdin is not None
         process.stdin.write(json.dumps(jobs).encode() + b"\n")
         process.stdin.flush()
-        answer: dict[str, str | None] = json.loads(self._answer(process, self.seconds + 10))
+        answer: dict[str, str | None] = json.loads(self._read_answer(process, self.seconds + 10))
         return answer["error"]
 
-    def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    def _read_answer(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
         assert process.stdout is not None
         end, text = time.monotonic() + seconds, b""
         poll = select.poll()
@@ -381,13 +385,13 @@ class Pool:
         while not text.endswith(b"\n"):
             left = end - time.monotonic()
             if left <= 0 or not poll.poll(left * 1e3):
-                raise _LostError(f"the compiler did not answer within {seconds:.0f} s")
+                raise _WorkerLostError(f"the compiler did not answer within {seconds:.0f} s")
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
                 code = process.wait()
                 hung = code == -signal.SIGALRM
                 reason = f"took longer than {self.seconds:.0f} s" if hung else f"died with exit code {code}"
-                raise _LostError(f"the compiler's process {reason}")
+                raise _WorkerLostError(f"the compiler's process {reason}")
             text += part
         return text
 
@@ -398,7 +402,7 @@ class Pool:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # what was not read any more
+            with contextlib.suppress(BrokenPipeError):  # the worker did not read all of it
                 pipe.close()
         with self._lock:
             self._processes.discard(process)
@@ -406,7 +410,7 @@ class Pool:
 
 @cache
 def pool_of(index: int) -> Pool:
-    """The pool of this process that compiles for a CUDA device."""
+    """Return this process's pool that compiles for the CUDA device with this index."""
     from triton.runtime import driver
 
     with torch.cuda.device(index):
@@ -416,15 +420,15 @@ def pool_of(index: int) -> Pool:
     return pool
 
 
-# A fork has none of the threads.
+# Threads do not survive a fork: the child needs new pools.
 os.register_at_fork(after_in_child=pool_of.cache_clear)
 
 
-# --- a process of the pool --------------------------------------------------------------------------------
+# --- the worker process -----------------------------------------------------------------------------------
 
 
-class _Driver:
-    """As much of a driver as compiling asks for: the target. Nothing is launched."""
+class _CompileOnlyDriver:
+    """A Triton driver that only knows the target, which is enough to compile. It launches nothing."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -439,8 +443,8 @@ class _Driver:
         return 0
 
 
-class _Memory:
-    """Stands for a tensor whose address is aligned."""
+class _AlignedTensor:
+    """A stand-in for a tensor with an aligned address."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -449,14 +453,14 @@ class _Memory:
         return 0
 
     def ptr_range(self) -> int:
-        return 0  # within what 32 bits reach, which Triton asks for on ROCm
+        return 0  # reachable with 32 bits, which Triton checks on ROCm
 
 
 def compile_job(job: Job) -> None:
-    """Compile a function for the target of the driver that is active, into Triton's cache.
+    """Compile a function for the active driver's target into Triton's cache.
 
     Raises:
-        Exception: whatever Triton raises where it cannot.
+        Exception: whatever Triton raises if it cannot compile it.
     """
     from burnt.codegen.runtime.triton_launch import load
 
@@ -464,27 +468,27 @@ def compile_job(job: Job) -> None:
         if isinstance(described, list):
             return tuple(map(argument, described))
         if isinstance(described, str):
-            return _Memory(getattr(torch, described))
+            return _AlignedTensor(getattr(torch, described))
         return 1.5 if described is None else described
 
-    space = load(job.text)
-    function = space[job.name]
-    fixed = {name: space[c[0]] if isinstance(c, list) else c for name, c in job.constants.items()}
+    namespace = load(job.text)
+    function = namespace[job.name]
+    constexprs = {name: namespace[c[0]] if isinstance(c, list) else c for name, c in job.constants.items()}
     given = map(argument, job.arguments)
-    # By name, since constants may stand between.
-    arguments = {name: next(given) for name in function.arg_names if name not in fixed}
-    function.warmup(grid=(1,), **arguments, **fixed, **job.options)
+    # By name, because constants may be between them.
+    arguments = {name: next(given) for name in function.arg_names if name not in constexprs}
+    function.warmup(grid=(1,), **arguments, **constexprs, **job.options)
 
 
 def main(target: str, seconds: str) -> None:
-    """Answer each line of jobs with what went wrong; end where a line takes too long, or none comes."""
-    # What a compiler prints is no answer.
+    """Compile each line of jobs from stdin and answer with the error; exit if a line takes too long."""
+    # Answers go to the original stdout; what compilers print goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    driver.set_active(_Driver(GPUTarget(*json.loads(target))))
+    driver.set_active(_CompileOnlyDriver(GPUTarget(*json.loads(target))))
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
@@ -492,7 +496,7 @@ def main(target: str, seconds: str) -> None:
         try:
             for job in json.loads(line):
                 compile_job(Job(*job))
-        except Exception as raised:  # of any kind: it is the answer
+        except Exception as raised:  # any error is the answer
             error = f"{type(raised).__name__}: {raised}"[:500]
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps({"error": error}), file=answers, flush=True)

@@ -1,7 +1,7 @@
-"""Printed Triton kernels as callables: the text becomes functions, a launch is as little Python as can be.
+"""Turn generated Triton code into callables that launch it with little Python overhead.
 
-A plan's shapes and strides are fixed, so grids and sizes are computed once. What may differ from call to call
-is the alignment of the tensors, which Triton specialises a kernel on: a compiled kernel is kept for each.
+A plan's shapes and strides are fixed, so grids and sizes are computed once. The alignment of tensors may
+change from call to call. Triton specializes kernels on it, so a compiled kernel is cached for each alignment.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from burnt.codegen.render.triton.configs import AnyConfig, select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
-from burnt.codegen.runtime.target import Built, Launch
+from burnt.codegen.runtime.target import BuiltKernels, Launcher
 
 __all__ = ["build", "load"]
 
-_NO_BLOCKS: Mapping[str, AnyConfig] = MappingProxyType({})
+_NO_BLOCK_SIZES: Mapping[str, AnyConfig] = MappingProxyType({})
 
 
 def build(
@@ -36,51 +36,56 @@ def build(
     buffers: Sequence[Buffer],
     numbers: Sequence[int],
     choose: Callable[[Any], AnyConfig] = select_config,
-    blocks: Mapping[str, AnyConfig] = _NO_BLOCKS,
-) -> Built:
-    """Kernels that can run.
+    blocks: Mapping[str, AnyConfig] = _NO_BLOCK_SIZES,
+) -> BuiltKernels:
+    """Generate Triton code for kernels and return their launchers; Triton compiles them at the first launch.
 
     Args:
-        kernels: what to print.
-        buffers: in the order in which launches get them.
-        numbers: positions of run-time numbers, in the order in which launches get them.
-        choose: gives a kernel's block sizes.
-        blocks: block sizes of kernels by name, for which `choose` is not asked.
+        kernels: the kernels to build.
+        buffers: in the order in which launchers take them.
+        numbers: argument positions of run-time numbers, in the order in which launchers take them.
+        choose: selects a kernel's block sizes.
+        blocks: block sizes by kernel name, used instead of `choose`.
     """
     slots = {buffer: i for i, buffer in enumerate(buffers)}
-    places = {number: i for i, number in enumerate(numbers)}
+    scalar_positions = {number: i for i, number in enumerate(numbers)}
     texts: dict[Kernel, str] = {}
-    launch: dict[Kernel, Launch] = {}
+    launch: dict[Kernel, Launcher] = {}
     for kernel in kernels:
         config = blocks.get(kernel.name)
-        if config is None or isinstance(config, MatmulConfig) != (kernel.product is not None):
-            config = choose(structure_of(kernel))  # none was named, or that of a kernel of another kind
+        if config is None or isinstance(config, MatmulConfig) != (kernel.matmul is not None):
+            config = choose(structure_of(kernel))  # not given, or for the other kind of kernel
         printed = print_kernel(kernel, config)
         texts[kernel] = printed.text
-        launch[kernel] = launcher(kernel, printed, slots, places)
+        launch[kernel] = make_launcher(kernel, printed, slots, scalar_positions)
         if isinstance(config, MatmulConfig) and config.descriptors:
-            plain = print_kernel(kernel, dataclasses.replace(config, descriptors=False, specialized=False))
-            through_pointers = launcher(kernel, plain, slots, places)
-            launch[kernel] = _where_aligned(kernel, slots, launch[kernel], through_pointers)
-    return Built("\n\n".join(texts.values()), texts, launch)
+            pointer_source = print_kernel(
+                kernel, dataclasses.replace(config, descriptors=False, specialized=False)
+            )
+            pointer_launcher = make_launcher(kernel, pointer_source, slots, scalar_positions)
+            launch[kernel] = _choose_by_alignment(kernel, slots, launch[kernel], pointer_launcher)
+    return BuiltKernels("\n\n".join(texts.values()), texts, launch)
 
 
 @functools.lru_cache(maxsize=4096)
 def load(text: str) -> dict[str, Any]:
-    """The functions of a text. Triton reads their source, which `linecache` holds for it."""
+    """Return the module namespace of generated code. Triton reads functions' source through `linecache`."""
     name = f"<burnt {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"__name__": "burnt.codegen.generated"}
-    exec(compile(text, name, "exec"), space)
-    return space
+    namespace: dict[str, Any] = {"__name__": "burnt.codegen.generated"}
+    exec(compile(text, name, "exec"), namespace)
+    return namespace
 
 
-def launcher(
-    kernel: Kernel, printed: TritonSource, slots: dict[Buffer, int], places: dict[int, int]
-) -> Launch:
-    """A callable of a kernel: of all buffers and all run-time numbers."""
-    space = load(printed.text)
-    calls = [_Call(space[f.name], f, printed.config, slots, places) for f in printed.functions]
+def make_launcher(
+    kernel: Kernel, printed: TritonSource, slots: dict[Buffer, int], scalar_positions: dict[int, int]
+) -> Launcher:
+    """Return the launcher of a kernel, which takes the tensors of all buffers and all run-time numbers."""
+    namespace = load(printed.text)
+    calls = [
+        _FunctionCall(namespace[f.name], f, printed.config, slots, scalar_positions)
+        for f in printed.functions
+    ]
     checks = kernel.checks
     if len(calls) == 1 and not checks:
         (only,) = calls
@@ -88,52 +93,57 @@ def launcher(
     failed: dict[torch.device, torch.Tensor] = {}
 
     def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
-        held: dict[str, torch.Tensor] = {}
+        named_tensors: dict[str, torch.Tensor] = {}
         if checks:
             device = next(t.device for t in memory if t is not None)
             if device not in failed:
-                # The device writes into the host's memory, which is read without waiting for it.
+                # The device writes to pinned host memory, so that it can be read without synchronizing.
                 words = torch.zeros(len(checks), dtype=torch.int64)
                 failed[device] = words if device.type == "cpu" else words.pin_memory()
-            held["failed"] = failed[device]
+            named_tensors["failed"] = failed[device]
             raise_failed_check(checks, failed[device])
         for call in calls:
-            call(memory, values, held)
+            call(memory, values, named_tensors)
         if checks:
             raise_failed_check(checks, failed[device])
 
     return launch
 
 
-def _where_aligned(kernel: Kernel, slots: dict[Buffer, int], copied: Launch, otherwise: Launch) -> Launch:
-    """A launch where all that a product reads lies at addresses that descriptors can hold, or another one."""
-    assert kernel.product is not None
-    read = {e.extra[0] for e in walk([kernel.product.body]) if e.op == "load"}
-    places = [slots[buffer] for buffer in read]  # type: ignore[index]  # a load's first is its buffer
+def _choose_by_alignment(
+    kernel: Kernel, slots: dict[Buffer, int], with_descriptors: Launcher, without_descriptors: Launcher
+) -> Launcher:
+    """Return a launcher that uses tensor descriptors if all of a matmul's inputs are 16-byte aligned."""
+    assert kernel.matmul is not None
+    read_buffers = {e.extra[0] for e in walk([kernel.matmul.body]) if e.op == "load"}
+    read_slots = [slots[buffer] for buffer in read_buffers]  # type: ignore[index]  # a load's first is its buffer
 
     def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
-        aligned = not any(memory[place].data_ptr() & 15 for place in places)  # type: ignore[union-attr]
-        (copied if aligned else otherwise)(memory, values)
+        is_aligned = not any(memory[slot].data_ptr() & 15 for slot in read_slots)  # type: ignore[union-attr]
+        (with_descriptors if is_aligned else without_descriptors)(memory, values)
 
     return launch
 
 
-def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Memory for the descriptors that a kernel makes. It is the current stream's, as the launch is."""
+def _allocate_workspace(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Allocate memory for a kernel's tensor descriptors, on the current stream, like the launch."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def raise_failed_check(checks: Sequence[Check], failed: torch.Tensor) -> None:
-    """Raise what has failed. On a device that is known once it got there: by a later call, at the latest by
-    the first one after it was waited for."""
+    """Raise the error of a failed check, and reset it.
+
+    The device runs asynchronously, so the error of one call may be raised by a later one, at the latest by
+    the first call after a synchronization.
+    """
     for check, word in zip(checks, failed.tolist(), strict=True):
         if word:
             failed.zero_()
             raise check.error(word >> 1)
 
 
-class _Call:
-    """A function with what does not change from call to call."""
+class _FunctionCall:
+    """A Triton function with everything that is the same in every call."""
 
     def __init__(
         self,
@@ -141,34 +151,36 @@ class _Call:
         printed: DeviceFunction,
         config: AnyConfig,
         slots: dict[Buffer, int],
-        places: dict[int, int],
+        scalar_positions: dict[int, int],
     ) -> None:
         self.function = function
         self.buffers = [slots[a] for a in printed.arguments if isinstance(a, Buffer)]
-        self.works = [a for a in printed.arguments if isinstance(a, Workspace)]
+        self.workspaces = [a for a in printed.arguments if isinstance(a, Workspace)]
         self.may_fail = any(isinstance(a, FailedFlag) for a in printed.arguments)
-        self.numbers = [places[a.position] for a in printed.arguments if isinstance(a, ScalarArg)]
+        self.numbers = [scalar_positions[a.position] for a in printed.arguments if isinstance(a, ScalarArg)]
         self.sizes = [a for a in printed.arguments if isinstance(a, int)]
         self.constants = printed.constants
         self.trailing = [*self.sizes, *printed.constants.values()]
         self.grid = (printed.programs, 1, 1)
         self.options = config.options
-        self.describes = isinstance(config, MatmulConfig) and config.descriptors
+        self.uses_descriptors = isinstance(config, MatmulConfig) and config.descriptors
         self.compiled: dict[Any, Any] = {}
-        self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        self.is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
-    def __call__(self, memory: Sequence[Any], values: Sequence[float], held: dict[str, torch.Tensor]) -> None:
+    def __call__(
+        self, memory: Sequence[Any], values: Sequence[float], named_tensors: dict[str, torch.Tensor]
+    ) -> None:
         tensors = [memory[slot] for slot in self.buffers]
-        # A part that folds what no tensor is read for has none of its own.
+        # A function that reduces partial results only may take no buffers of its own.
         device = next(t.device for t in memory if t is not None)
-        for work in self.works:
-            if work.name not in held:
-                held[work.name] = torch.empty(work.size, dtype=work.dtype, device=device)
-            tensors.append(held[work.name])
+        for work in self.workspaces:
+            if work.name not in named_tensors:
+                named_tensors[work.name] = torch.empty(work.size, dtype=work.dtype, device=device)
+            tensors.append(named_tensors[work.name])
         if self.may_fail:
-            tensors.append(held["failed"])
+            tensors.append(named_tensors["failed"])
         numbers = [values[place] for place in self.numbers]
-        if self.interpreted:
+        if self.is_interpreted:
             self.function[self.grid](*tensors, *numbers, *self.sizes, **self.constants)
         elif device.index == torch.cuda.current_device():
             self.launch(tensors, numbers, device.index)
@@ -185,14 +197,14 @@ class _Call:
         key = (device, *[address & 15 for address in addresses]) if unaligned & 15 else device
         compiled = self.compiled.get(key)
         if compiled is None:
-            made = self.function.warmup(
+            launchable = self.function.warmup(
                 *tensors, *numbers, *self.sizes, grid=self.grid, **self.constants, **self.options
             )
-            compiled = self.compiled[key] = made[self.grid]
-        if self.describes:
-            # Triton asks for their memory by way of a context variable, which may be somebody else's.
+            compiled = self.compiled[key] = launchable[self.grid]
+        if self.uses_descriptors:
+            # Triton's allocator is a context variable, which the user's code may have set: use a copy.
             context = contextvars.copy_context()
-            context.run(triton.set_allocator, _scratch)
+            context.run(triton.set_allocator, _allocate_workspace)
             context.run(lambda: compiled(*addresses, *numbers, *self.trailing))
         else:
             compiled(*addresses, *numbers, *self.trailing)

@@ -1,10 +1,10 @@
-"""From a graph to a plan: which values go through memory, and which loops form one kernel.
+"""Scheduling: turn a traced graph into a plan of kernels and torch calls, and optimize each kernel.
 
-scheduler           the plan of a graph
-fusion              which steps are fused into one kernel
-passes              the passes of a kernel over its rows
-partial_sums        sums cut into chunks, for threads
-matmul_column_sums  column sums of a matmul's result, from its tiles
-rounding_hazards    sums that must be computed only once
-saved_tensors       what the forward saves for the backward
+scheduler           lowers a graph's nodes, and decides which values are stored in memory
+fusion              builds kernels: which stores and reductions are fused
+passes              optimizes one kernel: loop order, shared expressions, online reductions
+partial_sums        fuses column sums into other kernels, as partial sums over chunks of rows
+matmul_column_sums  fuses column sums of a matmul's result into the matmul
+rounding_hazards    finds sums that must be computed only once
+saved_tensors       selects what the forward saves for the backward
 """

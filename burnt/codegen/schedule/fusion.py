@@ -1,8 +1,9 @@
-"""Grouping: from stores that are wanted to kernels, which share what has the same rows.
+"""Fusion: turn pending stores into kernels.
 
-Everything elementwise is computed where it is needed, folds over the same rows share a kernel with what is
-made from them, and a matrix product's kernel makes what is computed of its elements. What other rows need
-goes through memory.
+Elementwise expressions are inlined into whatever reads them. Reductions over the same rows are fused into
+one kernel, together with the stores that read their results. What is computed from a matmul's elements is the
+epilogue of its kernel. A value that a kernel needs at other rows than its own is materialized by an earlier
+kernel.
 """
 
 from __future__ import annotations
@@ -36,102 +37,133 @@ from burnt.codegen.ir import (
     scan_result,
     walk,
 )
-from burnt.codegen.ir.loops import collapse, covers, dense, fresh, in_parts, plain_rows
+from burnt.codegen.ir.loops import (
+    contiguous_strides,
+    covers_shape,
+    merge_adjacent_loops,
+    new_index,
+    split_loops,
+    whole_loops,
+)
 from burnt.codegen.lower.registry import cast
 from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
 from burnt.codegen.schedule.partial_sums import combine_partial_sums
 from burnt.codegen.schedule.passes import (
     OnlineThresholds,
-    arrange,
     cache_shared_exprs,
     fuse_online_reductions,
     hoist_reciprocal,
+    order_loops_and_steps,
     simplify_one_hot_sum,
 )
 
 __all__ = ["KernelBuilder", "reductions_of"]
 
-# Few rows of many elements are folded by all threads together, in a kernel of their own.
-_SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
-# Loads of an element beyond which a kept value goes through memory rather than being computed in place.
-_MOST_LOADS = 64
+# A reduction of fewer rows and at least this many elements per row gets a kernel of its own, for all threads.
+_MAX_SPLIT_ROWS, _MIN_SPLIT_ELEMENTS = 16, 1 << 15
+# If an expression has more loads, its `Materialized` values are stored in memory instead of inlined.
+_MAX_INLINE_LOADS = 64
 
 
 class KernelBuilder:
-    """The kernels of a plan, while they are made.
+    """Builds the kernels of a plan from its stores.
+
+    `add_store` tries the methods named ``fuse_*`` one after another; each returns whether it added the store
+    to a kernel.
 
     Args:
-        scratch, runs, cuts, joins: as in `burnt.codegen.schedule.scheduler.schedule`.
-        products: whether matrix products are kernels.
+        scratch_bytes, max_chunks, splits_passes, online_thresholds: as in
+            `burnt.codegen.schedule.scheduler.schedule`.
+        has_matmul_kernels: whether the target has matmul kernels.
+
+    Attributes:
+        buffer_of: the buffer of each reduction, scan or `Materialized` value that is in memory.
+        scratch_buffers: by kernel, value and row, the local buffer that holds a row of the value.
+        matmul_kernels: the kernel that computes a matmul, among those being built.
+        num_buffers: number of temporary and local buffers so far, which numbers their names.
     """
 
     def __init__(
-        self, scratch: int, runs: int, cuts: bool, joins: OnlineThresholds | None, products: bool
+        self,
+        scratch_bytes: int,
+        max_chunks: int,
+        splits_passes: bool,
+        online_thresholds: OnlineThresholds | None,
+        has_matmul_kernels: bool,
     ) -> None:
-        self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
-        self.products = products
-        self.folded: dict[Reduction | Scan | Materialized, Buffer] = {}
-        self.rows_kept: dict[tuple[Kernel, Materialized, Index], Buffer] = {}
-        self.homes: dict[Matmul, Kernel] = {}
-        self.count = 0
+        self.scratch_bytes, self.max_chunks, self.splits_passes, self.online_thresholds = (
+            scratch_bytes,
+            max_chunks,
+            splits_passes,
+            online_thresholds,
+        )
+        self.has_matmul_kernels = has_matmul_kernels
+        self.buffer_of: dict[Reduction | Scan | Materialized, Buffer] = {}
+        self.scratch_buffers: dict[tuple[Kernel, Materialized, Index], Buffer] = {}
+        self.matmul_kernels: dict[Matmul, Kernel] = {}
+        self.num_buffers = 0
 
-    def temporary(
+    def new_temporary(
         self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None
     ) -> Buffer:
-        """Memory between kernels and calls, contiguous if nothing else is said."""
-        self.count += 1
-        strides = dense(shape) if strides is None else strides
-        return Buffer(f"t{self.count}", "between", self.count, tuple(shape), tuple(strides), dtype)
+        """Return a new buffer between kernels and calls, contiguous unless strides are given."""
+        self.num_buffers += 1
+        strides = contiguous_strides(shape) if strides is None else strides
+        return Buffer(
+            f"t{self.num_buffers}", "intermediate", self.num_buffers, tuple(shape), tuple(strides), dtype
+        )
 
-    def kernels(self, pending: Sequence[tuple[Buffer, Value]], before: Sequence[Kernel]) -> list[Kernel]:
-        """The kernels that store values in buffers, shared where rows are the same.
+    def build_kernels(
+        self, pending: Sequence[tuple[Buffer, Value]], earlier_kernels: Sequence[Kernel]
+    ) -> list[Kernel]:
+        """Return kernels that store values in buffers, fused where possible.
 
         Args:
-            pending: what is wanted, in order.
-            before: the plan's other kernels.
+            pending: the buffers and values to store, in order.
+            earlier_kernels: the plan's kernels so far.
         """
-        made: list[Kernel] = []
+        built: list[Kernel] = []
         for buffer, value in pending:
             if math.prod(buffer.shape):
-                self.store(buffer, value, made)
-        self.count = combine_partial_sums(made, self.most_runs, self.count)
-        self.count = fuse_column_sums(made, self.count)
-        folded = Counter(
-            f.reduction for k in (*before, *made) for f in k.steps if isinstance(f, ReductionStep)
+                self.add_store(buffer, value, built)
+        self.num_buffers = combine_partial_sums(built, self.max_chunks, self.num_buffers)
+        self.num_buffers = fuse_column_sums(built, self.num_buffers)
+        num_kernels = Counter(
+            f.reduction for k in (*earlier_kernels, *built) for f in k.steps if isinstance(f, ReductionStep)
         )
-        several = {reduction for reduction, kernels in folded.items() if kernels > 1}
-        for kernel in made:
+        computed_twice = {reduction for reduction, count in num_kernels.items() if count > 1}
+        for kernel in built:
             if kernel.kind not in ("scan", "matmul"):
                 simplify_one_hot_sum(kernel)
-                arrange(kernel)
+                order_loops_and_steps(kernel)
                 hoist_reciprocal(kernel)
-                cache_shared_exprs(kernel, self.most_scratch)
-                if self.joins is not None:
-                    fuse_online_reductions(kernel, self.joins, several)
-            collapse(kernel)
-        self.homes.clear()
-        return made
+                cache_shared_exprs(kernel, self.scratch_bytes)
+                if self.online_thresholds is not None:
+                    fuse_online_reductions(kernel, self.online_thresholds, computed_twice)
+            merge_adjacent_loops(kernel)
+        self.matmul_kernels.clear()
+        return built
 
-    def store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
-        """Add a store to the kernels: to one that has its rows or its product, or a new one."""
+    def add_store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
+        """Add a store to the first kernel that it can be fused into, or to a new one."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        # An axis that is expanded is one element in memory, and is written once.
+        # An expanded axis (stride 0) is one element in memory: write it once.
         loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
         element = value.at(tuple(map(IndexExpr.of, loops)))
-        if self.scanned(buffer, value, loops, kernels):
+        if self.fuse_into_scan(buffer, value, loops, kernels):
             return
-        if self.products and self.with_pool(buffer, value, loops, kernels):
+        if self.has_matmul_kernels and self.fuse_into_pooled_matmul(buffer, value, loops, kernels):
             return
         self.materialize_values(element, kernels, [loops[a] for a in axes])
-        if self.products and self.with_product(buffer, value, loops, kernels):
+        if self.has_matmul_kernels and self.fuse_into_matmul(buffer, value, loops, kernels):
             return
-        rows = self.rows(element, kernels)
-        if not reductions_of(self.resolved(element)):
-            rows = None  # what others needed has put them all into memory
-        if rows is None and (kept := self.kept_rows(element, [loops[a] for a in axes])) is not None:
-            self.store_with_scratch(buffer, value, loops, kept, kernels)
+        rows = self.reduction_rows(element, kernels)
+        if not reductions_of(self.resolve(element)):
+            rows = None  # all reductions were materialized meanwhile, for others that read them
+        if rows is None and (row := self.scratch_row_loop(element, [loops[a] for a in axes])) is not None:
+            self.store_with_scratch(buffer, value, loops, row, kernels)
             return
-        if rows is None and self.beside(buffer, value, loops, kernels):
+        if rows is None and self.fuse_elementwise(buffer, value, loops, kernels):
             return
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
@@ -139,116 +171,129 @@ class KernelBuilder:
         kernel = self.find_or_create_kernel(value, loops, outer, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(IndexExpr.of(mapping.get(v, v)) for v in loops)
-        self.add_folds(kernel, [self.resolved(value.at(index))])
-        own = [v for v in loops if v in inner]
-        mapping |= dict(zip(own, self.inner(kernel, [v.extent for v in own]), strict=True))
+        self.add_reductions(kernel, [self.resolve(value.at(index))])
+        inner_by_axis = [v for v in loops if v in inner]
+        mapping |= dict(
+            zip(inner_by_axis, self.inner_loops(kernel, [v.extent for v in inner_by_axis]), strict=True)
+        )
         loops = [mapping.get(v, v) for v in loops]
         index = tuple(map(IndexExpr.of, loops))
-        expr = self.resolved(value.at(index))
-        walked = tuple(mapping[v] for v in inner)
-        kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
+        expr = self.resolve(value.at(index))
+        store_loops = tuple(mapping[v] for v in inner)
+        kernel.steps.append(Store(buffer, store_loops, buffer.at(index), expr, tuple(loops)))
 
-    # --- matrix products -----------------------------------------------------------------------------------
+    # --- matmuls -------------------------------------------------------------------------------------------
 
-    def with_product(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
-        """Store a value of a matrix product's elements where these are made, if each is made for one turn.
+    def fuse_into_matmul(
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
+    ) -> bool:
+        """Make a store part of a matmul's epilogue, if the store reads each element of the matmul once.
 
-        Other products are put into memory, and all of them where something else is folded.
+        Other matmuls that the value reads are materialized; so is this one if the value also needs a
+        reduction that is not a matmul.
         """
-        where = tuple(map(IndexExpr.of, loops))
-        found = reductions_of(self.resolved(value.at(where)))
-        phased = _phased(found)
-        if phased:
-            # Loops in two parts of which a product takes quotients and remainders.
-            where = tuple(ix.replaced(phased) for ix in where)
-            loops = [part for v in loops for part in (phased[v].terms if v in phased else [v])]  # type: ignore[misc]
-            found = reductions_of(self.resolved(value.at(where)))
-        place = buffer.at(where)
-        turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -place.terms.get(v, 0))
+        store_index = tuple(map(IndexExpr.of, loops))
+        reductions = reductions_of(self.resolve(value.at(store_index)))
+        split = _split_loops(reductions)
+        if split:
+            # The matmul is read at quotients and remainders of these loops: make two loops of each.
+            store_index = tuple(ix.substitute(split) for ix in store_index)
+            loops = [part for v in loops for part in (split[v].terms if v in split else [v])]  # type: ignore[misc]
+            reductions = reductions_of(self.resolve(value.at(store_index)))
+        place = buffer.at(store_index)
+        outer = sorted((v for v in loops if v.extent > 1), key=lambda v: -place.terms.get(v, 0))
         chosen: tuple[Reduction, Index] | None = None
-        if all(isinstance(fold, Matmul) for fold, _ in found):
-            alike = [(f, i) for f, i in found if all(g is not f or j == i for g, j in found)]
-            chosen = next(((f, i) for f, i in alike if covers(i, f.shape, turns)), None)
-        for fold, index in found:
-            for inner, _ in self.products_below(fold, index):
-                self.materialise(inner, kernels)
-            if isinstance(fold, Matmul) and (fold, index) != chosen:
-                self.materialise(fold, kernels)
+        if all(isinstance(reduction, Matmul) for reduction, _ in reductions):
+            at_one_index = [(f, i) for f, i in reductions if all(g is not f or j == i for g, j in reductions)]
+            chosen = next(((f, i) for f, i in at_one_index if covers_shape(i, f.shape, outer)), None)
+        for reduction, index in reductions:
+            for inner, _ in self.matmuls_inside(reduction, index):
+                self.materialize_reduction(inner, kernels)
+            if isinstance(reduction, Matmul) and (reduction, index) != chosen:
+                self.materialize_reduction(reduction, kernels)
         if chosen is None:
             return False
-        product, index = chosen
-        assert isinstance(product, Matmul)
-        kernel = self.homes.get(product)
+        matmul, index = chosen
+        assert isinstance(matmul, Matmul)
+        kernel = self.matmul_kernels.get(matmul)
         if kernel is None:
-            kernel = self.homes[product] = Kernel("", tuple(turns), [])
+            kernel = self.matmul_kernels[matmul] = Kernel("", tuple(outer), [])
             kernels.append(kernel)
-        mapping = {v: IndexExpr.of(w) for v, w in zip(turns, kernel.outer, strict=False)}
-        step = kernel.product
+        mapping = {v: IndexExpr.of(w) for v, w in zip(outer, kernel.outer, strict=False)}
+        step = kernel.matmul
         if step is not None:
-            same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
-            same = same and step.index == tuple(ix.replaced(mapping) for ix in index)
-            reads = {e.extra[0] for e in self.reached([self.resolved(value.at(where))])}
+            same_loops = [v.extent for v in outer] == [v.extent for v in kernel.outer]
+            same_loops = same_loops and step.index == tuple(ix.substitute(mapping) for ix in index)
+            reads = {e.extra[0] for e in self.loads_in([self.resolve(value.at(store_index))])}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
-            if not same or reads & written:
-                self.materialise(product, kernels)
+            if not same_loops or reads & written:
+                self.materialize_reduction(matmul, kernels)
                 return False
-        where = tuple(ix.replaced(mapping) for ix in where)
-        made = self.resolved(value.at(where))
-        self.add_folds(kernel, [made])
-        walked = tuple(next(iter(mapping[v].terms)) if v in mapping else v for v in loops)
-        kernel.steps.append(Store(buffer, (), buffer.at(where), made, walked))  # type: ignore[arg-type]
+        store_index = tuple(ix.substitute(mapping) for ix in store_index)
+        element = self.resolve(value.at(store_index))
+        self.add_reductions(kernel, [element])
+        axis_loops = tuple(next(iter(mapping[v].terms)) if v in mapping else v for v in loops)
+        kernel.steps.append(Store(buffer, (), buffer.at(store_index), element, axis_loops))  # type: ignore[arg-type]
         return True
 
-    def with_pool(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
-        """Store what is made of windows of a product's elements where these are made, if the product's rows
-        can be taken window by window."""
-        where = tuple(map(IndexExpr.of, loops))
+    def fuse_into_pooled_matmul(
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
+    ) -> bool:
+        """Make a store and the pooling that it reads part of a matmul's epilogue.
 
-        def only(expr: Expr) -> tuple[Reduction, Index] | None:
-            """The one fold that an expression needs, if it needs nothing else that is no load."""
-            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "kept")]
+        This needs a matmul whose rows can be computed in the order of the pooling windows.
+        """
+        store_index = tuple(map(IndexExpr.of, loops))
+
+        def only_reduction(expr: Expr) -> tuple[Reduction, Index] | None:
+            """Return the single reduction in an expression; None if there are more, or scans or the like."""
+            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "materialized")]
             return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None  # type: ignore[return-value]
 
-        found = only(self.resolved(value.at(where), inline=False, pools=True))
+        found = only_reduction(self.resolve(value.at(store_index), inline=False, keep_pooled=True))
         if found is None or not isinstance(found[0], PooledMatmul):
             return False
-        pool, at = found
-        over = tuple(Var(size) for size in pool.extents if size > 1)
-        walked = iter(over)
-        inner = tuple(IndexExpr.of(next(walked)) if size > 1 else IndexExpr() for size in pool.extents)
-        below = only(self.resolved(pool.body(at, inner), inline=False))
-        if below is None or not isinstance(below[0], Matmul) or below[0] in self.homes:
+        pool, pool_index = found
+        window = tuple(Var(size) for size in pool.extents if size > 1)
+        window_loops = iter(window)
+        inner = tuple(IndexExpr.of(next(window_loops)) if size > 1 else IndexExpr() for size in pool.extents)
+        pooled = only_reduction(self.resolve(pool.body(pool_index, inner), inline=False))
+        if pooled is None or not isinstance(pooled[0], Matmul) or pooled[0] in self.matmul_kernels:
             return False
-        product, index = below
-        assert isinstance(product, Matmul)
-        turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -buffer.at(where).terms.get(v, 0))
-        in_rows = set(over) <= index[-2].variables()
-        if not in_rows or not covers(index, product.shape, [*turns, *over]):
+        matmul, index = pooled
+        assert isinstance(matmul, Matmul)
+        outer = sorted(
+            (v for v in loops if v.extent > 1), key=lambda v: -buffer.at(store_index).terms.get(v, 0)
+        )
+        in_rows = set(window) <= index[-2].variables()
+        if not in_rows or not covers_shape(index, matmul.shape, [*outer, *window]):
             return False
-        if self.products_below(product, index):
+        if self.matmuls_inside(matmul, index):
             return False
-        self.materialize_values(reduction_result(product, index), kernels)
-        kernel = self.homes[product] = Kernel("", (*turns, *over), [])
+        self.materialize_values(reduction_result(matmul, index), kernels)
+        kernel = self.matmul_kernels[matmul] = Kernel("", (*outer, *window), [])
         kernels.append(kernel)
-        body = self.resolved(pool.body(at, inner))
-        self.add_folds(kernel, [body])
-        kernel.steps.append(ReductionStep(pool, at, over, body))
-        made = self.resolved(value.at(where), pools=True)
-        kernel.steps.append(Store(buffer, (), buffer.at(where), made, tuple(loops)))
+        body = self.resolve(pool.body(pool_index, inner))
+        self.add_reductions(kernel, [body])
+        kernel.steps.append(ReductionStep(pool, pool_index, window, body))
+        element = self.resolve(value.at(store_index), keep_pooled=True)
+        kernel.steps.append(Store(buffer, (), buffer.at(store_index), element, tuple(loops)))
         return True
 
-    def products_below(self, fold: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
-        """The matrix products that a fold's elements are made of."""
-        inside = reductions_of(self.resolved(fold.body(index, fresh(fold.extents))))
-        below = [found for inner in inside for found in self.products_below(*inner)]
-        return [*below, *(f for f in inside if isinstance(f[0], Matmul))]
+    def matmuls_inside(self, reduction: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
+        """Return the matmuls that a reduction's body reads, directly or inside other reductions."""
+        inside = reductions_of(self.resolve(reduction.body(index, new_index(reduction.extents))))
+        nested = [found for inner in inside for found in self.matmuls_inside(*inner)]
+        return [*nested, *(f for f in inside if isinstance(f[0], Matmul))]
 
     # --- rows ----------------------------------------------------------------------------------------------
 
-    def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
-        """Store a value without folds in the loops of another store of its shape that reads the same."""
-        reads = self.read([self.resolved(value.at(tuple(map(IndexExpr.of, loops))))], loops)
+    def fuse_elementwise(
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
+    ) -> bool:
+        """Add an elementwise store to the loops of a store of the same shape that reads the same buffer."""
+        reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], loops)
         for i, kernel in enumerate(kernels):
             if kernel.kind == "scan":
                 continue
@@ -258,71 +303,78 @@ class KernelBuilder:
                     continue
                 if [v.extent for v in step.loops] != [v.extent for v in loops]:
                     continue
-                if reads.keys() & written or not _alike(reads, self.read([step.value], step.loops)):
+                if reads.keys() & written or not _same_access(
+                    reads, self.access_axes([step.value], step.loops)
+                ):
                     continue
                 index = tuple(map(IndexExpr.of, step.loops))
-                expr = self.resolved(value.at(index))
+                expr = self.resolve(value.at(index))
                 kernel.steps.append(Store(buffer, step.inner, buffer.at(index), expr, step.loops))
                 return True
         return False
 
-    def rows(self, expr: Expr, kernels: list[Kernel]) -> set[Var] | None:
-        """The loops that make up the rows of the folds in an expression; None when it has none.
+    def reduction_rows(self, expr: Expr, kernels: list[Kernel]) -> set[Var] | None:
+        """Return the loops over the rows of an expression's reductions; None if no reduction is left in it.
 
-        Folds over other rows are put into memory first, by kernels of their own.
+        Reductions over other rows are materialized first, by kernels of their own.
         """
-        found: set[Var] | None = None
-        # The one with the most work first: it is its rows that the kernel gets.
-        for fold, index in sorted(
-            reductions_of(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
+        chosen: set[Var] | None = None
+        # The reduction with the most work comes first: the kernel gets its rows.
+        for reduction, index in sorted(
+            reductions_of(self.resolve(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
         ):
-            # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
-            fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
-            rows = plain_rows(index) if fits else None
-            few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
-            few = few and not self.cuts
-            alone = rows is None or few
-            if not alone and rows is not None:
-                self.nested(fold, index, rows, kernels)
-                alone = found is not None and found != rows
-            if alone:
-                self.materialise(fold, kernels)
+            # Loops over more rows than the reduction has, as in a pad, would make it read out of bounds.
+            fits = all(ix.bounds()[1] < size for ix, size in zip(index, reduction.shape, strict=True))
+            rows = whole_loops(index) if fits else None
+            is_split = (
+                math.prod(reduction.shape) < _MAX_SPLIT_ROWS
+                and math.prod(reduction.extents) >= _MIN_SPLIT_ELEMENTS
+            )
+            is_split = is_split and not self.splits_passes
+            needs_own_kernel = rows is None or is_split
+            if not needs_own_kernel and rows is not None:
+                self.materialize_inner_reductions(reduction, index, rows, kernels)
+                needs_own_kernel = chosen is not None and chosen != rows
+            if needs_own_kernel:
+                self.materialize_reduction(reduction, kernels)
             else:
-                found = rows
-        return found
+                chosen = rows
+        return chosen
 
-    def nested(self, fold: Reduction, index: Index, rows: set[Var], kernels: list[Kernel]) -> None:
-        """Put the folds that a fold's body needs into memory, unless they have its own rows."""
-        body = fold.body(index, fresh(fold.extents))
-        inside = self.rows(body, kernels)
+    def materialize_inner_reductions(
+        self, reduction: Reduction, index: Index, rows: set[Var], kernels: list[Kernel]
+    ) -> None:
+        """Materialize the reductions in a reduction's body, unless they are over the same rows."""
+        body = reduction.body(index, new_index(reduction.extents))
+        inside = self.reduction_rows(body, kernels)
         if inside is not None and inside != rows:
-            for inner, _ in reductions_of(self.resolved(body)):
-                self.materialise(inner, kernels)
+            for inner, _ in reductions_of(self.resolve(body)):
+                self.materialize_reduction(inner, kernels)
 
-    def materialise(self, fold: Reduction, kernels: list[Kernel]) -> None:
-        """Put a fold into memory."""
-        if fold in self.folded:
+    def materialize_reduction(self, reduction: Reduction, kernels: list[Kernel]) -> None:
+        """Store a reduction in memory, in its matmul's kernel if there is one, or else in a new kernel."""
+        if reduction in self.buffer_of:
             return
-        dtype = fold.stored if isinstance(fold, Matmul) else fold.dtype
-        buffer = self.temporary(fold.shape, dtype)
-        if isinstance(fold, Matmul) and fold in self.homes:
-            kernel = self.homes[fold]
-            step = kernel.product
+        dtype = reduction.stored_dtype if isinstance(reduction, Matmul) else reduction.dtype
+        buffer = self.new_temporary(reduction.shape, dtype)
+        if isinstance(reduction, Matmul) and reduction in self.matmul_kernels:
+            kernel = self.matmul_kernels[reduction]
+            step = kernel.matmul
             assert step is not None
-            made = cast(reduction_result(fold, step.index), dtype)
-            kernel.steps.append(Store(buffer, (), buffer.at(step.index), made, kernel.outer))
-            self.folded[fold] = buffer
+            result = cast(reduction_result(reduction, step.index), dtype)
+            kernel.steps.append(Store(buffer, (), buffer.at(step.index), result, kernel.outer))
+            self.buffer_of[reduction] = buffer
             return
-        loops = [Var(size) for size in fold.shape]
+        loops = [Var(size) for size in reduction.shape]
         index = tuple(map(IndexExpr.of, loops))
-        self.nested(fold, index, {v for v in loops if v.extent > 1}, kernels)
+        self.materialize_inner_reductions(reduction, index, {v for v in loops if v.extent > 1}, kernels)
         outer = tuple(v for v in loops if v.extent > 1)
         kernel = Kernel("", outer, [])
         kernels.append(kernel)
-        made = reduction_result(fold, index)
-        self.add_folds(kernel, [made])
-        kernel.steps.append(Store(buffer, (), buffer.at(index), cast(made, dtype), tuple(loops)))
-        self.folded[fold] = buffer
+        result = reduction_result(reduction, index)
+        self.add_reductions(kernel, [result])
+        kernel.steps.append(Store(buffer, (), buffer.at(index), cast(result, dtype), tuple(loops)))
+        self.buffer_of[reduction] = buffer
 
     def find_or_create_kernel(
         self,
@@ -331,48 +383,50 @@ class KernelBuilder:
         outer: list[Var],
         kernels: list[Kernel],
         *,
-        scratch: bool = False,
+        uses_scratch: bool = False,
     ) -> Kernel:
-        """A kernel with the same rows that this store may join, or a new one.
+        """Return a kernel over the same rows that this store can be fused into, or a new one.
 
-        As many rows are not the same rows: a square matrix has as many columns. Kernels with rows in scratch
-        stay apart: by columns there would be as many as a tile is wide.
+        The same number of rows is not enough: a square matrix has as many columns as rows, so the kernel must
+        also walk the largest buffer along the same axes. A kernel with rows in scratch takes only stores that
+        need scratch: a kernel by columns would need scratch for as many rows as a tile is wide.
         """
         extents = [v.extent for v in outer]
-        reads = self.read([self.resolved(value.at(tuple(map(IndexExpr.of, loops))))], outer)
+        reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], outer)
         for kernel in kernels:
             if kernel.kind in ("scan", "matmul"):
                 continue
-            if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != scratch:
+            if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != uses_scratch:
                 continue
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
-            alike = _alike(reads, self.read(kernel.exprs, kernel.outer))
-            if alike and not reads.keys() & written and stores:
+            same_access = _same_access(reads, self.access_axes(kernel.exprs, kernel.outer))
+            if same_access and not reads.keys() & written and stores:
                 return kernel
         kernel = Kernel("", tuple(outer), [])
         kernels.append(kernel)
         return kernel
 
-    def read(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
-        """The buffers that some expressions read, and along which of their axes the loops walk there.
+    def access_axes(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
+        """Return the buffers that expressions load, each with the axes of it that the loops walk along.
 
-        Axes are counted from the innermost, 1; 0 is none, and -1 one walked in parts, as in a roll.
+        Axes are counted from the innermost, which is 1. 0 is no axis; -1 is an axis walked through quotients
+        or remainders, as in a roll.
         """
-        found: dict[Buffer, set[tuple[int, ...]]] = {}
-        for e in self.reached(exprs):
+        result: dict[Buffer, set[tuple[int, ...]]] = {}
+        for e in self.loads_in(exprs):
             buffer, place = e.extra
             assert isinstance(buffer, Buffer)
             assert isinstance(place, IndexExpr)
             strides = sorted(set(buffer.strides) - {0})
-            parts = place.variables() - place.terms.keys()
-            axes = (-1 if v in parts else bisect.bisect(strides, abs(place.terms.get(v, 0))) for v in loops)
-            found.setdefault(buffer, set()).add(tuple(axes))
-        return found
+            split = place.variables() - place.terms.keys()
+            axes = (-1 if v in split else bisect.bisect(strides, abs(place.terms.get(v, 0))) for v in loops)
+            result.setdefault(buffer, set()).add(tuple(axes))
+        return result
 
-    def reached(self, exprs: Sequence[Expr]) -> list[Expr]:
-        """Every load below some expressions, also inside of folds."""
+    def loads_in(self, exprs: Sequence[Expr]) -> list[Expr]:
+        """Return every load in some expressions, also inside reductions and scans."""
         loads, todo = [], list(exprs)
         while todo:
             for expr in walk([todo.pop()]):
@@ -381,239 +435,264 @@ class KernelBuilder:
                 elif expr.op == "scanned":
                     scan, index = expr.extra
                     assert isinstance(scan, Scan)
-                    todo.append(self.resolved(scan.body(index)))  # type: ignore[arg-type]
+                    todo.append(self.resolve(scan.body(index)))  # type: ignore[arg-type]
                 elif expr.op == "reduced":
-                    fold, index = expr.extra
-                    assert isinstance(fold, Reduction)
-                    todo.append(self.resolved(fold.body(index, fresh(fold.extents))))  # type: ignore[arg-type]
+                    reduction, index = expr.extra
+                    assert isinstance(reduction, Reduction)
+                    todo.append(self.resolve(reduction.body(index, new_index(reduction.extents))))  # type: ignore[arg-type]
         return loads
 
-    def add_folds(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
-        """Put the folds that expressions need into the kernel, those that others need first."""
+    def add_reductions(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
+        """Add the reductions in some expressions to the kernel, each after those that it reads."""
         known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, ReductionStep)}
-        for fold, index in reductions_of(*exprs):
-            if (fold, index) in known:
+        for reduction, index in reductions_of(*exprs):
+            if (reduction, index) in known:
                 continue
-            inner = self.inner(kernel, fold.extents)
-            body = self.resolved(fold.body(index, tuple(map(IndexExpr.of, inner))))
-            self.add_folds(kernel, [body])
+            inner = self.inner_loops(kernel, reduction.extents)
+            body = self.resolve(reduction.body(index, tuple(map(IndexExpr.of, inner))))
+            self.add_reductions(kernel, [body])
             known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, ReductionStep)}
-            kernel.steps.append(ReductionStep(fold, index, tuple(v for v in inner if v.extent > 1), body))
+            kernel.steps.append(
+                ReductionStep(reduction, index, tuple(v for v in inner if v.extent > 1), body)
+            )
 
-    def inner(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
-        """Loops over some extents in a kernel: those of its other steps where these walk the same."""
-        wanted = [size for size in extents if size > 1]
+    def inner_loops(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
+        """Return inner loops over some extents: those of another step with these extents, or new ones."""
+        long = [size for size in extents if size > 1]
         for step in kernel.steps:
             loops = [v for v in step.loops if v in step.inner] if isinstance(step, Store) else step.inner
-            if [v.extent for v in loops] == wanted:
-                known = iter(loops)
-                return tuple(next(known) if size > 1 else Var(1) for size in extents)
+            if [v.extent for v in loops] == long:
+                shared = iter(loops)
+                return tuple(next(shared) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
-    def resolved(self, expr: Expr, *, inline: bool = True, pools: bool = False) -> Expr:
-        """With loads in place of what is in memory.
+    def resolve(self, expr: Expr, *, inline: bool = True, keep_pooled: bool = False) -> Expr:
+        """Replace what is already in memory by loads.
 
         Args:
             expr: an element.
-            inline: compute kept values that are not in memory in place.
-            pools: leave folds for products' kernels as they are.
+            inline: replace `Materialized` values that are not in memory by their expressions.
+            keep_pooled: leave a `PooledMatmul` for a matmul's epilogue, instead of its alternative for other
+                kernels.
         """
 
         def swap(e: Expr) -> Expr | None:
-            if e.op not in ("reduced", "scanned", "kept"):
+            if e.op not in ("reduced", "scanned", "materialized"):
                 return None
             held, index = e.extra
-            if held in self.folded:
-                buffer = self.folded[held]
+            if held in self.buffer_of:
+                buffer = self.buffer_of[held]
                 return cast(load(buffer, buffer.at(index)), e.dtype)  # type: ignore[arg-type]
             if inline and isinstance(held, Materialized):
-                return self.resolved(held.value.at(index))  # type: ignore[arg-type]
-            if isinstance(held, PooledMatmul) and not pools:
-                return self.resolved(held.otherwise(index), inline=inline)  # type: ignore[arg-type]
+                return self.resolve(held.value.at(index))  # type: ignore[arg-type]
+            if isinstance(held, PooledMatmul) and not keep_pooled:
+                return self.resolve(held.from_memory(index), inline=inline)  # type: ignore[arg-type]
             return None
 
-        return rebuild(expr, swap=swap)
+        return rebuild(expr, replace=swap)
 
     # --- scans ---------------------------------------------------------------------------------------------
 
-    def scanned(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
-        """Store a value of scans while they run, if it walks as they do; others are put into memory first."""
+    def fuse_into_scan(
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
+    ) -> bool:
+        """Make a store part of a scan's kernel, if its loops are the scan's rows and the scan's axis.
+
+        Scans in the value that run along another loop, or in the other direction, are materialized first.
+        """
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        element = self.resolved(value.at(tuple(map(IndexExpr.of, loops))), inline=False)
+        element = self.resolve(value.at(tuple(map(IndexExpr.of, loops))), inline=False)
         chosen: tuple[Var, bool] | None = None
         for e in walk([element]):
             if e.op != "scanned":
                 continue
             scan: Scan = e.extra[0]  # type: ignore[assignment]
-            way = _way(scan, e.extra[1], loops)  # type: ignore[arg-type]
-            if way is None or way != (chosen or way):
-                self.put_scan(scan, kernels)
+            direction = _scan_loop(scan, e.extra[1], loops)  # type: ignore[arg-type]
+            if direction is None or direction != (chosen or direction):
+                self.materialize_scan(scan, kernels)
                 continue
-            chosen = way
-            inside = scan.body(fresh(scan.shape))
+            chosen = direction
+            inside = scan.body(new_index(scan.shape))
             self.materialize_values(inside, kernels)
-            for fold, _ in reductions_of(self.resolved(inside)):
-                self.materialise(fold, kernels)
+            for reduction, _ in reductions_of(self.resolve(inside)):
+                self.materialize_reduction(reduction, kernels)
         if chosen is None:
             return False
         for e in walk([element]):
-            if e.op == "kept":
+            if e.op == "materialized":
                 self.materialize_values(e, kernels)
-        last, backwards = chosen
-        for fold, index in reductions_of(self.resolved(element, inline=False)):
-            self.materialize_values(fold.body(index, fresh(fold.extents)), kernels)
-            self.materialise(fold, kernels)
-        if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
-            return False  # what was put into memory needed it there
-        outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
-        kernel = self.scan_home(value, loops, outer, last.extent, kernels)
-        ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
-        here = IndexExpr.of(along) * -1 + (last.extent - 1) if backwards else IndexExpr.of(along)
+        scan_loop, is_reversed = chosen
+        for reduction, index in reductions_of(self.resolve(element, inline=False)):
+            self.materialize_values(reduction.body(index, new_index(reduction.extents)), kernels)
+            self.materialize_reduction(reduction, kernels)
+        if not any(e.op == "scanned" for e in walk([self.resolve(element)])):
+            return False  # the values materialized above read the scans, which are now in memory too
+        outer = [loops[a] for a in axes if loops[a] is not scan_loop and loops[a].extent > 1]
+        kernel = self.find_or_create_scan_kernel(value, loops, outer, scan_loop.extent, kernels)
+        ((inner,),) = {step.inner for step in kernel.steps} or {(Var(scan_loop.extent),)}
+        position = IndexExpr.of(inner) * -1 + (scan_loop.extent - 1) if is_reversed else IndexExpr.of(inner)
         mapping = dict(zip(outer, kernel.outer, strict=True))
-        index = tuple(here if v is last else IndexExpr.of(mapping.get(v, v)) for v in loops)
-        made = self.resolved(value.at(index))
+        index = tuple(position if v is scan_loop else IndexExpr.of(mapping.get(v, v)) for v in loops)
+        stored = self.resolve(value.at(index))
         known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, ScanStep)}
-        for e in walk([made]):
+        for e in walk([stored]):
             if e.op == "scanned" and e.extra not in known:
                 scan, place = e.extra  # type: ignore[assignment]
-                body = self.resolved(scan.body(place))  # type: ignore[arg-type]
-                kernel.steps.append(ScanStep(scan, place, (along,), body))  # type: ignore[arg-type]
-        walked = tuple(along if v is last else mapping.get(v, v) for v in loops)
-        kernel.steps.append(Store(buffer, (along,), buffer.at(index), made, walked))
+                body = self.resolve(scan.body(place))  # type: ignore[arg-type]
+                kernel.steps.append(ScanStep(scan, place, (inner,), body))  # type: ignore[arg-type]
+        axis_loops = tuple(inner if v is scan_loop else mapping.get(v, v) for v in loops)
+        kernel.steps.append(Store(buffer, (inner,), buffer.at(index), stored, axis_loops))
         return True
 
-    def put_scan(self, scan: Scan, kernels: list[Kernel]) -> None:
-        """Put a scan into memory."""
-        if scan in self.folded:
+    def materialize_scan(self, scan: Scan, kernels: list[Kernel]) -> None:
+        """Store a scan in memory, by a kernel that runs it."""
+        if scan in self.buffer_of:
             return
-        buffer = self.temporary(scan.shape, scan.dtype)
-        self.store(buffer, Value(scan.shape, scan.dtype, lambda index: scan_result(scan, index)), kernels)
-        self.folded[scan] = buffer
+        buffer = self.new_temporary(scan.shape, scan.dtype)
+        self.add_store(buffer, Value(scan.shape, scan.dtype, lambda index: scan_result(scan, index)), kernels)
+        self.buffer_of[scan] = buffer
 
-    def scan_home(
-        self, value: Value, loops: Sequence[Var], outer: Sequence[Var], turns: int, kernels: list[Kernel]
+    def find_or_create_scan_kernel(
+        self, value: Value, loops: Sequence[Var], outer: Sequence[Var], length: int, kernels: list[Kernel]
     ) -> Kernel:
-        """A kernel that runs scans over the same rows and reads the same, or a new one."""
-        reads = self.read([self.resolved(value.at(tuple(map(IndexExpr.of, loops))))], outer)
+        """Return a kernel whose scans are over the same rows of the same buffer, or a new one."""
+        reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], outer)
         for i, kernel in enumerate(kernels):
-            alike = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == turns
-            if not alike or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
+            same_length = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == length
+            if not same_length or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
                 continue
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
-            if not reads.keys() & written and _alike(reads, self.read(kernel.exprs, kernel.outer)):
+            if not reads.keys() & written and _same_access(
+                reads, self.access_axes(kernel.exprs, kernel.outer)
+            ):
                 return kernel
         kernel = Kernel("", tuple(outer), [])
         kernels.append(kernel)
         return kernel
 
-    # --- kept values ---------------------------------------------------------------------------------------
+    # --- materialized values -------------------------------------------------------------------------------
 
     def materialize_values(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
-        """Put kept values into memory, unless scratch or computing them in place will do."""
-        for e in walk([self.resolved(expr, inline=False)]):
-            if e.op == "scanned" and e.extra[0] not in self.folded:
-                self.put_scan(e.extra[0], kernels)  # type: ignore[arg-type]
+        """Store the `Materialized` values in an expression in memory, unless they fit scratch or are cheap.
+
+        Scans in it are always stored.
+        """
+        for e in walk([self.resolve(expr, inline=False)]):
+            if e.op == "scanned" and e.extra[0] not in self.buffer_of:
+                self.materialize_scan(e.extra[0], kernels)  # type: ignore[arg-type]
             elif e.op == "reduced":
-                fold, index = e.extra
-                self.materialize_values(fold.body(index, fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
-            elif e.op == "kept" and e.extra[0] not in self.folded:
-                held: Materialized = e.extra[0]  # type: ignore[assignment]
-                inside = held.value.at(fresh(held.value.shape))
+                reduction, index = e.extra
+                self.materialize_values(reduction.body(index, new_index(reduction.extents)), kernels)  # type: ignore[attr-defined]
+            elif e.op == "materialized" and e.extra[0] not in self.buffer_of:
+                materialized: Materialized = e.extra[0]  # type: ignore[assignment]
+                inside = materialized.value.at(new_index(materialized.value.shape))
                 self.materialize_values(inside, kernels)
-                cheap = len(self.reached([self.resolved(expr)])) <= _MOST_LOADS
-                if not held.rows or not (cheap or self.kept_rows(expr, loops) is not None):
-                    self.keep(held, kernels)
+                is_cheap = len(self.loads_in([self.resolve(expr)])) <= _MAX_INLINE_LOADS
+                if not materialized.fits_row_scratch or not (
+                    is_cheap or self.scratch_row_loop(expr, loops) is not None
+                ):
+                    self.materialize_value(materialized, kernels)
 
-    def keep(self, held: Materialized, kernels: list[Kernel]) -> None:
-        """Put a kept value into memory."""
-        shape = held.value.shape
-        buffer = self.temporary(shape, held.value.dtype)
-        self.store(buffer, held.value, kernels)
-        self.folded[held] = buffer
+    def materialize_value(self, materialized: Materialized, kernels: list[Kernel]) -> None:
+        """Store a `Materialized` value in memory."""
+        shape = materialized.value.shape
+        buffer = self.new_temporary(shape, materialized.value.dtype)
+        self.add_store(buffer, materialized.value, kernels)
+        self.buffer_of[materialized] = buffer
 
-    def kept_rows(self, expr: Expr, loops: Sequence[Var]) -> Var | None:
-        """The loop that walks along rows of the kept values in an expression, if all others make the row.
+    def scratch_row_loop(self, expr: Expr, loops: Sequence[Var]) -> Var | None:
+        """Return the loop along the rows of the `Materialized` values in an expression.
+
+        The kernel can then compute these rows into scratch. None if they do not fit scratch, or if the other
+        loops do not select one row of each value.
 
         Args:
             expr: a stored element.
             loops: of the store, outermost first.
         """
         loops = [v for v in loops if v.extent > 1]
-        found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("kept", "reduced")]
-        if not found or not loops or not self.most_scratch:
+        found = [e for e in walk([self.resolve(expr, inline=False)]) if e.op in ("materialized", "reduced")]
+        if not found or not loops or not self.scratch_bytes:
             return None
-        last = loops[-1]
+        row_loop = loops[-1]
         for e in found:
-            held, index = e.extra
-            if not isinstance(held, Materialized) or not held.rows:
+            materialized, index = e.extra
+            if not isinstance(materialized, Materialized) or not materialized.fits_row_scratch:
                 return None
-            if held.value.shape[-1] * held.value.dtype.itemsize > self.most_scratch:
+            if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.scratch_bytes:
                 return None
             place: Index = index  # type: ignore[assignment]
-            if plain_rows(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {last}:
+            if whole_loops(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {row_loop}:
                 return None
-        return last
+        return row_loop
 
     def store_with_scratch(
-        self, buffer: Buffer, value: Value, loops: Sequence[Var], last: Var, kernels: list[Kernel]
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], row_loop: Var, kernels: list[Kernel]
     ) -> None:
-        """A store in a kernel whose turns first compute the rows that it reads into scratch."""
+        """Add a store to a kernel that first computes the rows which the store reads into scratch."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not last]
-        kernel = self.find_or_create_kernel(value, loops, outer, kernels, scratch=True)
+        outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not row_loop]
+        kernel = self.find_or_create_kernel(value, loops, outer, kernels, uses_scratch=True)
         mapping = dict(zip(outer, kernel.outer, strict=True))
-        at = [mapping.get(v, v) for v in loops]
+        axis_loops = [mapping.get(v, v) for v in loops]
 
         def swap(e: Expr) -> Expr | None:
-            return self.in_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "kept" else None  # type: ignore[arg-type]
+            return self.load_from_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "materialized" else None  # type: ignore[arg-type]
 
-        index = tuple(map(IndexExpr.of, at))
-        expr = rebuild(self.resolved(value.at(index), inline=False), swap=swap)
-        kernel.steps.append(Store(buffer, (last,), buffer.at(index), expr, tuple(at)))
+        index = tuple(map(IndexExpr.of, axis_loops))
+        expr = rebuild(self.resolve(value.at(index), inline=False), replace=swap)
+        kernel.steps.append(Store(buffer, (row_loop,), buffer.at(index), expr, tuple(axis_loops)))
 
-    def in_scratch(self, kernel: Kernel, held: Materialized, index: Index) -> Expr:
-        """An element of a kept value's row, which the kernel computes in every turn."""
-        *lead, along = index
-        place = (kernel, held, tuple(lead))
-        if place not in self.rows_kept:
-            self.count += 1
-            size = held.value.shape[-1]
-            row = Var(size)
-            buffer = Buffer(f"s{self.count}", "local", self.count, (size,), (1,), held.value.dtype)
-            made = self.resolved(held.value.at((*lead, IndexExpr.of(row))))
-            inner = (row,) if size > 1 else ()
-            kernel.steps.append(Store(buffer, inner, IndexExpr.of(row), made, (row,)))
-            self.rows_kept[place] = buffer
-        return load(self.rows_kept[place], along)
+    def load_from_scratch(self, kernel: Kernel, materialized: Materialized, index: Index) -> Expr:
+        """Return a load from scratch; the first load of a row adds the step that computes the row."""
+        *row_index, column = index
+        key = (kernel, materialized, tuple(row_index))
+        if key not in self.scratch_buffers:
+            self.num_buffers += 1
+            size = materialized.value.shape[-1]
+            row_loop = Var(size)
+            buffer = Buffer(
+                f"s{self.num_buffers}", "local", self.num_buffers, (size,), (1,), materialized.value.dtype
+            )
+            element = self.resolve(materialized.value.at((*row_index, IndexExpr.of(row_loop))))
+            inner = (row_loop,) if size > 1 else ()
+            kernel.steps.append(Store(buffer, inner, IndexExpr.of(row_loop), element, (row_loop,)))
+            self.scratch_buffers[key] = buffer
+        return load(self.scratch_buffers[key], column)
 
 
 def reductions_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:
-    """The folds in some expressions, not those inside of folds, each with where it is read."""
+    """Return the reductions in some expressions, outside other reductions, each with its index."""
     return [e.extra for e in walk(exprs) if e.op == "reduced"]  # type: ignore[misc]
 
 
-def _alike(ours: dict[Buffer, set[tuple[int, ...]]], theirs: dict[Buffer, set[tuple[int, ...]]]) -> bool:
-    """Whether the largest of the buffers that both read is walked along the same axes, as `read` says."""
+def _same_access(
+    ours: dict[Buffer, set[tuple[int, ...]]], theirs: dict[Buffer, set[tuple[int, ...]]]
+) -> bool:
+    """Whether the loops walk the largest buffer that both read along the same axes (see `access_axes`)."""
     shared = ours.keys() & theirs.keys()
     largest = max((math.prod(b.shape) for b in shared), default=0)
     pairs = ((a, b) for s in shared if math.prod(s.shape) == largest for a in ours[s] for b in theirs[s])
     return any(all(x == y or -1 in (x, y) for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
 
-def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | None:
-    """The loop of a store that walks along a scan, all others making its rows; and whether backwards."""
+def _scan_loop(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | None:
+    """Return the loop of a store that runs along the scan's axis, and whether it runs backwards.
+
+    None if the scan is read in another way, or if the other loops are not its rows.
+    """
     place = index[scan.axis]
     if len(place.terms) != 1:
         return None
     ((loop, step),) = place.terms.items()
     if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
         return None
-    rows = plain_rows((*index[: scan.axis], *index[scan.axis + 1 :]))
+    rows = whole_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
 
 
-def _phased(found: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:
-    """Loops of which products take quotients and remainders, as two loops each."""
-    return in_parts(ix for fold, index in found if isinstance(fold, Matmul) for ix in index)
+def _split_loops(reductions: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:
+    """Split each loop at whose quotient and remainder a matmul is read into two loops."""
+    return split_loops(ix for reduction, index in reductions if isinstance(reduction, Matmul) for ix in index)

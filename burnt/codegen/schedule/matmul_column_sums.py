@@ -1,9 +1,9 @@
-"""Sums over the rows of a matrix product's result, taken along while its tiles are made.
+"""Compute column sums of a matmul's result from its tiles, while they are in registers.
 
-The statistics of batch norm, and the gradient of a bias, are sums over all rows of what a product has just
-stored: a kernel of their own would read it again. Here the product's kernel leaves a part of each sum for
-every `ROWS_PER_CHUNK` rows, and a small kernel adds the parts up, in order; what is made of rows and sums is
-elementwise then. Squares are summed about the mean of their own rows, and joined as in Chan, Golub and
+The statistics of batch norm and the gradient of a bias are sums over all rows of what a matmul has just
+stored; a kernel of their own would read it again. Here the matmul's kernel stores a partial sum for every
+`ROWS_PER_CHUNK` rows, and a small kernel adds these up in order. What is computed from rows and sums is then
+elementwise. Sums of squares are about the mean of their own chunk, and are combined as in Chan, Golub and
 LeVeque, 1979.
 """
 
@@ -35,189 +35,204 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.lower.registry import cast, const
-from burnt.codegen.schedule.passes import online_of
+from burnt.codegen.schedule.passes import as_online_reduction
 
 __all__ = ["ROWS_PER_CHUNK", "fuse_column_sums"]
 
 ROWS_PER_CHUNK = 64
-"""Rows of a part: no tile of such a product has fewer."""
+"""Rows per partial sum: no tile of such a matmul has fewer."""
 
 
-def fuse_column_sums(kernels: list[Kernel], count: int) -> int:
-    """Let sums over the rows of products' results join the products' kernels.
+def fuse_column_sums(kernels: list[Kernel], num_buffers: int) -> int:
+    """Fuse sums over the rows of matmul results into the matmuls' kernels.
 
     Args:
-        kernels: of a plan, in order; changed in place.
-        count: of buffers between kernels so far.
+        kernels: the kernels of a plan, in order; changed in place.
+        num_buffers: number of temporary buffers so far.
 
     Returns:
-        the count with those that are new.
+        The number of temporary buffers, with the new ones.
     """
-    for kernel in [k for k in kernels if k.product is not None]:
+    for kernel in [k for k in kernels if k.matmul is not None]:
         for sums in kernels[kernels.index(kernel) + 1 :]:
-            where = kernels.index(sums)
-            later = {b for k in kernels[kernels.index(kernel) : where] for b in k.written}
-            found = _found(sums, kernel, later)
-            if found is not None:
-                kernels[where : where + 1], count = _join(sums, kernel, found, count)
-    return count
+            position = kernels.index(sums)
+            later = {b for k in kernels[kernels.index(kernel) : position] for b in k.buffers_written}
+            column_sums = _match_column_sums(sums, kernel, later)
+            if column_sums is not None:
+                kernels[position : position + 1], num_buffers = _fuse(sums, kernel, column_sums, num_buffers)
+    return num_buffers
 
 
-class _Sums(NamedTuple):
-    """Sums over all rows of what a product's kernel stores.
+class _ColumnSums(NamedTuple):
+    """Sums over all rows of what a matmul's kernel stores.
 
     Args:
-        folds: the sums; squares come after what they are about.
-        elements: of each, in the loops of the product's kernel.
-        rows: of the product.
-        columns: the loops of its kernel that are its columns.
-        loops: those of the sums' kernel, in the order of the columns.
+        reductions: the sums; a sum of squares comes after the sum for its mean.
+        elements: the summed expression of each, in the loops of the matmul's kernel.
+        rows: the number of rows of the matmul.
+        columns: the loops of its kernel over its columns.
+        loops: the loops of the sums' kernel, in the order of the columns.
     """
 
-    folds: list[ReductionStep]
+    reductions: list[ReductionStep]
     elements: list[Expr]
     rows: int
     columns: list[Var]
     loops: list[Var]
 
 
-def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | None:
-    """What a kernel sums, where its folds are sums over the rows of another one's product.
+def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _ColumnSums | None:
+    """Return the column sums that a kernel computes; None if it does anything but sum over the matmul's rows.
 
     Args:
         sums: the kernel.
-        kernel: the other one.
-        later: what is not there yet while the other one runs.
+        kernel: the matmul's kernel.
+        later: buffers that are not written yet when the matmul runs.
     """
-    folds = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
-    if not folds or sums.kind != "reduction" or sums.runs or sums.scratch:
+    reductions = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
+    if not reductions or sums.kind != "reduction" or sums.num_chunks or sums.scratch:
         return None
-    joined = [online_of(fold, folds) or fold for fold in folds.values()]
-    kinds = {fold.kind if isinstance(fold, OnlineReduction) else fold.reduction.kind for fold in joined}
-    if not kinds <= {"sum", "squares"} or len({fold.inner for fold in joined}) != 1:
+    sum_steps = [as_online_reduction(reduction, reductions) or reduction for reduction in reductions.values()]
+    kinds = {
+        reduction.kind if isinstance(reduction, OnlineReduction) else reduction.reduction.kind
+        for reduction in sum_steps
+    }
+    if not kinds <= {"sum", "squares"} or len({reduction.inner for reduction in sum_steps}) != 1:
         return None
-    inside = list(walk([fold.body for fold in joined]))
-    read: set[tuple[Buffer, IndexExpr]] = {e.extra for e in inside if e.op == "load"}  # type: ignore[misc]
+    exprs = list(walk([reduction.body for reduction in sum_steps]))
+    read: set[tuple[Buffer, IndexExpr]] = {e.extra for e in exprs if e.op == "load"}  # type: ignore[misc]
     stores = {s.buffer: s for s in kernel.steps if isinstance(s, Store) and not isinstance(s, PartialSum)}
-    # One element of the product's, and what is the same for all rows.
-    inner = set(joined[0].inner)
-    along = [(buffer, place) for buffer, place in read if place.variables() & inner]
-    if len(along) != 1 or along[0][0] not in stores or any(e.op == "reduced" for e in inside):
+    # The sums may read one element of the matmul's result, and values that are the same for all rows.
+    inner = set(sum_steps[0].inner)
+    varying = [(buffer, place) for buffer, place in read if place.variables() & inner]
+    if len(varying) != 1 or varying[0][0] not in stores or any(e.op == "reduced" for e in exprs):
         return None
-    ((buffer, place),) = along
+    ((buffer, place),) = varying
     if any(other in later for other, _ in read if other is not buffer):
         return None
-    store, step = stores[buffer], kernel.product
+    store, step = stores[buffer], kernel.matmul
     assert step is not None
     *lead, row, column = step.index
     axes = [[v for v in kernel.outer if v in ix.variables()] for ix in (row, column)]
-    loops = [_by_stride(place, each) for each in (joined[0].inner, sums.outer)]
-    sizes, theirs = ([math.prod(v.extent for v in each) for each in pair] for pair in (axes, loops))
-    if any(ix.variables() for ix in lead) or sizes != theirs or sizes[0] % ROWS_PER_CHUNK:
+    loops = [_sort_by_stride(place, each) for each in (sum_steps[0].inner, sums.outer)]
+    sizes, other_sizes = ([math.prod(v.extent for v in each) for each in pair] for pair in (axes, loops))
+    if any(ix.variables() for ix in lead) or sizes != other_sizes or sizes[0] % ROWS_PER_CHUNK:
         return None
-    steps = [_step_of(store.place, each) for each in axes]
-    alike = steps == [_step_of(place, each) for each in loops] and place.const == store.place.const
-    if None in steps or not alike:
+    steps = [_common_stride(store.offset, each) for each in axes]
+    same_layout = (
+        steps == [_common_stride(place, each) for each in loops] and place.const == store.offset.const
+    )
+    if None in steps or not same_layout:
         return None
     value, known = store.value, load(buffer, place)
     if value.op == "as":
-        value = cast(value.args[0], buffer.dtype)  # rounded, as it is stored
+        value = cast(value.args[0], buffer.dtype)  # sum the value as rounded for the store
 
     def swap(e: Expr) -> Expr | None:
         return value if e is known else None
 
     mapping: dict[Var, IndexExpr] = {}
-    for ours, others in zip(axes, loops, strict=True):
-        mapping |= zip(others, unravel(_turn(ours), [v.extent for v in others]), strict=True)
-    elements = [substitute(rebuild(fold.body, swap=swap), mapping) for fold in joined]
-    return _Sums(joined, elements, sizes[0], axes[1], loops[1])
+    for own_loops, other_loops in zip(axes, loops, strict=True):
+        mapping |= zip(
+            other_loops, unravel(_linear_index(own_loops), [v.extent for v in other_loops]), strict=True
+        )
+    elements = [substitute(rebuild(reduction.body, replace=swap), mapping) for reduction in sum_steps]
+    return _ColumnSums(sum_steps, elements, sizes[0], axes[1], loops[1])
 
 
-def _by_stride(place: IndexExpr, loops: Sequence[Var]) -> list[Var]:
+def _sort_by_stride(place: IndexExpr, loops: Sequence[Var]) -> list[Var]:
     return sorted(loops, key=lambda v: -(place.stride(v) or 0))
 
 
-def _step_of(place: IndexExpr, loops: Sequence[Var]) -> int | None:
-    """How far apart neighbours are along loops that are walked as one; None where they are not."""
-    step, below = place.stride(loops[-1]) if loops else None, 1
+def _common_stride(place: IndexExpr, loops: Sequence[Var]) -> int | None:
+    """Return the stride of loops that can be merged into one; None if they cannot."""
+    step, size = place.stride(loops[-1]) if loops else None, 1
     for v in reversed(loops):
-        if step is None or place.stride(v) != step * below:
+        if step is None or place.stride(v) != step * size:
             return None
-        below *= v.extent
+        size *= v.extent
     return step
 
 
-def _turn(loops: Sequence[Var]) -> IndexExpr:
-    """The number of a turn, in the order in which loops are nested."""
+def _linear_index(loops: Sequence[Var]) -> IndexExpr:
+    """Return the number of an iteration in nested loops, counting in execution order."""
     return ravel(tuple(map(IndexExpr.of, loops)), [v.extent for v in loops])
 
 
-def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[Kernel], int]:
-    """Let a product's kernel make the parts of sums; the kernels that are there in place of the sums'."""
-    kernel.runs = found.rows // ROWS_PER_CHUNK
-    width = math.prod(v.extent for v in found.columns)
-    place = _turn(found.columns)
-    parts: dict[tuple[str, Expr], Buffer] = {}
+def _fuse(
+    sums: Kernel, kernel: Kernel, column_sums: _ColumnSums, num_buffers: int
+) -> tuple[list[Kernel], int]:
+    """Add partial sums to a matmul's kernel; return the kernels that replace the sums' kernel."""
+    kernel.num_chunks = column_sums.rows // ROWS_PER_CHUNK
+    width = math.prod(v.extent for v in column_sums.columns)
+    place = _linear_index(column_sums.columns)
+    partials: dict[tuple[str, Expr], Buffer] = {}
 
-    def part_of(kind: str, element: Expr) -> Buffer:
-        """A buffer of parts, which the product's kernel fills."""
-        if (kind, element) not in parts:
-            size, strides = (kernel.runs, width), (width, 1)
-            name = f"t{count + len(parts) + 1}"
-            made = Buffer(name, "between", count + len(parts) + 1, size, strides, element.dtype)
-            kernel.steps.append(PartialSum(made, (), place, element, kernel.outer, kind))
-            parts[kind, element] = made
-        return parts[kind, element]
+    def partial_buffer(kind: str, element: Expr) -> Buffer:
+        """Return the buffer of partial sums of an element; the matmul's kernel writes it."""
+        if (kind, element) not in partials:
+            size, strides = (kernel.num_chunks, width), (width, 1)
+            name = f"t{num_buffers + len(partials) + 1}"
+            partial = Buffer(
+                name, "intermediate", num_buffers + len(partials) + 1, size, strides, element.dtype
+            )
+            kernel.steps.append(PartialSum(partial, (), place, element, kernel.outer, kind))
+            partials[kind, element] = partial
+        return partials[kind, element]
 
-    loops, run = found.loops, Var(kernel.runs)
+    loops, chunk = column_sums.loops, Var(kernel.num_chunks)
     index, shape = tuple(map(IndexExpr.of, loops)), tuple(v.extent for v in loops)
     totals: dict[tuple[object, ...], Expr] = {}
     steps: list[ReductionStep | ScanStep | Store] = []
-    for fold, element in zip(found.folds, found.elements, strict=True):
+    for reduction, element in zip(column_sums.reductions, column_sums.elements, strict=True):
 
-        def body(outer: Index, over: Index, fold: ReductionStep = fold, element: Expr = element) -> Expr:
-            at, dtype = (*over, ravel(outer, shape)), element.dtype
-            of_sums = part_of("sum", element)
-            added = load(of_sums, of_sums.at(at))
-            if not isinstance(fold, OnlineReduction):
-                return added
-            of_squares = part_of("squares", element)
-            total = totals[fold.beside.reduction, fold.beside.index]
-            a_run, all_rows = (const(1 / n, dtype) for n in (ROWS_PER_CHUNK, found.rows))
-            off = _made("sub", _made("mul", added, a_run), _made("mul", total, all_rows))
-            about = _made("mul", const(ROWS_PER_CHUNK, dtype), _made("mul", off, off))
-            return _made("add", load(of_squares, of_squares.at(at)), about)
+        def body(
+            outer: Index, over: Index, reduction: ReductionStep = reduction, element: Expr = element
+        ) -> Expr:
+            part_index, dtype = (*over, ravel(outer, shape)), element.dtype
+            sums_buffer = partial_buffer("sum", element)
+            partial_sum = load(sums_buffer, sums_buffer.at(part_index))
+            if not isinstance(reduction, OnlineReduction):
+                return partial_sum
+            squares_buffer = partial_buffer("squares", element)
+            total = totals[reduction.reference.reduction, reduction.reference.index]
+            inverse_chunk, inverse_rows = (const(1 / n, dtype) for n in (ROWS_PER_CHUNK, column_sums.rows))
+            deviation = _binary(
+                "sub", _binary("mul", partial_sum, inverse_chunk), _binary("mul", total, inverse_rows)
+            )
+            correction = _binary("mul", const(ROWS_PER_CHUNK, dtype), _binary("mul", deviation, deviation))
+            return _binary("add", load(squares_buffer, squares_buffer.at(part_index)), correction)
 
-        whole = Reduction("sum", shape, (kernel.runs,), element.dtype, body)
-        steps.append(ReductionStep(whole, index, (run,), body(index, (IndexExpr.of(run),))))
-        totals[fold.reduction, fold.index] = reduction_result(whole, index)
-    count += len(parts)
+        total_sum = Reduction("sum", shape, (kernel.num_chunks,), element.dtype, body)
+        steps.append(ReductionStep(total_sum, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
+        totals[reduction.reduction, reduction.index] = reduction_result(total_sum, index)
+    num_buffers += len(partials)
     stores = [step for step in sums.steps if isinstance(step, Store)]
-    whole_rows = [step for step in stores if step.inner]
+    row_stores = [step for step in stores if step.inner]
     in_memory: dict[tuple[object, ...], Expr] = {}
-    if whole_rows:
+    if row_stores:
         for key, total in totals.items():
-            count += 1
-            buffer = Buffer(f"t{count}", "between", count, (width,), (1,), total.dtype)
-            steps.append(Store(buffer, (), _turn(loops), total, tuple(loops)))
-            in_memory[key] = load(buffer, _turn(loops))
+            num_buffers += 1
+            buffer = Buffer(f"t{num_buffers}", "intermediate", num_buffers, (width,), (1,), total.dtype)
+            steps.append(Store(buffer, (), _linear_index(loops), total, tuple(loops)))
+            in_memory[key] = load(buffer, _linear_index(loops))
     for step in stores:
-        step.value = _with(in_memory if step.inner else totals, step.value)
+        step.value = _replace_reductions(in_memory if step.inner else totals, step.value)
     steps += [step for step in stores if not step.inner]
-    made = [Kernel("", tuple(loops), steps)]
-    for inner in dict.fromkeys(step.inner for step in whole_rows):
-        walked = [step for step in whole_rows if step.inner == inner]
-        outer = _by_stride(walked[-1].place, [*sums.outer, *inner])
-        for step in walked:
+    replacements = [Kernel("", tuple(loops), steps)]
+    for inner in dict.fromkeys(step.inner for step in row_stores):
+        same_loops = [step for step in row_stores if step.inner == inner]
+        outer = _sort_by_stride(same_loops[-1].offset, [*sums.outer, *inner])
+        for step in same_loops:
             step.inner = ()
-        made.append(Kernel("", tuple(outer), list(walked)))
-    return made, count
+        replacements.append(Kernel("", tuple(outer), list(same_loops)))
+    return replacements, num_buffers
 
 
-def _with(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
-    """With what is known in place of folds."""
-    return rebuild(expr, swap=lambda e: known.get(e.extra) if e.op == "reduced" else None)
+def _replace_reductions(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
+    """Replace reductions by known expressions."""
+    return rebuild(expr, replace=lambda e: known.get(e.extra) if e.op == "reduced" else None)
 
 
-def _made(op: str, a: Expr, b: Expr) -> Expr:
+def _binary(op: str, a: Expr, b: Expr) -> Expr:
     return Expr.make(op, (a, b), a.dtype)

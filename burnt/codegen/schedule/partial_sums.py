@@ -1,9 +1,9 @@
-"""Sums over rows, taken along while the rows themselves are gone through.
+"""Fuse column sums into kernels that process the same rows, as partial sums over chunks of rows.
 
-The gradient of a norm's weight is a sum over the rows whose own gradients the same tensors make. Two kernels
-would read them twice. Here the sums join the kernel of the rows as partial ones, over runs of consecutive
-rows, and a small kernel adds these up. Their number depends on sizes alone, so that results do not depend on
-how many threads there are.
+The gradient of a norm's weight is a sum over all rows, and the gradient of its input is computed row by row
+from the same tensors; two kernels would read them twice. Here the kernel of the rows also computes one
+partial sum per chunk of consecutive rows, and a small kernel adds these up. The number of chunks depends on
+sizes alone, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -31,94 +31,100 @@ from burnt.codegen.ir import (
 
 __all__ = ["combine_partial_sums"]
 
-_SHORTEST = 16  # rows of a run: below, partial sums are a large part of what is moved
-_COLUMNS = 1 << 15  # sums of a run that stay in a core's second cache
+_MIN_CHUNK_ROWS = 16  # with fewer rows per chunk, partial sums are a large part of the memory traffic
+_MAX_COLUMNS = 1 << 15  # partial sums of one chunk that fit a core's L2 cache
 
 
-def combine_partial_sums(kernels: list[Kernel], runs: int, count: int) -> int:
-    """Let sums over rows join kernels that go through these rows.
+def combine_partial_sums(kernels: list[Kernel], max_chunks: int, num_buffers: int) -> int:
+    """Fuse column sums into kernels that process the same rows.
 
     Args:
-        kernels: of a plan, in order; changed in place.
-        runs: how many runs of turns there are at the most; 0 where kernels can have none.
-        count: of buffers between kernels so far.
+        kernels: the kernels of a plan, in order; changed in place.
+        max_chunks: maximum number of chunks; 0 if unsupported.
+        num_buffers: number of temporary buffers so far.
 
     Returns:
-        the count with those that are new.
+        The number of temporary buffers, with the new ones.
     """
-    if not runs:
-        return count
+    if not max_chunks:
+        return num_buffers
     for sums in list(kernels):
-        if not _is_sums(sums):
+        if not _is_column_sum(sums):
             continue
         for rows in kernels:
-            if rows is sums or not _may_join(sums, rows, kernels):
+            if rows is sums or not _can_fuse(sums, rows, kernels):
                 continue
-            walk_of_rows = _as_rows(rows, sums)
-            if walk_of_rows is None:
+            loop_map = _map_loops(rows, sums)
+            if loop_map is None:
                 continue
-            count = _join(sums, rows, walk_of_rows, runs, count)
+            num_buffers = _fuse(sums, rows, loop_map, max_chunks, num_buffers)
             kernels.remove(sums)
             kernels.insert(kernels.index(rows) + 1, sums)
             break
-    return count
+    return num_buffers
 
 
-def _is_sums(kernel: Kernel) -> bool:
-    """Whether it does nothing but sum over all of some loops, each for itself, and store what comes of it."""
-    folds = [step for step in kernel.steps if isinstance(step, ReductionStep)]
+def _is_column_sum(kernel: Kernel) -> bool:
+    """Whether a kernel only computes sums over the same loops and stores what follows from each sum."""
+    reductions = [step for step in kernel.steps if isinstance(step, ReductionStep)]
     stores = [step for step in kernel.steps if isinstance(step, Store)]
     return (
         kernel.kind == "reduction"
-        and len({step.inner for step in folds}) == 1
-        and math.prod(v.extent for v in kernel.outer) <= _COLUMNS
-        and all(step.reduction.kind == "sum" and step.reduction.dtype.is_floating_point for step in folds)
-        and not any(e.op == "reduced" for e in walk([step.body for step in folds]))
+        and len({step.inner for step in reductions}) == 1
+        and math.prod(v.extent for v in kernel.outer) <= _MAX_COLUMNS
+        and all(
+            step.reduction.kind == "sum" and step.reduction.dtype.is_floating_point for step in reductions
+        )
+        and not any(e.op == "reduced" for e in walk([step.body for step in reductions]))
         and not any(step.inner for step in stores)
         and not any(isinstance(step, PartialSum) for step in stores)
     )
 
 
-def _may_join(sums: Kernel, rows: Kernel, kernels: Sequence[Kernel]) -> bool:
-    """Whether they read mostly the same, and neither needs what comes between them."""
-    bytes_of = {b: math.prod(b.shape) * b.dtype.itemsize for b in sums.read}
-    shared = sum(size for b, size in bytes_of.items() if b in rows.read)
+def _can_fuse(sums: Kernel, rows: Kernel, kernels: Sequence[Kernel]) -> bool:
+    """Whether the kernels mostly read the same, and none between them reads or writes what would be moved."""
+    bytes_of = {b: math.prod(b.shape) * b.dtype.itemsize for b in sums.buffers_read}
+    shared = sum(size for b, size in bytes_of.items() if b in rows.buffers_read)
     if 2 * shared < sum(bytes_of.values()):
         return False
     first, last = sorted((kernels.index(sums), kernels.index(rows)))
     between = kernels[first : last + 1]
     if kernels[first] is sums:
-        return not any(k.read.keys() & sums.written.keys() for k in between)
-    return not any(k.written.keys() & sums.read.keys() for k in between)
+        return not any(k.buffers_read.keys() & sums.buffers_written.keys() for k in between)
+    return not any(k.buffers_written.keys() & sums.buffers_read.keys() for k in between)
 
 
-def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
-    """The loops of the sums as those of the rows, which an elementwise kernel is given for that."""
-    fold = next(step for step in sums.steps if isinstance(step, ReductionStep))
-    over, columns = [v.extent for v in fold.inner], [v.extent for v in sums.outer]
-    if math.prod(over) < 2 * _SHORTEST or rows.scratch or rows.kind == "scan":
+def _map_loops(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
+    """Return the sums' loops in terms of the other kernel's; None if they do not match.
+
+    An elementwise kernel's loops are divided into rows and columns for that.
+    """
+    reduction = next(step for step in sums.steps if isinstance(step, ReductionStep))
+    over, columns = [v.extent for v in reduction.inner], [v.extent for v in sums.outer]
+    if math.prod(over) < 2 * _MIN_CHUNK_ROWS or rows.scratch or rows.kind == "scan":
         return None
     if rows.kind == "elementwise":
         if [v.extent for v in rows.outer] != over + columns:
             return None
-        turns, inner = rows.outer[: len(over)], rows.outer[len(over) :]
-        rows.outer = turns
+        iterations, inner = rows.outer[: len(over)], rows.outer[len(over) :]
+        rows.outer = iterations
         for step in rows.steps:
             step.inner = inner
     else:
-        turns = rows.outer
-        if [v.extent for v in turns] != over:
+        iterations = rows.outer
+        if [v.extent for v in iterations] != over:
             return None
-        found = [step.inner for step in rows.steps if [v.extent for v in step.inner] == columns]
-        if not found:
+        candidates = [step.inner for step in rows.steps if [v.extent for v in step.inner] == columns]
+        if not candidates:
             return None
-        inner = found[0]
-    return dict(zip((*fold.inner, *sums.outer), map(IndexExpr.of, (*turns, *inner)), strict=True))
+        inner = candidates[0]
+    return dict(zip((*reduction.inner, *sums.outer), map(IndexExpr.of, (*iterations, *inner)), strict=True))
 
 
-def _join(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], runs: int, count: int) -> int:
-    turns = math.prod(v.extent for v in rows.outer)
-    rows.runs = rows.runs or min(runs, turns // _SHORTEST)
+def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: int, num_buffers: int) -> int:
+    """Add partial sums to the kernel of the rows, and make the sums' kernel add them up."""
+    iterations = math.prod(v.extent for v in rows.outer)
+    rows.num_chunks = rows.num_chunks or min(max_chunks, iterations // _MIN_CHUNK_ROWS)
     sizes = [v.extent for v in sums.outer]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     index = tuple(map(IndexExpr.of, sums.outer))
@@ -127,27 +133,32 @@ def _join(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], runs: int, co
     steps: list[ReductionStep | ScanStep | Store] = []
     for step in sums.steps:
         if isinstance(step, ReductionStep):
-            count += 1
-            shape = (rows.runs, *sizes)
+            num_buffers += 1
+            shape = (rows.num_chunks, *sizes)
             buffer = Buffer(
-                f"t{count}", "between", count, shape, (math.prod(sizes), *strides), step.body.dtype
+                f"t{num_buffers}",
+                "intermediate",
+                num_buffers,
+                shape,
+                (math.prod(sizes), *strides),
+                step.body.dtype,
             )
             place = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
             rows.steps.append(PartialSum(buffer, inner, place, substitute(step.body, loops), inner))  # type: ignore[arg-type]
-            run = Var(rows.runs)
+            chunk = Var(rows.num_chunks)
 
             def body(
                 outer: tuple[IndexExpr, ...], over: tuple[IndexExpr, ...], buffer: Buffer = buffer
             ) -> Expr:
                 return load(buffer, buffer.at((*over, *outer)))
 
-            total = Reduction("sum", tuple(sizes), (rows.runs,), step.reduction.dtype, body)
-            steps.append(ReductionStep(total, index, (run,), body(index, (IndexExpr.of(run),))))
+            total = Reduction("sum", tuple(sizes), (rows.num_chunks,), step.reduction.dtype, body)
+            steps.append(ReductionStep(total, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
             totals[step.reduction, step.index] = reduction_result(total, index)
         elif isinstance(step, Store):
             step.value = rebuild(
-                step.value, swap=lambda e: totals.get(e.extra) if e.op == "reduced" else None
+                step.value, replace=lambda e: totals.get(e.extra) if e.op == "reduced" else None
             )
             steps.append(step)
     sums.steps = steps
-    return count
+    return num_buffers

@@ -1,4 +1,8 @@
-"""Passes of a kernel over its rows: which steps share one, and what is kept from one for the next."""
+"""Optimize one kernel: the order of its loops and steps, and what its passes over a row share.
+
+A pass is one traversal of a kernel's inner loops. A softmax has three: the maximum, the sum of exponentials,
+and the division. The functions here change a kernel in place, in the order of `KernelBuilder.build_kernels`.
+"""
 
 from __future__ import annotations
 
@@ -29,60 +33,61 @@ from burnt.codegen.ir import (
     variables,
     walk,
 )
-from burnt.codegen.lower.registry import SHORT, const
+from burnt.codegen.lower.registry import HALF_TO_FLOAT32, const
 
 __all__ = [
     "LANES",
     "OnlineThresholds",
-    "arrange",
+    "as_online_reduction",
     "cache_shared_exprs",
     "fuse_online_reductions",
     "hoist_reciprocal",
-    "lane_of",
-    "online_of",
-    "plain",
+    "lane_loop",
+    "order_loops_and_steps",
     "simplify_one_hot_sum",
-    "unguarded",
+    "strip_casts",
+    "unconditional_exprs",
 ]
 
-# Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
-# store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
+# Ops that cost about as much as a load. The others take a few tens of instructions: it is faster to store
+# their result and load it again than to compute it twice (softmax of 4096 x 1024 float32, storing exp: 1.3
+# times).
 _CHEAP_OPS = """
     const number load index reduced cast as identity where masked add sub mul neg not and or xor abs sign relu
     eq ne lt le gt ge maximum minimum fmax fmin copysign ceil floor round trunc
 """
 _CHEAP = frozenset(_CHEAP_OPS.split())
 LANES = 16
-"""Turns of the loop that memory runs along which a kernel by columns takes together, at the least."""
+"""Minimum number of adjacent columns that a column kernel processes together (see `lane_loop`)."""
 
 
 class OnlineThresholds(NamedTuple):
-    """The bytes from which on a sum shares the pass of a fold whose result it needs (`ir.Online`).
+    """Bytes read from which an online sum, in the pass of the maximum or sum that it needs, is faster.
 
     Args:
-        exp: that are read along the innermost loop, for a sum of exponentials.
-        squares: the same, for a sum of squares.
-        total: of all rows, for a sum of squares.
-        columns: of `LANES` neighbours, where memory runs along an outer loop.
+        exp_row_bytes: along the innermost loop, for a sum of exponentials.
+        squares_row_bytes: along the innermost loop, for a sum of squares.
+        squares_total_bytes: of all rows together, for a sum of squares.
+        column_tile_bytes: of `LANES` adjacent columns, in a column kernel (see `lane_loop`).
     """
 
-    exp: int = 0
-    squares: int = 0
-    total: int = 0
-    columns: int = 0
+    exp_row_bytes: int = 0
+    squares_row_bytes: int = 0
+    squares_total_bytes: int = 0
+    column_tile_bytes: int = 0
 
 
-def arrange(kernel: Kernel) -> None:
-    """Nest loops as memory lies, and bring steps together that can share a pass."""
-    _nest(kernel)
+def order_loops_and_steps(kernel: Kernel) -> None:
+    """Order loops by stride, and group steps that can share a pass."""
+    _order_loops(kernel)
     levels: list[int] = []
     for i, step in enumerate(kernel.steps):
-        before = [
+        min_levels = [
             level + 1
             for other, level in zip(kernel.steps[:i], levels, strict=True)
             if depends_on(step, other)
         ]
-        levels.append(max(before, default=0))
+        levels.append(max(min_levels, default=0))
     loops = list(dict.fromkeys(step.inner for step in kernel.steps))
     order = sorted(
         range(len(levels)),
@@ -91,27 +96,34 @@ def arrange(kernel: Kernel) -> None:
     kernel.steps = [kernel.steps[i] for i in order]
 
 
-def _nest(kernel: Kernel) -> None:
-    """Put inner loops with the largest strides outermost, unless places are counted along them."""
-    walked = [place.affine() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
-    walked += [step.place.affine() for step in kernel.steps if isinstance(step, Store)]
-    counted = [
+def _order_loops(kernel: Kernel) -> None:
+    """Put inner loops with the largest strides outermost, except those of argmax and argmin.
+
+    Their result counts elements in the loops' original order.
+    """
+    places = [place.without_computed() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
+    places += [step.offset.without_computed() for step in kernel.steps if isinstance(step, Store)]
+    ordered = [
         set(step.inner)
         for step in kernel.steps
         if isinstance(step, ReductionStep) and step.reduction.kind.startswith("arg")
     ]
     for step in kernel.steps:
-        if len(step.inner) > 1 and set(step.inner) not in counted:
-            reach = {v: sum(abs(place.stride(v) or 0) for place in walked) for v in step.inner}
-            step.inner = tuple(sorted(step.inner, key=lambda v: -reach[v]))
+        if len(step.inner) > 1 and set(step.inner) not in ordered:
+            total_stride = {v: sum(abs(place.stride(v) or 0) for place in places) for v in step.inner}
+            step.inner = tuple(sorted(step.inner, key=lambda v: -total_stride[v]))
 
 
-def lane_of(kernel: Kernel) -> Var | None:
-    """The outer loop that most of what is moved lies along, where the inner loops do not."""
+def lane_loop(kernel: Kernel) -> Var | None:
+    """Return the outer loop along which most of the accessed memory is contiguous; None if there is none.
+
+    There is one if a kernel reduces columns of a row-major matrix: adjacent columns, or lanes, are then
+    processed together, as SIMD vectors.
+    """
     votes: dict[Var | None, int] = {}
     inner = {v for step in kernel.steps for v in step.inner}
     loads = [e.extra for e in walk(kernel.exprs) if e.op == "load"]
-    stores = [(step.buffer, step.place) for step in kernel.steps if isinstance(step, Store)]
+    stores = [(step.buffer, step.offset) for step in kernel.steps if isinstance(step, Store)]
     for buffer, place in (*loads, *stores):
         assert isinstance(buffer, Buffer)
         assert isinstance(place, IndexExpr)
@@ -126,33 +138,38 @@ def lane_of(kernel: Kernel) -> Var | None:
 
 
 def simplify_one_hot_sum(kernel: Kernel) -> None:
-    """Take the one element that a sum picks, as the gradient of a look-up does, without the sum."""
-    picked: dict[tuple[object, ...], Expr] = {}
+    """Replace a sum in which a one-hot mask selects one element by that element.
+
+    The gradient of a gather is such a sum.
+    """
+    elements: dict[tuple[object, ...], Expr] = {}
     for step in kernel.steps:
         if isinstance(step, ReductionStep) and step.reduction.kind == "sum" and len(step.inner) == 1:
-            element = _picked(step.body, step.inner[0])
+            element = _one_hot_element(step.body, step.inner[0])
             if element is not None:
-                picked[step.reduction, step.index] = element
+                elements[step.reduction, step.index] = element
 
     def swap(e: Expr) -> Expr | None:
-        return picked.get(e.extra) if e.op == "reduced" else None
+        return elements.get(e.extra) if e.op == "reduced" else None
 
-    if picked:
+    if elements:
         kernel.steps = [
-            s for s in kernel.steps if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in picked)
+            s
+            for s in kernel.steps
+            if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in elements)
         ]
         for step in kernel.steps:
-            _set(step, rebuild(_expr(step), swap=swap))
+            _set_expr(step, rebuild(_expr_of(step), replace=swap))
         inner = {step.inner for step in kernel.steps}
         if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
-            # Nothing holds the rows together any more.
+            # No reduction is left: the inner loops can be outer loops.
             kernel.outer += inner.pop()
             for step in kernel.steps:
                 step.inner = ()
 
 
-def _picked(body: Expr, along: Var) -> Expr | None:
-    """What the sum of a body comes to that is not 0 at one place of a loop; None for any other body."""
+def _one_hot_element(body: Expr, along: Var) -> Expr | None:
+    """Return the sum of a body that is nonzero in one iteration of a loop only; None for any other body."""
     if body.op != "where" or body.args[2].op != "const" or body.args[2].extra[0] != 0:
         return None
     tests, found = [body.args[0]], []
@@ -175,10 +192,10 @@ def _picked(body: Expr, along: Var) -> Expr | None:
 
 
 def hoist_reciprocal(kernel: Kernel) -> None:
-    """Divide by a softmax's sum once for each row.
+    """Compute the reciprocal of a softmax's sum once per row, and multiply by it.
 
-    Such a sum is at least 1, since the largest of its elements is, so that its reciprocal loses a rounding
-    and no more. A vector's division takes as long as ten of its products.
+    The sum is at least 1, because its largest term is, so the reciprocal adds one rounding error and cannot
+    overflow. A vector division takes as long as ten vector multiplications.
     """
     bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, ReductionStep)}
     kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, ReductionStep)}
@@ -189,40 +206,40 @@ def hoist_reciprocal(kernel: Kernel) -> None:
         body = bodies[e.args[1].extra]  # type: ignore[index]
         if body.op != "exp" or body.args[0].op != "sub":
             return None
-        x, peak = body.args[0].args
-        if peak.op != "reduced" or kinds.get(peak.extra) != "max" or bodies[peak.extra] is not x:  # type: ignore[arg-type, index]
+        x, row_max = body.args[0].args
+        if row_max.op != "reduced" or kinds.get(row_max.extra) != "max" or bodies[row_max.extra] is not x:  # type: ignore[arg-type, index]
             return None
-        once = Expr.make("reciprocal", (e.args[1],), e.dtype)
-        return Expr.make("mul", (e.args[0], once), e.dtype)
+        reciprocal = Expr.make("reciprocal", (e.args[1],), e.dtype)
+        return Expr.make("mul", (e.args[0], reciprocal), e.dtype)
 
     for step in kernel.steps:
         if isinstance(step, Store):
-            step.value = rebuild(step.value, swap=swap)
+            step.value = rebuild(step.value, replace=swap)
 
 
-def cache_shared_exprs(kernel: Kernel, scratch: int) -> None:
-    """Store what is dear and needed by more than one pass, for the later ones to load.
+def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
+    """Store expensive expressions that several passes compute, so that the later passes load them.
 
-    It goes into local buffers as far as scratch does, and then to where the last of these passes will store
-    one of the kernel's results.
+    They are stored in local buffers while scratch is left. Others are stored in the memory of a result that
+    the last of these passes overwrites.
     """
     groups = kernel.passes()
-    if len(groups) < 2 or not scratch:
+    if len(groups) < 2 or not scratch_bytes:
         return
-    if lane_of(kernel) is not None:
-        scratch //= LANES
-    met: dict[Expr, list[int]] = {}
+    if lane_loop(kernel) is not None:
+        scratch_bytes //= LANES
+    passes_of: dict[Expr, list[int]] = {}
     for i, group in enumerate(groups):
-        for e in unguarded([_expr(step) for step in group]):
-            met.setdefault(e, []).append(i)
+        for e in unconditional_exprs([_expr_of(step) for step in group]):
+            passes_of.setdefault(e, []).append(i)
     chosen: dict[Expr, None] = {}
 
     def choose(e: Expr, inner: tuple[Var, ...], visited: set[Expr]) -> None:
         if e in visited:
             return
         visited.add(e)
-        shared = [i for i in met.get(e, ()) if groups[i][0].inner == inner]
-        if len(shared) > 1 and variables([e]) >= set(inner) and _is_dear(e, inner):
+        shared = [i for i in passes_of.get(e, ()) if groups[i][0].inner == inner]
+        if len(shared) > 1 and variables([e]) >= set(inner) and _is_expensive(e, inner):
             chosen[e] = None
             return
         for argument in e.args:
@@ -232,137 +249,142 @@ def cache_shared_exprs(kernel: Kernel, scratch: int) -> None:
         if group[0].inner:
             visited: set[Expr] = set()
             for step in group:
-                choose(_expr(step), group[0].inner, visited)
-    lent: set[Buffer] = set()
-    held = sorted(chosen, key=lambda e: -sum(1 for _ in walk([e])))
-    for n, e in enumerate(held):
-        first, *others = met[e]
+                choose(_expr_of(step), group[0].inner, visited)
+    reused_buffers: set[Buffer] = set()
+    largest_first = sorted(chosen, key=lambda e: -sum(1 for _ in walk([e])))
+    for n, e in enumerate(largest_first):
+        first, *others = passes_of[e]
         inner = groups[first][0].inner
-        dtype = SHORT.get(e.dtype, e.dtype)
+        dtype = HALF_TO_FLOAT32.get(e.dtype, e.dtype)
         size = math.prod(v.extent for v in inner) * dtype.itemsize
-        if size <= scratch:
-            scratch -= size
-            buffer = _local(f"l{n}", inner, dtype)
+        if size <= scratch_bytes:
+            scratch_bytes -= size
+            buffer = _local_buffer(f"l{n}", inner, dtype)
             place = buffer.at(tuple(map(IndexExpr.of, inner)))
         else:
-            result = _result_of(groups[others[-1]], inner, dtype)
-            if result is None or result.buffer in lent:
+            result = _find_reusable_store(groups[others[-1]], inner, dtype)
+            if result is None or result.buffer in reused_buffers:
                 continue
-            buffer, place = result.buffer, result.place
-            lent.add(buffer)
-        back = load(buffer, place)
+            buffer, place = result.buffer, result.offset
+            reused_buffers.add(buffer)
+        loaded = load(buffer, place)
         if dtype != e.dtype:
-            back = Expr.make("as", (back,), e.dtype)
+            loaded = Expr.make("as", (loaded,), e.dtype)
         for i in others:
             if groups[i][0].inner != inner:
                 continue
             for step in groups[i]:
-                _swap(step, e, back)
+                _replace_expr(step, e, loaded)
         store = Store(buffer, inner, place, e, inner)
         kernel.steps.insert(kernel.steps.index(groups[first][-1]) + 1, store)
         groups[first].append(store)
 
 
 def fuse_online_reductions(
-    kernel: Kernel, joins: OnlineThresholds, several: Container[Reduction] = ()
+    kernel: Kernel, thresholds: OnlineThresholds, computed_twice: Container[Reduction] = ()
 ) -> None:
-    """Let sums of exponentials, and of squares, share a pass with the fold whose result they need.
+    """Compute sums of exponentials or squares online, in the pass of the maximum or sum that they need.
 
-    It comes after `cache_shared_exprs`: an exponential that a later pass needs again is not computed for this
-    one, too. What several kernels compute must come out the same in all of them, to the bit: the gradient of
-    a maximum asks which elements are equal to it. So sums that are among `several` are left as they are.
+    This runs after `cache_shared_exprs`: a sum whose exponentials are stored for a later pass stays a pass of
+    its own, as it computes them anyway. Sums in `computed_twice`, by several kernels, are not changed: all
+    kernels must get the same bits, because the gradient of a maximum compares elements with it for equality.
     """
-    folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, ReductionStep)}
-    for step in list(folds.values()):
-        made = online_of(step, folds)
-        kept = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
-        if made is None or kept or step.reduction in several:
+    reductions = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, ReductionStep)}
+    for step in list(reductions.values()):
+        online = as_online_reduction(step, reductions)
+        is_stored = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
+        if online is None or is_stored or step.reduction in computed_twice:
             continue
-        if _gains(made, kernel, joins):
+        if _is_faster_online(online, kernel, thresholds):
             kernel.steps.remove(step)
-            kernel.steps.insert(kernel.steps.index(made.beside) + 1, made)
+            kernel.steps.insert(kernel.steps.index(online.reference) + 1, online)
 
 
-def _gains(step: OnlineReduction, kernel: Kernel, joins: OnlineThresholds) -> bool:
-    """Whether two passes would take longer."""
+def _is_faster_online(step: OnlineReduction, kernel: Kernel, thresholds: OnlineThresholds) -> bool:
+    """Whether one pass is faster than two, by the target's thresholds."""
     loads = {e.extra: e.dtype.itemsize for e in walk([step.body]) if e.op == "load"}
-    row = sum(loads.values()) * step.turns
-    if lane_of(kernel) is not None:
-        return row * LANES >= joins.columns
-    if step.kind == "squares" and row * math.prod(v.extent for v in kernel.outer) < joins.total:
+    row_bytes = sum(loads.values()) * step.iterations
+    if lane_loop(kernel) is not None:
+        return row_bytes * LANES >= thresholds.column_tile_bytes
+    if (
+        step.kind == "squares"
+        and row_bytes * math.prod(v.extent for v in kernel.outer) < thresholds.squares_total_bytes
+    ):
         return False
-    straight = row // step.turns * step.inner[-1].extent
-    return straight >= (joins.exp if step.kind == "exp" else joins.squares)
+    innermost_bytes = row_bytes // step.iterations * step.inner[-1].extent
+    return innermost_bytes >= (
+        thresholds.exp_row_bytes if step.kind == "exp" else thresholds.squares_row_bytes
+    )
 
 
-def online_of(
-    step: ReductionStep, folds: Mapping[tuple[Reduction, Index], ReductionStep]
+def as_online_reduction(
+    step: ReductionStep, reductions: Mapping[tuple[Reduction, Index], ReductionStep]
 ) -> OnlineReduction | None:
-    """A fold as one that needs no result of another's; None where it is no such sum."""
+    """Return a sum of ``exp(x - max(x))`` or ``(x - mean(x))**2`` as an online one; None for any other."""
     body, finite = step.body, False
     if step.reduction.kind != "sum" or not step.inner or not body.dtype.is_floating_point:
         return None
     if body.op == "exp" and body.args[0].op == "sub":
         kind, (x, other) = "exp", body.args[0].args
-        if other.op == "where" and _is_infinite(other.args[0], other.args[2]) and _is(other.args[1], 0):
+        if other.op == "where" and _is_infinite(other.args[0], other.args[2]) and _is_const(other.args[1], 0):
             finite, other = True, other.args[2]
     elif body.op == "mul" and body.args[0] is body.args[1] and body.args[0].op == "sub":
         kind, (x, other) = "squares", body.args[0].args
-        if other.op != "div" or not _counts(other.args[1], step.turns):
+        if other.op != "div" or not _is_count(other.args[1], step.iterations):
             return None
         other = other.args[0]
     else:
         return None
-    other = plain(other)
-    beside = folds.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
+    other = strip_casts(other)
+    beside = reductions.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
     if beside is None or beside.reduction.kind != {"exp": "max", "squares": "sum"}[kind]:
         return None
     if [v.extent for v in beside.inner] != [v.extent for v in step.inner]:
         return None
     x = substitute(x, dict(zip(step.inner, map(IndexExpr.of, beside.inner), strict=True)))
-    if plain(x) is not plain(beside.body):
+    if strip_casts(x) is not strip_casts(beside.body):
         return None
     return OnlineReduction(step.reduction, step.index, beside.inner, x, kind, beside, finite)
 
 
-def plain(expr: Expr) -> Expr:
-    """Without conversions that leave a value as it is."""
+def strip_casts(expr: Expr) -> Expr:
+    """Remove the casts around an expression that do not change its value."""
     while expr.op in ("as", "identity") or (
-        expr.op == "cast" and expr.args[0].dtype in SHORT and expr.dtype not in SHORT
+        expr.op == "cast" and expr.args[0].dtype in HALF_TO_FLOAT32 and expr.dtype not in HALF_TO_FLOAT32
     ):
         expr = expr.args[0]
     return expr
 
 
-def _is(expr: Expr, value: float) -> bool:
+def _is_const(expr: Expr, value: float) -> bool:
     return expr.op == "const" and expr.extra[0] == value
 
 
 def _is_infinite(test: Expr, value: Expr) -> bool:
-    """Whether a test is that of a value for infinity."""
-    if test.op != "eq" or test.args[0].op != "abs" or not _is(test.args[1], math.inf):
+    """Whether a test is ``abs(value) == inf``."""
+    if test.op != "eq" or test.args[0].op != "abs" or not _is_const(test.args[1], math.inf):
         return False
     return test.args[0].args[0] is value
 
 
-def _counts(expr: Expr, turns: int) -> bool:
-    """Whether an expression is a number of turns."""
+def _is_count(expr: Expr, count: int) -> bool:
+    """Whether an expression is the constant number of elements."""
     expr = expr.args[0] if expr.op == "cast" else expr
-    return expr.op == "index" and expr.extra[0] == IndexExpr(const=turns)
+    return expr.op == "index" and expr.extra[0] == IndexExpr(const=count)
 
 
-def _result_of(
+def _find_reusable_store(
     steps: Sequence[ReductionStep | Store], inner: tuple[Var, ...], dtype: torch.dtype
 ) -> Store | None:
-    """A store of a pass in whose place an element of a dtype can lie for each of its turns."""
+    """Return a store whose place can first hold another value of this dtype, for each inner iteration."""
     for step in steps:
         fits = type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local"
-        if fits and variables([load(step.buffer, step.place)]) >= set(inner):  # type: ignore[union-attr]
+        if fits and variables([load(step.buffer, step.offset)]) >= set(inner):  # type: ignore[union-attr]
             return step  # type: ignore[return-value]
     return None
 
 
-def _local(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
+def _local_buffer(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
     strides, step = [], 1
     for var in reversed(inner):
         strides.append(step)
@@ -370,28 +392,28 @@ def _local(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
     return Buffer(name, "local", 0, tuple(v.extent for v in inner), tuple(reversed(strides)), dtype)
 
 
-def _expr(step: ReductionStep | ScanStep | Store) -> Expr:
+def _expr_of(step: ReductionStep | ScanStep | Store) -> Expr:
     return step.value if isinstance(step, Store) else step.body
 
 
-def _set(step: ReductionStep | ScanStep | Store, expr: Expr) -> None:
+def _set_expr(step: ReductionStep | ScanStep | Store, expr: Expr) -> None:
     if isinstance(step, Store):
         step.value = expr
     else:
         step.body = expr
 
 
-def _swap(step: ReductionStep | Store, old: Expr, new: Expr) -> None:
-    _set(step, rebuild(_expr(step), swap=lambda e: new if e is old else None))
+def _replace_expr(step: ReductionStep | Store, old: Expr, new: Expr) -> None:
+    _set_expr(step, rebuild(_expr_of(step), replace=lambda e: new if e is old else None))
 
 
-def _is_dear(expr: Expr, inner: tuple[Var, ...]) -> bool:
-    """Whether more than loads and arithmetic is computed anew for each turn of some loops."""
+def _is_expensive(expr: Expr, inner: tuple[Var, ...]) -> bool:
+    """Whether an expression computes more than loads and cheap arithmetic in each iteration of some loops."""
     return any(e.op not in _CHEAP and variables([e]).intersection(inner) for e in walk([expr]))
 
 
-def unguarded(exprs: Sequence[Expr]) -> dict[Expr, None]:
-    """What is computed for some expressions wherever they are, unlike what only holds under a test."""
+def unconditional_exprs(exprs: Sequence[Expr]) -> dict[Expr, None]:
+    """Return the parts of expressions that are always computed, not only where a mask holds."""
     found: dict[Expr, None] = {}
 
     def visit(e: Expr) -> None:

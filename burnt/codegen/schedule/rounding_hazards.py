@@ -1,10 +1,9 @@
-"""What kernels may round differently, and where that would show.
+"""Find sums that are later compared for equality; they must be computed only once.
 
-A sum depends on the order of its terms, which is the choice of a kernel: two kernels that compute the same
-sum may differ in its last bit. Of what is made of it that is a difference in the last bits, too, with one
-exception: an extreme is compared with the values it was found among, by its gradient and by users' code
-(``s == s.amax()``), and would equal none of another kernel's. Such sums are computed once and are read from
-memory.
+The result of a sum depends on the order of its terms, which each kernel chooses: two kernels that compute the
+same sum may differ in its last bit. That is harmless, with one exception: a maximum or minimum is compared
+with the values that it was found among, by its gradient and by users' code (``s == s.amax()``). If these
+values were recomputed by another kernel, none might be equal. Such sums are stored in memory.
 """
 
 from __future__ import annotations
@@ -20,82 +19,82 @@ from torch.fx import Graph, Node
 __all__ = ["EqualitySensitiveSums", "find_equality_sensitive_sums"]
 
 _ATEN = torch.ops.aten
-_EXTREMES = frozenset(
+_EXTREME_OPS = frozenset(
     (
         _ATEN.amax.default, _ATEN.amin.default, _ATEN.max.default, _ATEN.min.default,
         _ATEN.max.dim, _ATEN.min.dim, _ATEN.aminmax.default,
     )
 )  # fmt: skip
-# Ops that move elements, and are no views.
-_MOVES = frozenset(
+# Ops that copy elements elsewhere without changing them.
+_MOVE_OPS = frozenset(
     (
         _ATEN._to_copy.default, _ATEN.cat.default, _ATEN.constant_pad_nd.default, _ATEN.flip.default,
         _ATEN.roll.default, _ATEN.gather.default, _ATEN.index_select.default, _ATEN.index.Tensor,
     )
 )  # fmt: skip
-# Ops of an extreme, or of its difference to a value, that may be compared in its place.
-_KEEP = frozenset(
+# Ops whose result may be compared in place of a maximum: its negation, or its difference to a value.
+_EXTREME_PRESERVING_OPS = frozenset(
     (_ATEN.neg.default, _ATEN.abs.default, _ATEN.sub.Tensor, _ATEN.rsub.Scalar, _ATEN.clone.default)
 )
-# Ops whose result jumps where two values, or a difference and 0, are equal.
-_JUMPING = "eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "heaviside", "logical_not"
-_JUMPS = frozenset(f"aten::{name}" for name in _JUMPING)
+# Ops whose result is discontinuous where two values are equal, or where a difference is 0.
+_DISCONTINUOUS_NAMES = "eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "heaviside", "logical_not"
+_DISCONTINUOUS_OPS = frozenset(f"aten::{name}" for name in _DISCONTINUOUS_NAMES)
 
 
 class EqualitySensitiveSums(NamedTuple):
     """Nodes of a graph.
 
     Args:
-        sums: that are compared with an extreme that was found among them.
-        made: of these for the comparison, element by element; the extremes are among them.
+        sums: sums that are compared with their own maximum or minimum.
+        derived: nodes between these sums and the comparison: elementwise ops, the maxima and minima.
     """
 
     sums: set[Node]
-    made: set[Node]
+    derived: set[Node]
 
 
 def find_equality_sensitive_sums(
-    graph: Graph, is_held: Callable[[Node], bool] = lambda node: False
+    graph: Graph, is_in_memory: Callable[[Node], bool] = lambda node: False
 ) -> EqualitySensitiveSums:
-    """The sums that must be the same to the bit wherever they are needed, and what is made of them.
+    """Return the sums that must be bitwise equal wherever they are read, and what is computed from them.
 
     Args:
-        graph: of a trace.
-        is_held: whether a node's result is in memory anyway.
+        graph: the graph of a trace.
+        is_in_memory: whether a node's result is in memory anyway.
     """
     found = EqualitySensitiveSums(set(), set())
-    rounded: set[Node] = set()  # sums, and what is made of them element by element
+    order_sensitive: set[Node] = set()  # sums, and elementwise results of sums
     extremes: set[Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or is_held(node):
+        if node.op != "call_function" or is_in_memory(node):
             continue
         inputs = node.all_input_nodes
-        if _is_sum(node) or (_is_exact(node) and not rounded.isdisjoint(inputs)):
-            rounded.add(node)
-        among = rounded if _is_extreme(node) else extremes if _keeps(node) else set()
-        if not among.isdisjoint(inputs):
+        if _is_order_sensitive(node) or (_is_exact(node) and not order_sensitive.isdisjoint(inputs)):
+            order_sensitive.add(node)
+        sources = order_sensitive if _is_extreme(node) else extremes if _preserves_extreme(node) else set()
+        if not sources.isdisjoint(inputs):
             extremes.add(node)
-        if _jumps(node) and not extremes.isdisjoint(inputs):
-            _follow(inputs, rounded, found)
+        if _is_discontinuous(node) and not extremes.isdisjoint(inputs):
+            _collect_sums(inputs, order_sensitive, found)
     return found
 
 
-def _follow(nodes: list[Node], rounded: Set[Node], found: EqualitySensitiveSums) -> None:
-    """Add the sums nearest above some nodes, and what lies between."""
+def _collect_sums(nodes: list[Node], order_sensitive: Set[Node], found: EqualitySensitiveSums) -> None:
+    """Add the nearest sums that some nodes are computed from, and the nodes between."""
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node not in rounded or node in found.made:
+        if node not in order_sensitive or node in found.derived:
             continue
-        if _is_sum(node):
+        if _is_order_sensitive(node):
             found.sums.add(node)
         else:
-            found.made.add(node)
+            found.derived.add(node)
             todo += node.all_input_nodes
 
 
-def _is_sum(node: Node) -> bool:
-    """Whether kernels may differ in it: floats that are not made element by element."""
+def _is_order_sensitive(node: Node) -> bool:
+    """Whether two kernels may compute different bits: floats, unless the op is exact."""
     value: Any = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
     floating = any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
@@ -103,29 +102,33 @@ def _is_sum(node: Node) -> bool:
 
 
 def _is_exact(node: Node) -> bool:
-    """Whether all kernels make the same bits of the same elements."""
+    """Whether all kernels compute the same bits from the same inputs."""
     target: Any = node.target
-    if _is_extreme(node) or _keeps(node):
+    if _is_extreme(node) or _preserves_extreme(node):
         return True
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def _is_extreme(node: Node) -> bool:
-    return node.target in _EXTREMES
+    return node.target in _EXTREME_OPS
 
 
-def _keeps(node: Node) -> bool:
-    """Whether a node has an extreme of its input, moved, or its difference to something."""
+def _preserves_extreme(node: Node) -> bool:
+    """Whether a node passes on a maximum of its input: moved, negated, or subtracted from something."""
     target: Any = node.target
     if target is operator.getitem:
-        (maker,) = node.all_input_nodes
-        both = maker.target is _ATEN.aminmax.default
-        return both or (_is_extreme(maker) and bool(node.args[1] == 0))  # the other is where they are
+        (producer,) = node.all_input_nodes
+        both = producer.target is _ATEN.aminmax.default
+        return both or (_is_extreme(producer) and bool(node.args[1] == 0))  # 1 is the indices
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target in _KEEP or target in _MOVES or any(result.alias_info for result in target._schema.returns)
+    return (
+        target in _EXTREME_PRESERVING_OPS
+        or target in _MOVE_OPS
+        or any(result.alias_info for result in target._schema.returns)
+    )
 
 
-def _jumps(node: Node) -> bool:
+def _is_discontinuous(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.name in _JUMPS
+    return schema is not None and schema.name in _DISCONTINUOUS_OPS

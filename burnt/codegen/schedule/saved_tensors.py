@@ -1,13 +1,14 @@
-"""What a backward takes from its forward rather than computing it again.
+"""Select the tensors that a forward saves for its backward; the backward recomputes everything else.
 
-A derived backward begins with the forward's own ops. Those of its values that the forward has too are found
-by giving equal numbers to equal expressions in both graphs. Worth saving are the small results of reductions,
-such as the statistics of a norm, whose inputs would be read once more, and results of ops that are torch's
-own calls. Results of the forward itself are there anyway: a backward is lent those that torch's own keeps, as
-that of softmax, where it reads no more for that. Everything else is recomputed where it is needed.
+A derived backward begins with a copy of the forward's ops. Nodes that compute the same value in both graphs
+are found by value numbering. Two kinds of nodes are saved: small results of reductions, such as the
+statistics of a norm, which would otherwise read their large inputs again, and outputs of torch's own calls.
+The forward's own results exist anyway: the backward reuses those that torch's backward would also save, such
+as softmax's, if it does not read more large tensors that way.
 
-An extreme of sums that are recomputed is recomputed with them: a backward looks for the values that equal it,
-and `burnt.codegen.schedule.rounding_hazards` says why none might.
+A maximum is not saved if the values that it was found among are recomputed, because the backward compares
+them with it for equality, and recomputed sums may be rounded differently
+(`burnt.codegen.schedule.rounding_hazards`).
 """
 
 from __future__ import annotations
@@ -23,68 +24,69 @@ from torch.fx import Node
 
 from burnt.codegen.frontend.trace import Traced, is_random
 from burnt.codegen.lower import LOWERINGS
-from burnt.codegen.lower.pooling import POOLS, TAP, has_taps
+from burnt.codegen.lower.pooling import POOLING_OPS, TAP_DTYPE, can_return_taps
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 
-__all__ = ["Saved", "returning", "taking", "worth_saving"]
+__all__ = ["SavedTensors", "select_saved_tensors", "with_saved_inputs", "with_saved_outputs"]
 
-_SMALL = 8  # how many times smaller than the largest input a result is for it to be saved
+_SMALL_RATIO = 8  # a reduction's result is saved if it is this many times smaller than the largest input
 _REDUCTIONS = frozenset(
     ("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean")
 )
-# Ops whose result torch keeps for their own backward, so that nobody expects to change it in between.
-_KEPT_BY_TORCH = frozenset(
+# Ops whose result torch saves for backward: users know that they must not change it in place before that.
+_SAVED_BY_TORCH = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("_softmax", "exp", "exp2", "expm1", "relu", "tanh", "sigmoid", "sqrt", "rsqrt")
 )
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_NAMES = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]  # of something else
+_ALIAS_OPS = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]
 
 
-class Saved(NamedTuple):
-    """What a forward keeps for its backward.
+class SavedTensors(NamedTuple):
+    """What a forward saves for its backward.
 
     Args:
-        nodes: of its graph, whose values are returned after the function's own results.
-        lent: positions of those of its results that the backward is given, too, after these.
+        nodes: nodes of the forward's graph whose values it returns after the function's own results.
+        reused_results: positions of the function's own results that the backward takes too, after `nodes`.
     """
 
     nodes: list[Node]
-    lent: list[int]
+    reused_results: list[int]
 
-    def all(self, forward: Traced) -> list[Node]:
-        """The nodes of both kinds, in the order in which a backward is given their values."""
+    def all_nodes(self, forward: Traced) -> list[Node]:
+        """Return the nodes of both kinds, in the order in which the backward takes their values."""
         results = _results(forward)
-        return [*self.nodes, *(_named(results[i]) for i in self.lent)]
+        return [*self.nodes, *(_skip_aliases(results[i]) for i in self.reused_results)]
 
 
-def worth_saving(
+def select_saved_tensors(
     forward: Traced,
     backward: Traced,
-    torch_is_best: Callable[[Node], str | None] = lambda node: None,
-) -> Saved:
-    """The values of a forward's graph that its backward had better be given.
+    why_eager: Callable[[Node], str | None] = lambda node: None,
+) -> SavedTensors:
+    """Return the values of a forward's graph that are cheaper to save than to recompute in the backward.
 
     Args:
-        forward: the trace.
-        backward: of a function of cotangents, the forward's tensors (captured ones last) and its numbers.
-        torch_is_best: the target's.
+        forward: the trace; nodes for the indices of max pooling may be added to it.
+        backward: the trace of a function of the cotangents, the forward's tensors (captured ones last) and
+            its numbers.
+        why_eager: of the target.
     """
     if any(map(is_random, forward.graph.graph.nodes)):
-        return Saved([], [])  # two draws look alike and are not the same
-    places = _places(forward, backward, torch_is_best)
-    twins = _twins(forward, backward)
+        return SavedTensors([], [])  # equal random ops in the two graphs do not have equal results
+    pool_indices = _find_pool_indices(forward, backward, why_eager)
+    counterparts = _match_nodes(forward, backward)
     inputs = [n.meta["val"].numel() for n in forward.graph.graph.nodes if n.op == "placeholder"]
-    most = max(inputs, default=0) // _SMALL
-    results = {_named(n) for n in _results(forward) if isinstance(n, Node)}
+    max_numel = max(inputs, default=0) // _SMALL_RATIO
+    results = {_skip_aliases(n) for n in _results(forward) if isinstance(n, Node)}
     reduced: set[Node] = set()
     for node in forward.graph.graph.nodes:
         name = getattr(node.target, "_schema", None) and node.target._schema.name.removeprefix("aten::")
         if name in _REDUCTIONS or any(n in reduced for n in node.all_input_nodes):
             reduced.add(node)
 
-    def is_own(node: Node) -> bool:
-        return node in places or node.target not in LOWERINGS
+    def is_eager_or_indices(node: Node) -> bool:
+        return node in pool_indices or node.target not in LOWERINGS
 
     def is_saved(node: Node) -> bool:
         value = node.meta.get("val")
@@ -92,20 +94,20 @@ def worth_saving(
             return False
         if node.target not in LOWERINGS and not _is_dense(value):
             return False
-        return is_own(node) or (node in reduced and value.numel() <= most)
+        return is_eager_or_indices(node) or (node in reduced and value.numel() <= max_numel)
 
-    found_again = find_equality_sensitive_sums(
-        backward.graph.graph, lambda node: node in twins and is_own(twins[node])
+    sensitive = find_equality_sensitive_sums(
+        backward.graph.graph, lambda node: node in counterparts and is_eager_or_indices(counterparts[node])
     )
-    repeated = {twins[node] for node in found_again.sums | found_again.made if node in twins}
-    wanted = {twin for twin in twins.values() if is_saved(twin)} - repeated
-    lent = _lent(forward, backward, twins, wanted, places, most)
-    kept = wanted | {_named(_results(forward)[i]) for i in lent}
-    found: dict[Node, None] = {}
-    for node in _reached(backward, twins, kept):
-        found |= {twins[n]: None for n in node.all_input_nodes if twins.get(n) in wanted}
+    recomputed = {counterparts[node] for node in sensitive.sums | sensitive.derived if node in counterparts}
+    selected = {counterpart for counterpart in counterparts.values() if is_saved(counterpart)} - recomputed
+    reused = _select_reused_results(forward, backward, counterparts, selected, pool_indices, max_numel)
+    available = selected | {_skip_aliases(_results(forward)[i]) for i in reused}
+    needed: dict[Node, None] = {}
+    for node in _remaining_nodes(backward, counterparts, available):
+        needed |= {counterparts[n]: None for n in node.all_input_nodes if counterparts.get(n) in selected}
     order = {node: i for i, node in enumerate(forward.graph.graph.nodes)}
-    return Saved(sorted(found, key=order.__getitem__), lent)
+    return SavedTensors(sorted(needed, key=order.__getitem__), reused)
 
 
 def _is_dense(value: Tensor) -> bool:
@@ -113,83 +115,90 @@ def _is_dense(value: Tensor) -> bool:
     return value.is_contiguous() or value.is_contiguous(memory_format=last)
 
 
-def _places(forward: Traced, backward: Traced, torch_is_best: Callable[[Node], str | None]) -> set[Node]:
-    """The nodes for places of maxima in a forward whose backward needs them, added where there are none.
+def _find_pool_indices(
+    forward: Traced, backward: Traced, why_eager: Callable[[Node], str | None]
+) -> set[Node]:
+    """Return the forward's nodes for the indices of max pooling that the backward reads; add missing ones.
 
-    Added ones are numbers of taps where the gradient is ours to compute.
+    If a generated kernel computes the gradient, an added node holds the position within the window instead.
     """
     found: set[Node] = set()
-    twins = _twins(forward, backward)
+    counterparts = _match_nodes(forward, backward)
     for node in backward.graph.graph.nodes:
-        pool = POOLS.get(node.target)
-        if pool is None or not (pool.maxima and pool.gradient):
+        pool = POOLING_OPS.get(node.target)
+        if pool is None or not (pool.is_max and pool.is_backward):
             continue
-        maker = _named(node.args[-1]).all_input_nodes
-        twin = twins.get(maker[0]) if maker else None
-        if twin is None:
+        producers = _skip_aliases(node.args[-1]).all_input_nodes
+        counterpart = counterparts.get(producers[0]) if producers else None
+        if counterpart is None:
             continue
-        known = [user for user in twin.users if user.target is operator.getitem and user.args[1] == 1]
+        known = [user for user in counterpart.users if user.target is operator.getitem and user.args[1] == 1]
         if not known:
-            if torch_is_best(node) is None and has_taps(twin):
-                maxima, indices = twin.meta["val"]
-                twin.meta["val"] = maxima, indices.to(TAP)
-            with forward.graph.graph.inserting_after(twin):
-                known = [forward.graph.graph.call_function(operator.getitem, (twin, 1))]
-            known[0].meta["val"] = twin.meta["val"][1]
-        twin.meta["keeps_places"] = True
+            if why_eager(node) is None and can_return_taps(counterpart):
+                maxima, indices = counterpart.meta["val"]
+                counterpart.meta["val"] = maxima, indices.to(TAP_DTYPE)
+            with forward.graph.graph.inserting_after(counterpart):
+                known = [forward.graph.graph.call_function(operator.getitem, (counterpart, 1))]
+            known[0].meta["val"] = counterpart.meta["val"][1]
+        counterpart.meta["needs_indices"] = True
         found.update(known)
     return found
 
 
-def _lent(
+def _select_reused_results(
     forward: Traced,
     backward: Traced,
-    twins: dict[Node, Node],
+    counterparts: dict[Node, Node],
     saved: set[Node],
-    places: set[Node],
-    small: int,
+    pool_indices: set[Node],
+    max_numel: int,
 ) -> list[int]:
-    """The positions of results that a backward is given: not more large tensors are read for that."""
+    """Return the positions of results that the backward reuses without reading more large tensors."""
     found: list[int] = []
-    (output,) = (n for n in forward.whole.graph.nodes if n.op == "output")
-    makers = [n.target if isinstance(n, Node) else None for n in output.args[0]]
+    (output,) = (n for n in forward.composite_graph.graph.nodes if n.op == "output")
+    producing_ops = [n.target if isinstance(n, Node) else None for n in output.args[0]]
 
-    def read(kept: set[Node]) -> int:
-        nodes = _reached(backward, twins, kept)
-        large = {n for n in nodes if n.op == "placeholder" and n.meta["val"].numel() > small}
-        given = {twins[i] for n in nodes for i in n.all_input_nodes if twins.get(i) in kept - saved}
+    def num_large_reads(available: set[Node]) -> int:
+        nodes = _remaining_nodes(backward, counterparts, available)
+        large = {n for n in nodes if n.op == "placeholder" and n.meta["val"].numel() > max_numel}
+        given = {
+            counterparts[i]
+            for n in nodes
+            for i in n.all_input_nodes
+            if counterparts.get(i) in available - saved
+        }
         return len(large) + len(given)
 
     for i, (result, fact) in enumerate(zip(_results(forward), forward.results, strict=False)):
         if fact is None or not isinstance(result, Node):
             continue
-        node = _named(result)
-        if makers[i] not in _KEPT_BY_TORCH and node not in places:
+        node = _skip_aliases(result)
+        if producing_ops[i] not in _SAVED_BY_TORCH and node not in pool_indices:
             continue
-        known = {_named(_results(forward)[k]) for k in found} | saved
+        known = {_skip_aliases(_results(forward)[k]) for k in found} | saved
         if node.op != "call_function" or tuple(node.meta["val"].stride()) != fact[0] or node in known:
             continue
-        if node in twins.values() and read(known | {node}) <= read(known):
+        if node in counterparts.values() and num_large_reads(known | {node}) <= num_large_reads(known):
             found.append(i)
     return found
 
 
-def _reached(backward: Traced, twins: dict[Node, Node], kept: Set[Node]) -> list[Node]:
-    """The nodes that a backward still computes where it is given what some of the forward's nodes hold."""
+def _remaining_nodes(backward: Traced, counterparts: dict[Node, Node], available: Set[Node]) -> list[Node]:
+    """Return the nodes that the backward still computes if it takes the values of the `available` nodes."""
     found: dict[Node, None] = {}
     todo = [n for n in _results(backward) if isinstance(n, Node)]
     while todo:
         node = todo.pop()
-        if node not in found and twins.get(node) not in kept:
+        if node not in found and counterparts.get(node) not in available:
             found[node] = None
-            todo += [n for n in node.all_input_nodes if n is not _shape_alone(node)]
+            todo += [n for n in node.all_input_nodes if n is not _shape_only_argument(node)]
     return list(found)
 
 
-def _shape_alone(node: Node) -> Node | None:
-    """The argument of a gradient of a pool that tells a shape, and is not read."""
-    pool = POOLS.get(node.target)
-    return cast("Node", node.args[1]) if pool is not None and pool.gradient else None
+def _shape_only_argument(node: Node) -> Node | None:
+    """Return the argument of a pooling gradient of which only the shape matters; None for other nodes."""
+    pool = POOLING_OPS.get(node.target)
+    return cast("Node", node.args[1]) if pool is not None and pool.is_backward else None
 
 
 def _results(traced: Traced) -> list[Any]:
@@ -197,36 +206,36 @@ def _results(traced: Traced) -> list[Any]:
     return cast("list[Any]", output.args[0])
 
 
-def returning(forward: Traced, saved: Sequence[Node]) -> Traced:
-    """The trace with further results, after its own."""
+def with_saved_outputs(forward: Traced, saved: Sequence[Node]) -> Traced:
+    """Add nodes to the trace's results, after its own. The trace is changed in place."""
     (output,) = (n for n in forward.graph.graph.nodes if n.op == "output")
     output.args = ([*output.args[0], *saved],)
     forward.graph.recompile()
     return forward
 
 
-def taking(
+def with_saved_inputs(
     backward: Traced,
     forward: Traced,
     saved: Sequence[Node],
-    torch_is_best: Callable[[Node], str | None] = lambda node: None,
+    why_eager: Callable[[Node], str | None] = lambda node: None,
 ) -> Traced:
-    """A backward that is given the saved values, after its other tensors."""
-    twins = _twins(forward, backward)
+    """Return the backward with the saved values as inputs, after its other tensors."""
+    counterparts = _match_nodes(forward, backward)
     graph = backward.graph.graph
     *_, last = (n for n in graph.nodes if n.op == "placeholder")
-    for i, twin in enumerate(saved):
+    for i, counterpart in enumerate(saved):
         with graph.inserting_after(last):
             last = graph.placeholder(f"saved_{i}")
-            last.meta["val"] = twin.meta["val"]
-        for node, other in twins.items():
-            if other is twin:
+            last.meta["val"] = counterpart.meta["val"]
+        for node, other in counterparts.items():
+            if other is counterpart:
                 node.replace_all_uses_with(last)
     for node in list(graph.nodes):
-        shown = _shape_alone(node)
-        if shown is not None and shown.op == "call_function" and torch_is_best(node) is not None:
-            # torch's own call wants a tensor; it need not be computed.
-            value = shown.meta["val"]
+        shape_only = _shape_only_argument(node)
+        if shape_only is not None and shape_only.op == "call_function" and why_eager(node) is not None:
+            # torch's op takes a tensor here but only reads its shape: pass an uninitialized one.
+            value = shape_only.meta["val"]
             like = {"dtype": value.dtype, "device": value.device}
             with graph.inserting_before(node):
                 empty = graph.call_function(
@@ -240,14 +249,14 @@ def taking(
     return dataclasses.replace(backward, captured=tuple(dict.fromkeys(left)))
 
 
-def _named(node: Node) -> Node:
-    while node.target in _NAMES:
+def _skip_aliases(node: Node) -> Node:
+    while node.target in _ALIAS_OPS:
         node = node.all_input_nodes[0]
     return node
 
 
-def _twins(forward: Traced, backward: Traced) -> dict[Node, Node]:
-    """Nodes of a backward with those of its forward that compute the same."""
+def _match_nodes(forward: Traced, backward: Traced) -> dict[Node, Node]:
+    """Return, for each backward node with an equal expression in the forward, the forward's node."""
     known: dict[Any, int] = {}
     ours, theirs = forward.graph.graph.nodes, backward.graph.graph.nodes
     held = {id(getattr(forward.graph, name)): i for i, name in enumerate(forward.captured)}
@@ -256,14 +265,14 @@ def _twins(forward: Traced, backward: Traced) -> dict[Node, Node]:
     first = given - tensors - len(held)
     positions = sorted(forward.numbers.values())
     numbers = {value: positions.index(p) for value, p in forward.numbers.items()}
-    of_forward = _numbered(forward, known, numbers, held, tensors, 0)
+    of_forward = _number_expressions(forward, known, numbers, held, tensors, 0)
     numbers = {value: p - given for value, p in backward.numbers.items()}
-    of_backward = _numbered(backward, known, numbers, {}, tensors, first)
+    of_backward = _number_expressions(backward, known, numbers, {}, tensors, first)
     back = {number: node for node, number in reversed(of_forward.items())}
     return {node: back[number] for node, number in of_backward.items() if number in back}
 
 
-def _numbered(
+def _number_expressions(
     traced: Traced,
     known: dict[Any, int],
     numbers: dict[float, int],
@@ -271,7 +280,16 @@ def _numbered(
     tensors: int,
     first: int,
 ) -> dict[Node, int]:
-    """A number for each node, the same for the same expression; tensors count from `first` on."""
+    """Return a value number for each node: equal expressions have equal numbers.
+
+    Args:
+        traced: the trace.
+        known: the numbers so far, by expression; shared between the two traces.
+        numbers: by float, the position of the run-time number that it stands for.
+        held: by id, the captured tensors that are inputs of the other trace.
+        tensors: how many tensor arguments the forward has.
+        first: the placeholder that is the forward's first tensor.
+    """
     found: dict[Node, int] = {}
     place = -first
 
@@ -295,7 +313,7 @@ def _numbered(
             key = ("tensor", tensors + held[id(tensor)]) if id(tensor) in held else ("constant", id(tensor))
         elif node.op != "call_function":
             continue
-        elif node.target in _NAMES:
+        elif node.target in _ALIAS_OPS:
             found[node] = found[node.all_input_nodes[0]]
             continue
         else:

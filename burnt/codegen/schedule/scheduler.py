@@ -1,8 +1,9 @@
-"""Scheduling: from a traced graph to a plan, the kernels and calls that compute it.
+"""Scheduling: turn a traced graph into a plan, the kernels and torch calls that compute it.
 
-A plan is legal first, then as few bytes moved as possible: every view and everything elementwise is a value
-that is computed where it is needed, and only what torch's own calls read or make, results, and what
-`burnt.codegen.schedule.fusion` finds that other rows need go through memory.
+Each node is lowered to a `Value`: a function from an index to an expression. Views and elementwise ops are
+computed where they are read. Only these tensors are stored in memory: the function's results, inputs and
+outputs of torch's own calls, and intermediates that `burnt.codegen.schedule.fusion` cannot compute in the
+kernel that reads them. The plan must be correct first, and then move as few bytes as possible.
 """
 
 from __future__ import annotations
@@ -30,49 +31,55 @@ from burnt.codegen.ir import (
     unravel,
     walk,
 )
-from burnt.codegen.ir.loops import dense, flat, fresh, in_parts
+from burnt.codegen.ir.loops import contiguous_strides, merge_splits, new_index, split_loops
 from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
-from burnt.codegen.lower.matmul import MATMULS, MATRICES, expensive_rows, is_cheap, operands_of
-from burnt.codegen.lower.random import Source
+from burnt.codegen.lower.matmul import (
+    MATMUL_LOWERINGS,
+    MM_OPS,
+    expensive_row_parts,
+    is_cheap_operand,
+    operands_of,
+)
+from burnt.codegen.lower.random import RandomSource
 from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
 from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 from burnt.errors import DefinitionError
 
-__all__ = ["NO_COPY", "Call", "Plan", "schedule"]
+__all__ = ["VIEW_OPS", "Call", "Plan", "schedule"]
 
-# Operations of an element, all and one after another, beyond which it goes through memory.
-_MOST_EXPRS, _MOST_DEEP = 2000, 200
+# An expression with more nodes, or a longer chain of them, is materialized instead of inlined.
+_MAX_EXPRS, _MAX_DEPTH = 2000, 200
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A call of torch's own for a node: what is not lowered.
+    """A step that calls torch's op for a node instead of a generated kernel.
 
     Args:
-        node: the op with its arguments; those that are tensors are given by `inputs`.
-        inputs: FX node -> buffer that holds it.
-        outputs: the buffers of its results; None for a result that is no tensor.
-        why: torch's own call serves.
+        node: the op with its arguments; `inputs` holds the tensors among them.
+        inputs: FX node -> buffer that holds its value.
+        outputs: the buffer of each result; None for a result that is not a tensor.
+        reason: why torch's op is called.
     """
 
     node: torch.fx.Node
     inputs: dict[torch.fx.Node, Buffer]
     outputs: list[Buffer | None]
-    why: str = "not lowered"
+    reason: str = "not lowered"
 
 
 @dataclasses.dataclass(eq=False)
 class Plan:
-    """What is run for a traced function.
+    """The steps that compute a traced function, and the buffers between them.
 
     Args:
-        inputs: the tensors that are given, captured ones after them, and last the seed where there is one.
+        inputs: the function's tensor arguments, then the captured tensors, then the seed if there is one.
         outputs: for each result, the buffer that holds it, or a constant.
-        steps: kernels and calls, in order.
-        numbers: how many run-time numbers the kernels take.
-        seed: what random numbers are drawn from, where there are any.
-        viewed: the shapes of those results that kernels know by another one; both are contiguous.
+        steps: kernels and torch calls, in execution order.
+        numbers: positions, among the function's arguments, of the run-time numbers that the kernels take.
+        seed: the seed of the random numbers; None if the function draws none.
+        result_shapes: the shape of each result that kernels write under another shape; both are contiguous.
     """
 
     inputs: list[Buffer]
@@ -80,63 +87,66 @@ class Plan:
     steps: list[Kernel | Call]
     numbers: list[int]
     seed: Buffer | None = None
-    viewed: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    result_shapes: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 def schedule(
     traced: Traced,
     captured: Sequence[torch.Tensor],
     *,
-    scratch: int = 0,
-    runs: int = 0,
-    cuts: bool = False,
-    joins: OnlineThresholds | None = None,
-    torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None,
-    products: Callable[[torch.fx.Node], str | None] | None = None,
+    scratch_bytes: int = 0,
+    max_chunks: int = 0,
+    splits_passes: bool = False,
+    online_thresholds: OnlineThresholds | None = None,
+    why_eager: Callable[[torch.fx.Node], str | None] = lambda node: None,
+    why_eager_matmul: Callable[[torch.fx.Node], str | None] | None = None,
 ) -> Plan:
-    """The plan of a traced function.
+    """Return the plan of a traced function. The keyword arguments are fields of `runtime.target.Target`.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
-        scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
-        runs: into how many runs of turns a kernel may be cut for sums over turns.
-        cuts: whether each pass of a kernel may be cut for all threads.
-        joins: from when on folds share a pass with one that they need; None for never.
-        torch_is_best: why a node that is lowered is better torch's own call, or None.
-        products: why a matrix product is better torch's own call, or None where it is a kernel, with what is
-            computed of its elements; None for a target that has no such kernels.
+        scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
+        max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
+        splits_passes: whether a pass over one row can be split across all threads.
+        online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
+            that it depends on; None for never.
+        why_eager: returns why a node that can be lowered is faster as torch's own call, or None.
+        why_eager_matmul: the same for a matmul; a matmul that is lowered is a kernel fused with its epilogue.
+            None for a target without matmul kernels.
     """
-    grouping = KernelBuilder(scratch, runs, cuts, joins, products is not None)
-    return _Scheduler(traced, captured, grouping, torch_is_best, products).plan()
+    builder = KernelBuilder(
+        scratch_bytes, max_chunks, splits_passes, online_thresholds, why_eager_matmul is not None
+    )
+    return _Scheduler(traced, captured, builder, why_eager, why_eager_matmul).build_plan()
 
 
-VIEWS = (
+RESHAPE_OPS = (
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.unsqueeze.default,
     torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims,
 )  # fmt: skip
-
-# Views that go through memory in another order, or through a part of it.
-_TURNED = torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default
-_PARTS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops.aten.expand.default
-NO_COPY = (*VIEWS, *_TURNED, *_PARTS)
+_PERMUTE_OPS = torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default
+_SUBVIEW_OPS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops.aten.expand.default
+VIEW_OPS = (*RESHAPE_OPS, *_PERMUTE_OPS, *_SUBVIEW_OPS)
 
 
-def _check(node: torch.fx.Node, made: Any) -> None:
-    """Whether a lowering gave what torch says of the op: another size would be read beyond its end.
+def _check_lowered(node: torch.fx.Node, lowered: Any) -> None:
+    """Check a lowering's result against torch's shape and dtype: a larger one would be read past its end.
 
     Raises:
-        DefinitionError: it gave something else.
+        DefinitionError: shape or dtype differ.
     """
     expected = node.meta["val"]
-    pairs = zip(made, expected, strict=False) if isinstance(expected, tuple | list) else [(made, expected)]
+    pairs = (
+        zip(lowered, expected, strict=False) if isinstance(expected, tuple | list) else [(lowered, expected)]
+    )
     for value, meta in pairs:
         if not isinstance(meta, torch.Tensor):
             continue
         if not isinstance(value, Value) or (value.shape, value.dtype) != (tuple(meta.shape), meta.dtype):
             found = f"{value.shape} of {value.dtype}" if isinstance(value, Value) else repr(value)
             raise DefinitionError(
-                f"the lowering of {node.target} gives another result than the op",
+                f"the lowering of {node.target} returns another shape or dtype than the op",
                 where=node.name,
                 expected=f"a Value of shape {tuple(meta.shape)} of {meta.dtype}",
                 found=found,
@@ -144,64 +154,82 @@ def _check(node: torch.fx.Node, made: Any) -> None:
 
 
 class _Scheduler:
+    """Schedules one trace: lowers nodes in order, and builds kernels when a call or the end needs them.
+
+    Attributes:
+        env: the value of each node, as in `torch.fx.Interpreter`.
+        in_memory: by ``id(value)``, a value that is in memory with its buffer; it keeps the value alive.
+        pending: the stores, as buffer and value, whose kernels are not built yet.
+        probe_indices: one index per shape; expressions at the same index can be compared by identity.
+        hoisted: by matmul operand and axis, the operand with its row statistics read from memory.
+        statistics: buffers of row statistics, by their expression at the probe index.
+        result_shapes: as in `Plan`.
+        view_buffers: buffers of views that torch's own call makes.
+    """
+
     def __init__(
         self,
         traced: Traced,
         captured: Sequence[torch.Tensor],
-        grouping: KernelBuilder,
-        torch_is_best: Callable[[torch.fx.Node], str | None],
-        products: Callable[[torch.fx.Node], str | None] | None,
+        builder: KernelBuilder,
+        why_eager: Callable[[torch.fx.Node], str | None],
+        why_eager_matmul: Callable[[torch.fx.Node], str | None] | None,
     ) -> None:
         self.traced = traced
-        self.torch_is_best = torch_is_best
-        self.torch_multiplies = products
-        self.grouping = grouping
+        self.why_eager = why_eager
+        self.why_eager_matmul = why_eager_matmul
+        self.builder = builder
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
-        self.probes: dict[tuple[int, ...], Index] = {}
+        self.probe_indices: dict[tuple[int, ...], Index] = {}
         self.inputs: list[Buffer] = []
         self.steps: list[Kernel | Call] = []
         self.pending: list[tuple[Buffer, Value]] = []
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
-        self.light: dict[tuple[int, int], tuple[Value, Value]] = {}
+        self.hoisted: dict[tuple[int, int], tuple[Value, Value]] = {}
         self.statistics: dict[Expr, Buffer] = {}
         self.seed: Buffer | None = None
-        self.viewed: dict[Buffer, tuple[int, ...]] = {}
-        self.views: dict[torch.fx.Node, Buffer] = {}
+        self.result_shapes: dict[Buffer, tuple[int, ...]] = {}
+        self.view_buffers: dict[torch.fx.Node, Buffer] = {}
 
-    def plan(self) -> Plan:
+    def build_plan(self) -> Plan:
+        """Lower all nodes, store the results, and return the plan."""
         nodes = list(self.traced.graph.graph.nodes)
-        once = find_equality_sensitive_sums(self.traced.graph.graph).sums
+        equality_sensitive = find_equality_sensitive_sums(self.traced.graph.graph).sums
         captured: dict[str, Value] = {}
         for node in nodes:
             if node.op == "placeholder":
-                self.env[node] = self.given(node.meta["val"])
+                self.env[node] = self.add_input(node.meta["val"])
         for node in nodes:
             if node.op == "get_attr" and node not in self.env:
-                # Wherever it is read there is a node; it is one tensor.
+                # Every use of a captured tensor has a node of its own, for the same tensor.
                 name = str(node.target)
                 if name not in captured:
-                    captured[name] = self.given(self.captured[name])
+                    captured[name] = self.add_input(self.captured[name])
                 self.env[node] = captured[name]
             elif node.op == "call_function":
-                self.env[node] = self.lower(node)
-                if node in once and isinstance(self.env[node], Value):
-                    self.realized(self.env[node], node)
+                self.env[node] = self.lower_node(node)
+                if node in equality_sensitive and isinstance(self.env[node], Value):
+                    self.materialize(self.env[node], node)
         (results,) = nodes[-1].args
-        outputs = [self.result(node, i) for i, node in enumerate(results)]
-        self.flush()
+        outputs = [self.output_for(node, i) for i, node in enumerate(results)]
+        self.flush_pending()
         inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
-        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed, self.viewed)
+        return Plan(
+            inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed, self.result_shapes
+        )
 
-    def given(self, tensor: torch.Tensor) -> Value:
+    def add_input(self, tensor: torch.Tensor) -> Value:
+        """Add an input of the plan, and return the value that loads it."""
         position = len(self.inputs)
         buffer = Buffer(
             f"x{position}", "input", position, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
         )
         self.inputs.append(buffer)
-        return self.loaded(buffer)
+        return self.load_buffer(buffer)
 
-    def loaded(self, buffer: Buffer) -> Value:
+    def load_buffer(self, buffer: Buffer) -> Value:
+        """Return a value whose elements are loads from a buffer."""
         value = Value(
             buffer.shape,
             buffer.dtype,
@@ -210,245 +238,259 @@ class _Scheduler:
         self.in_memory[id(value)] = (value, buffer)
         return value
 
-    def lower(self, node: torch.fx.Node) -> Any:
+    def lower_node(self, node: torch.fx.Node) -> Any:
+        """Return the value of a node: lowered, or loaded from the output of a torch call."""
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-        plain = all(not isinstance(m, torch.Tensor) or _plain(m) for m in metas)
-        why = self.torch_is_best(node)
-        if why is not None:
-            return self.call(node, why)
+        is_supported = all(not isinstance(m, torch.Tensor) or _is_supported(m) for m in metas)
+        reason = self.why_eager(node)
+        if reason is not None:
+            return self.add_call(node, reason)
         if lowering is not None and is_dtype_unsupported(node.target, metas[1:], metas[0]):
-            return self.call(node, "torch refuses this dtype")
-        if node.target in MATMULS and plain and self.torch_multiplies is not None:
-            return self.product(node)
-        if lowering is not None and plain:
-            args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+            return self.add_call(node, "torch refuses this dtype")
+        if node.target in MATMUL_LOWERINGS and is_supported and self.why_eager_matmul is not None:
+            return self.lower_matmul(node)
+        if lowering is not None and is_supported:
+            args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.lowered_argument)
             if is_random(node):
-                kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
-            if "keeps_places" in node.meta:
-                kwargs = {**kwargs, "keeps_places": True}
+                kwargs = {**kwargs, "source": self.random_source(node)}  # type: ignore[dict-item]
+            if "needs_indices" in node.meta:
+                kwargs = {**kwargs, "needs_indices": True}
             try:
-                made = lowering(node.meta["val"], *args, **kwargs)
+                lowered = lowering(node.meta["val"], *args, **kwargs)
             except Unlowered:
-                # This use of the op is beyond the table: torch's own call serves, as for any other op.
-                return self.call(node)
-            _check(node, made)
-            return self.bounded(node, made)
-        return self.call(node)
+                # The lowering does not support these arguments: call torch's op.
+                return self.add_call(node)
+            _check_lowered(node, lowered)
+            return self.materialize_if_large(node, lowered)
+        return self.add_call(node)
 
-    def product(self, node: torch.fx.Node) -> Any:
-        """A matrix product. Factors that are dear are computed once, before it."""
-        assert self.torch_multiplies is not None
-        why = self.torch_multiplies(node)
-        if why is not None:
-            return self.call(node, why)
-        lighter: dict[torch.fx.Node, Value] = {}
-        for factor, along in zip(operands_of(node), (-1, -2), strict=False):
-            value = self.env[factor]
-            if is_cheap(value.at(fresh(value.shape))):
+    def lower_matmul(self, node: torch.fx.Node) -> Any:
+        """Lower a matmul to a kernel. Expensive operands are materialized: each tile reads them again."""
+        assert self.why_eager_matmul is not None
+        reason = self.why_eager_matmul(node)
+        if reason is not None:
+            return self.add_call(node, reason)
+        hoisted: dict[torch.fx.Node, Value] = {}
+        for operand, axis in zip(operands_of(node), (-1, -2), strict=False):
+            value = self.env[operand]
+            if is_cheap_operand(value.at(new_index(value.shape))):
                 continue
-            light = (
-                self.hoist_row_statistics(value, len(value.shape) + along)
-                if node.target in MATRICES
-                else None
+            cheap = (
+                self.hoist_row_statistics(value, len(value.shape) + axis) if node.target in MM_OPS else None
             )
-            if light is not None:
-                lighter[factor] = light
+            if cheap is not None:
+                hoisted[operand] = cheap
             else:
-                self.realized(value, factor)
+                self.materialize(value, operand)
 
-        def argument(given: Any) -> Any:
-            light = lighter.get(given) if isinstance(given, torch.fx.Node) else None
-            return self.argument(given) if light is None else light
+        def argument(arg: Any) -> Any:
+            cheap = hoisted.get(arg) if isinstance(arg, torch.fx.Node) else None
+            return self.lowered_argument(arg) if cheap is None else cheap
 
         args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
         try:
-            return self.bounded(node, MATMULS[node.target](node.meta["val"], *args, **kwargs))
+            return self.materialize_if_large(
+                node, MATMUL_LOWERINGS[node.target](node.meta["val"], *args, **kwargs)
+            )
         except Unlowered:
-            return self.call(node)
+            return self.add_call(node)
 
-    def hoist_row_statistics(self, value: Value, along: int) -> Value | None:
-        """A factor whose dear parts are in memory, as long as these are the same along an axis.
+    def hoist_row_statistics(self, value: Value, reduced_axis: int) -> Value | None:
+        """Materialize the expensive parts of a matmul operand that are the same for a whole row.
 
-        So are a norm's statistics. None where that is not all that is dear.
+        A norm's statistics are such parts. Return the operand with loads in their place, or None if it is
+        still expensive.
 
         Args:
-            value: the factor.
-            along: the axis of the product's terms.
+            value: the operand.
+            reduced_axis: the axis that the matmul sums over, along which a row runs.
         """
         if not value.numel:
-            return None  # an axis without elements has no index: its rows would be taken for one
-        known = self.light.get((id(value), along))
+            return None  # an axis without elements has no loop, and would look constant
+        known = self.hoisted.get((id(value), reduced_axis))
         if known is not None:
             return known[1]
-        index = fresh(value.shape)
-        term = index[along].variables()
-        dear = expensive_rows(value.at(index), term)
-        # Rows of a tensor of more axes are loops of their own, as its folds have them.
-        parts = in_parts(ix for e in walk(dear) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
+        index = new_index(value.shape)
+        reduced_loops = index[reduced_axis].variables()
+        expensive = expensive_row_parts(value.at(index), reduced_loops)
+        # Reductions of a reshaped tensor have a loop for each of its axes: use the same loops here.
+        parts = split_loops(ix for e in walk(expensive) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
         if parts:
-            index = tuple(ix.replaced(parts) for ix in index)
-            dear = expensive_rows(value.at(index), term)
+            index = tuple(ix.substitute(parts) for ix in index)
+            expensive = expensive_row_parts(value.at(index), reduced_loops)
         axes = [tuple(v for v in ix.terms if isinstance(v, Var)) for ix in index]
-        loops = [v for axis, each in enumerate(axes) if axis != along for v in each]
-        if not dear or not term or any(e.dtype != torch.float32 for e in dear):
+        loops = [v for axis, each in enumerate(axes) if axis != reduced_axis for v in each]
+        if not expensive or not reduced_loops or any(e.dtype != torch.float32 for e in expensive):
             return None
         shape = tuple(v.extent for v in loops)
-        loaded: dict[Expr, Expr] = {}
-        made: list[tuple[Buffer, Value]] = []
-        probe = self.probes.setdefault(shape, fresh(shape))
-        for e in dear:
+        loads: dict[Expr, Expr] = {}
+        new: list[tuple[Buffer, Value]] = []
+        probe = self.probe_indices.setdefault(shape, new_index(shape))
+        for e in expensive:
 
             def at(other: Index, e: Expr = e) -> Expr:
                 return substitute(e, dict(zip(loops, other, strict=True)))
 
-            # Several products may read what is one value, each through a view of its own.
+            # Several matmuls may read the same value, each through its own view.
             buffer = self.statistics.get(at(probe))
             if buffer is None:
-                buffer = self.grouping.temporary(shape, e.dtype)
-                made.append((buffer, Value(shape, e.dtype, at)))
-            loaded[e] = load(buffer, buffer.at(tuple(map(IndexExpr.of, loops))))
-        light = rebuild(value.at(index), swap=loaded.get)
-        if not is_cheap(light):
+                buffer = self.builder.new_temporary(shape, e.dtype)
+                new.append((buffer, Value(shape, e.dtype, at)))
+            loads[e] = load(buffer, buffer.at(tuple(map(IndexExpr.of, loops))))
+        cheap = rebuild(value.at(index), replace=loads.get)
+        if not is_cheap_operand(cheap):
             return None
 
-        def whole(other: Index) -> Expr:
+        def cheap_at(other: Index) -> Expr:
             mapping: dict[Var, IndexExpr] = {}
             for each, ix in zip(axes, other, strict=True):
                 mapping |= zip(each, unravel(ix, [v.extent for v in each]), strict=True) if each else {}
-            return rebuild(substitute(light, mapping), lambda ix: flat(ix, {}))
+            return rebuild(substitute(cheap, mapping), lambda ix: merge_splits(ix, {}))
 
-        self.pending += made
-        self.statistics |= {statistic.at(probe): buffer for buffer, statistic in made}
-        result = Value(value.shape, value.dtype, whole)
-        self.light[id(value), along] = value, result
+        self.pending += new
+        self.statistics |= {statistic.at(probe): buffer for buffer, statistic in new}
+        result = Value(value.shape, value.dtype, cheap_at)
+        self.hoisted[id(value), reduced_axis] = value, result
         return result
 
-    def source(self, node: torch.fx.Node) -> Source:
-        """What an op that draws random numbers draws from."""
+    def random_source(self, node: torch.fx.Node) -> RandomSource:
+        """Return the seed and stream of an op that draws random numbers. The first adds the seed buffer."""
         if self.seed is None:
             position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
             self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
-        return Source(load(self.seed, IndexExpr()), node.meta["stream"])
+        return RandomSource(load(self.seed, IndexExpr()), node.meta["stream"])
 
-    def bounded(self, node: torch.fx.Node, made: Any) -> Any:
-        """A value, by way of memory where its element has grown too large to be computed wherever it is read.
+    def materialize_if_large(self, node: torch.fx.Node, value: Any) -> Any:
+        """Materialize the value when its expression is too large to inline; return what to read instead.
 
-        A look-up or a sum of neighbours has several elements of what it reads, each with indices of its own:
-        a few of them in a row make thousands.
+        A gather or a sum of neighbours reads several elements of its input at different indices: a few such
+        ops in a row make expressions of thousands of nodes.
         """
-        if not isinstance(made, Value) or id(made) in self.in_memory or not made.numel:
-            return made
-        # One index for all values of a shape: what was asked for it before is known.
-        index = self.probes.setdefault(made.shape, fresh(made.shape))
-        if not _too_large(made.at(index)):
-            return made
-        self.realized(made, node)
-        self.flush()
+        if not isinstance(value, Value) or id(value) in self.in_memory or not value.numel:
+            return value
+        # One index for all values of a shape, so that expressions are found in the cache.
+        index = self.probe_indices.setdefault(value.shape, new_index(value.shape))
+        if not _is_too_large(value.at(index)):
+            return value
+        self.materialize(value, node)
+        self.flush_pending()
         return self.env[node]
 
-    def argument(self, value: Any) -> Any:
+    def lowered_argument(self, value: Any) -> Any:
+        """Return an argument for a lowering: the value of a node, or a `Scalar` for a run-time number."""
         if isinstance(value, torch.fx.Node):
             return self.env[value]
         if isinstance(value, float) and value in self.traced.numbers:
             return Scalar(self.traced.numbers[value])
         return value
 
-    def call(self, node: torch.fx.Node, why: str = "not lowered") -> Any:
-        inputs = {n: self.realized(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
-        self.flush()
+    def add_call(self, node: torch.fx.Node, reason: str = "not lowered") -> Any:
+        """Add a call of torch's op, after the kernels of its inputs; return the value of its output."""
+        inputs = {n: self.materialize(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
+        self.flush_pending()
         meta = node.meta["val"]
         metas = list(meta) if isinstance(meta, tuple | list) else [meta]
-        outputs = [self.between(m) if isinstance(m, torch.Tensor) else None for m in metas]
-        self.steps.append(Call(node, inputs, outputs, why))
-        values = [None if buffer is None else self.loaded(buffer) for buffer in outputs]
+        outputs = [self.new_temporary_like(m) if isinstance(m, torch.Tensor) else None for m in metas]
+        self.steps.append(Call(node, inputs, outputs, reason))
+        values = [None if buffer is None else self.load_buffer(buffer) for buffer in outputs]
         return values if isinstance(meta, tuple | list) else values[0]
 
-    def between(self, meta: torch.Tensor) -> Buffer:
-        return self.grouping.temporary(meta.shape, meta.dtype, meta.stride())
+    def new_temporary_like(self, meta: torch.Tensor) -> Buffer:
+        """Return a new buffer with the shape, dtype and strides of a meta tensor."""
+        return self.builder.new_temporary(meta.shape, meta.dtype, meta.stride())
 
-    def realized(self, value: Value, node: torch.fx.Node) -> Buffer:
-        """The buffer that holds a value, which is computed before the next call if it is not there yet."""
-        if self.is_viewed(node):
-            return self.view(node)
+    def materialize(self, value: Value, node: torch.fx.Node) -> Buffer:
+        """Return the buffer that holds a value in the node's strides; a new one has its store pending."""
+        if self.is_free_view(node):
+            return self.add_view(node)
         if id(value) in self.in_memory:
             buffer = self.in_memory[id(value)][1]
             meta = node.meta["val"]
             if buffer.strides == tuple(meta.stride()):
                 return buffer
-        buffer = self.between(node.meta["val"])
+        buffer = self.new_temporary_like(node.meta["val"])
         self.pending.append((buffer, value))
-        self.env[node] = self.loaded(buffer)
+        self.env[node] = self.load_buffer(buffer)
         return buffer
 
-    def is_viewed(self, node: torch.fx.Node, *, alone: bool = False) -> bool:
-        """Whether a node is a view of an argument or of what a call has made; `alone`: of the latter, whose
-        memory nothing else is a view of."""
+    def is_free_view(self, node: torch.fx.Node, *, exclusive: bool = False) -> bool:
+        """Whether torch can make the node as a view, of an argument or of a torch call's output.
+
+        Args:
+            node: the node.
+            exclusive: accept only a view of a call's output, and only if nothing else uses that output.
+        """
         if (
-            node.target not in ((*VIEWS, *_TURNED) if alone else NO_COPY)
+            node.target not in ((*RESHAPE_OPS, *_PERMUTE_OPS) if exclusive else VIEW_OPS)
             or id(self.env[node]) in self.in_memory
         ):
             return False
         (base,) = node.all_input_nodes
-        if alone and len(base.users) > 1:
+        if exclusive and len(base.users) > 1:
             return False
         held = self.in_memory.get(id(self.env[base]))
         if held is None:
-            return self.is_viewed(base, alone=alone)
-        made = {buffer for step in self.steps if isinstance(step, Call) for buffer in step.outputs}
-        return held[1] in made or (held[1].role == "input" and not alone)
+            return self.is_free_view(base, exclusive=exclusive)
+        called = {buffer for step in self.steps if isinstance(step, Call) for buffer in step.outputs}
+        return held[1] in called or (held[1].role == "input" and not exclusive)
 
-    def view(self, node: torch.fx.Node) -> Buffer:
-        """The buffer of a view, which is no copy: torch's own call makes it."""
-        if node not in self.views:
+    def add_view(self, node: torch.fx.Node) -> Buffer:
+        """Return the buffer of a view; a torch call makes the view, without a copy."""
+        if node not in self.view_buffers:
             (base,) = node.all_input_nodes
-            buffer = self.between(node.meta["val"])
-            self.steps.append(Call(node, {base: self.realized(self.env[base], base)}, [buffer]))
-            self.views[node] = buffer
-        return self.views[node]
+            buffer = self.new_temporary_like(node.meta["val"])
+            self.steps.append(Call(node, {base: self.materialize(self.env[base], base)}, [buffer]))
+            self.view_buffers[node] = buffer
+        return self.view_buffers[node]
 
-    def result(self, node: Any, position: int) -> Any:
+    def output_for(self, node: Any, position: int) -> Any:
+        """Return the buffer that holds result number `position`, or the constant that it is."""
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
-        known = position < len(self.traced.results)  # and not one that only the backward wants
-        described = self.traced.results[position] if known else None
-        strides = tuple(meta.stride()) if described is None else described[0]
+        is_own = position < len(self.traced.results)  # the function's own result, not one saved for backward
+        fact = self.traced.results[position] if is_own else None
+        strides = tuple(meta.stride()) if fact is None else fact[0]
         held = self.in_memory.get(id(value))
-        # What becomes of an argument must not be seen in a result that was the argument before.
-        before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
-        if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
+        # A result that was an argument must not show the argument's later in-place change.
+        is_changed = held is not None and held[1].position in self.traced.mutated and node.op != "placeholder"
+        if held is not None and held[1].strides == strides and not (is_changed and held[1].role == "input"):
             return held[1]
-        if self.is_viewed(node, alone=True) and strides == tuple(meta.stride()):
-            return self.view(node)
+        if self.is_free_view(node, exclusive=True) and strides == tuple(meta.stride()):
+            return self.add_view(node)
         shape = tuple(meta.shape)
-        while node.target in VIEWS and strides == dense(shape) and reductions_of(value.at(fresh(shape))):
-            # It lies in memory as what it is a view of, whose axes are more likely those of its folds' rows.
+        while (
+            node.target in RESHAPE_OPS
+            and strides == contiguous_strides(shape)
+            and reductions_of(value.at(new_index(shape)))
+        ):
+            # Store what the reshape reads: its axes are more likely the rows of its reductions.
             node = node.args[0]
             value, shape = self.env[node], tuple(node.meta["val"].shape)
-            strides = dense(shape)
+            strides = contiguous_strides(shape)
         buffer = Buffer(f"y{position}", "output", position, shape, strides, meta.dtype)
         if shape != tuple(meta.shape):
-            self.viewed[buffer] = tuple(meta.shape)
+            self.result_shapes[buffer] = tuple(meta.shape)
         self.pending.append((buffer, value))
         return buffer
 
-    def flush(self) -> None:
-        """Make the kernels of what is pending."""
+    def flush_pending(self) -> None:
+        """Build the kernels of the pending stores."""
         pending, self.pending = self.pending, []
-        self.steps += self.grouping.kernels(pending, [s for s in self.steps if isinstance(s, Kernel)])
+        self.steps += self.builder.build_kernels(pending, [s for s in self.steps if isinstance(s, Kernel)])
 
 
-def _too_large(expr: Expr) -> bool:
-    deep: dict[int, int] = {}
+def _is_too_large(expr: Expr) -> bool:
+    depth: dict[int, int] = {}
     for e in walk([expr]):
-        deep[id(e)] = 1 + max((deep[id(a)] for a in e.args), default=0)
-    return len(deep) > _MOST_EXPRS or deep[id(expr)] > _MOST_DEEP
+        depth[id(e)] = 1 + max((depth[id(a)] for a in e.args), default=0)
+    return len(depth) > _MAX_EXPRS or depth[id(expr)] > _MAX_DEPTH
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _plain(meta: torch.Tensor) -> bool:
+def _is_supported(meta: torch.Tensor) -> bool:
     return meta.layout == torch.strided and meta.dtype in DTYPES and not meta.is_quantized

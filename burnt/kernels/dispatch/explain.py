@@ -1,4 +1,4 @@
-"""What a call of an op would run, and why: candidates, times, the winner, and its generated kernels."""
+"""Explain what a call of an op would run, and why: its candidates, their times, and generated kernels."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
 from burnt.errors import UnsupportedError
+from burnt.kernels.autotune.database import Row
+from burnt.kernels.autotune.tuner import lookup_measurements
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.dispatch.op import Entry, Op
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.checks import explain_error
+from burnt.kernels.interface.checks import translate_error
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice
-from burnt.kernels.tuning.database import Row
-from burnt.kernels.tuning.tuner import known_of
 
 __all__ = ["CandidateFacts", "OpExplanation", "explain"]
 
 
-# What functions that are no ops call.
-_BENEATH = {
+# Functions that are not ops themselves -> which ops they call.
+_CALLED_OPS = {
     "burnt.kernels.ops.attention.attention.attention": "it calls kernels.dot_product_attention, where "
-    "after=0 is causal, and before and after are a window",
+    "after=0 is causal attention, and before= and after= are a sliding window",
     "burnt.kernels.ops.normalization.batch_norm": "it calls batch_norm_training, or batch_norm_inference",
     "burnt.kernels.ops.rnn.rnn.lstm": "it calls lstm_layer for each layer and direction",
     "burnt.kernels.ops.rnn.rnn.gru": "it calls gru_layer for each layer and direction",
@@ -32,12 +32,12 @@ _BENEATH = {
 
 @dataclasses.dataclass(frozen=True)
 class CandidateFacts:
-    """What is known of a candidate for some arguments.
+    """A candidate of an op with one configuration, for the arguments of a call.
 
     Args:
         name: of the candidate, with its configuration.
         why_not: why it cannot run or is not used, or None.
-        ms: the time of a call, where it was measured.
+        ms: the milliseconds of a call, or None if it was not measured.
         chosen: whether it is the one that runs.
     """
 
@@ -49,15 +49,15 @@ class CandidateFacts:
 
 @dataclasses.dataclass(frozen=True)
 class OpExplanation:
-    """What a call of an op runs.
+    """What a call of an op runs, and why.
 
     Args:
         op: its name.
-        key: what measurements of such a call are kept under.
-        why: by what the candidate was chosen: ``heuristic``, ``pinned``, ``measured``.
-        candidates: all of them.
-        generated: the kernels that are generated, where they can be.
-        raises: what a call raises, because a candidate is defined wrongly, or None.
+        key: the tuning key, under which measurements of the call are stored.
+        why: how the candidate was selected: ``heuristic``, ``pinned``, or ``measured`` with its time.
+        candidates: all candidates, with their configurations.
+        generated: the generated kernels, or None if none can be generated.
+        raises: the error that a call raises because a candidate is defined incorrectly, or None.
     """
 
     op: str
@@ -69,13 +69,13 @@ class OpExplanation:
 
     @property
     def winner(self) -> str:
-        """The name of the candidate that runs."""
+        """The name of the candidate that runs, with its configuration."""
         return next(c.name for c in self.candidates if c.chosen)
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold of it."""
-        made = dataclasses.asdict(dataclasses.replace(self, generated=None))
-        return made | {"generated": None if self.generated is None else self.generated.as_dict()}
+        """Return the explanation as a JSON-serializable dictionary."""
+        document = dataclasses.asdict(dataclasses.replace(self, generated=None))
+        return document | {"generated": None if self.generated is None else self.generated.as_dict()}
 
     def __str__(self) -> str:
         rows = [("", "candidate", "ms", "")]
@@ -100,59 +100,59 @@ class OpExplanation:
 
 
 def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
-    """What an op runs for these arguments, and why.
+    """Explain which candidate an op runs with these arguments, and why.
 
     Args:
         op: an op of `burnt.kernels`, or one of your own.
-        args: its arguments.
-        kwargs: the same by name.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        UnsupportedError: it is a function, which calls ops.
-        InputError, TypeError: what a call with these arguments raises.
+        UnsupportedError: `op` is not an op, such as a function that calls ops.
+        InputError, TypeError: a call with these arguments raises it.
 
     >>> import torch
     >>> from burnt import kernels
-    >>> found = kernels.explain(kernels.softmax, torch.zeros(3, 5))
-    >>> found.winner, found.why
+    >>> explanation = kernels.explain(kernels.softmax, torch.zeros(3, 5))
+    >>> explanation.winner, explanation.why
     ('library', 'heuristic')
     """
     if not isinstance(op, Op):
         raise UnsupportedError(
-            f"{getattr(op, '__name__', op)} is no op",
+            f"{getattr(op, '__name__', op)} is not an op",
             where="burnt.kernels.explain",
-            expected="an op, as burnt.kernels.softmax is one",
+            expected="an op, such as burnt.kernels.softmax",
             found=type(op).__name__,
-            hint=_BENEATH.get(_full_name(op), "a function that calls ops is explained op by op"),
+            hint=_CALLED_OPS.get(_full_name(op), "explain each op that the function calls"),
         )
-    full, context = op.under_autocast(op.bound(args, kwargs))
+    full, context = op.under_autocast(op.bind(args, kwargs))
     with context:
-        return _explained(op, full)
+        return _explain_bound(op, full)
 
 
 def _full_name(fn: object) -> str:
     return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__name__', '')}"
 
 
-def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
-    """What an op runs for all its arguments by position."""
-    _refuse(op, full)
-    entry, broken = op.chosen_despite(full)
-    measured = known_of(entry.key)
-    known = {row.config: row for row in measured.rows}
-    found = []
+def _explain_bound(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
+    """Explain what an op runs, given all its arguments by position."""
+    _raise_if_invalid(op, full)
+    entry, broken = op.choose_despite_errors(full)
+    measurements = lookup_measurements(entry.key)
+    rows = {row.config: row for row in measurements.rows}
+    facts = []
     for candidate in op.candidates.values():
         why_not = broken.get(candidate.name) or candidate.why_not(full)
-        for config in _configs(candidate, full, entry, known) if why_not is None else [None]:
+        for config in _configs_to_show(candidate, full, entry, rows) if why_not is None else [None]:
             name = format_choice(candidate, config)
-            row = known.get(name)
-            bad = f"{row.status}: {row.note}" if row is not None and row.status != "ok" else None
-            if bad is None and name in measured.wrong:
-                bad = f"wrong for other arguments: {measured.wrong[name]}"
-            found.append(
+            row = rows.get(name)
+            rejection = f"{row.status}: {row.note}" if row is not None and row.status != "ok" else None
+            if rejection is None and name in measurements.wrong:
+                rejection = f"wrong for other arguments: {measurements.wrong[name]}"
+            facts.append(
                 CandidateFacts(
                     name,
-                    why_not or bad,
+                    why_not or rejection,
                     None if row is None else row.ms,
                     candidate is entry.candidate and config == entry.config,
                 )
@@ -160,29 +160,31 @@ def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
     generated = op.candidates.get("generated")
     kernels = None
     if isinstance(generated, Generated) and generated.why_not(full) is None:
-        function, kept = generated.with_blocks(full, entry.config if entry.candidate is generated else None)
-        kernels = explain_function(function, *[full[i] for i in kept])
+        function, positions = generated.with_blocks(
+            full, entry.config if entry.candidate is generated else None
+        )
+        kernels = explain_function(function, *[full[i] for i in positions])
     raises = next(iter(broken.values()), None)
-    return OpExplanation(op.name, entry.key, entry.why, tuple(found), kernels, raises)
+    return OpExplanation(op.name, entry.key, entry.why, tuple(facts), kernels, raises)
 
 
-def _refuse(op: Op[..., Any], full: Sequence[Any]) -> None:
-    """Raise what a call with these arguments would, if the reference does not take them."""
-    op.check_kinds(full)
+def _raise_if_invalid(op: Op[..., Any], full: Sequence[Any]) -> None:
+    """Raise the error of a call with these arguments, if the reference does not accept them."""
+    op.check_argument_types(full)
     if op.check is not None:
         op.check(*full)
-    refused = op.refusal(full)
-    if refused is not None:
-        raise explain_error(op, full, refused) from None
+    error = op.reference_error(full)
+    if error is not None:
+        raise translate_error(op, full, error) from None
 
 
-def _configs(
-    candidate: Candidate, args: Sequence[Any], entry: Entry, known: Mapping[str, Row]
+def _configs_to_show(
+    candidate: Candidate, args: Sequence[Any], entry: Entry, rows: Mapping[str, Row]
 ) -> list[dict[str, Any] | None]:
-    """The configurations to show: all, but of generated kernels those alone of which something is known."""
+    """Return all configurations of a candidate; of generated kernels, only those measured or selected."""
     if not isinstance(candidate, Generated):
         return [alternative.config for alternative in candidate.alternatives(args)]
-    found = [parse_choice([candidate], args, text) for text in known]
-    configs = [None, *(config for _, config in filter(None, found))]
+    measured = [parse_choice([candidate], args, text) for text in rows]
+    configs = [None, *(config for _, config in filter(None, measured))]
     configs += [entry.config] if entry.candidate is candidate else []
     return [config for i, config in enumerate(configs) if config not in configs[:i]]

@@ -1,11 +1,13 @@
-"""An op: one definition, several candidates that compute it, and the choice between them.
+"""An op: one reference implementation, several candidates that compute it, and the dispatch of calls to them.
 
-The reference, plain torch, is the specification. It is also the first two candidates: ``library`` runs it (or
-the single ATen call that is the same), ``generated`` runs the kernels that `burnt.codegen` makes of it. More
-are registered with `Op.candidate`. A call looks its signature up in a dictionary and goes to the candidate
-that was chosen when the signature was new; how that is chosen is `burnt.kernels.dispatch.selection`'s matter.
-Where ops are recorded or transformed instead of run, a call goes through ``torch.ops.burnt``
-(`burnt.kernels.dispatch.torch_library`).
+The reference, a function of plain torch ops, is the specification. Every op has two candidates from the
+start: ``library`` calls the reference (or the single ATen op that is equivalent), and ``generated`` runs the
+kernels that `burnt.codegen` generates from the reference. `Op.candidate` registers more.
+
+A call computes its signature (dtypes, shapes, strides and devices of tensors, the values of other arguments
+but floats) and looks it up in a dictionary. A new signature selects a candidate, see
+`burnt.kernels.dispatch.selection`; later calls run the same candidate. While ops are traced, compiled or
+transformed, a call goes through ``torch.ops.burnt`` instead (`burnt.kernels.dispatch.torch_library`).
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
 from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, InputTypeError
+from burnt.kernels.autotune.accuracy import Part
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.interface.autocast import autocast_dtype
-from burnt.kernels.interface.binding import bound_call, brief_descriptions
+from burnt.kernels.interface.binding import bind_candidate, describe_results
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.checks import all_strided, describe, explain_error, signature_text
+from burnt.kernels.interface.checks import all_strided, describe, format_signature, translate_error
 from burnt.kernels.interface.registry import OPS
 from burnt.kernels.interface.results import aliases, as_list, structure_of
-from burnt.kernels.tuning.accuracy import Part
 
 __all__ = ["Entry", "Op", "op"]
 
@@ -41,20 +43,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
-_OURS = ("library", "generated")
-_MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
+_STATIC_TYPES = frozenset({bool, int, str, type(None), torch.dtype})
+_BUILT_IN = ("library", "generated")
+_MAX_ENTRIES = 4096  # per op: bounds the memory of programs whose shapes keep changing
 
 
 class Entry(NamedTuple):
-    """What was chosen for a signature.
+    """The cached selection for a signature.
 
-    `call` takes the op's arguments by position. `look`: the values are looked at before. `candidate`,
-    `config` and `why` say what was chosen and by whom; `key` is the tuner's.
+    Args:
+        call: runs the candidate; takes the op's arguments by position.
+        checks_values: whether `Op.look` validates the values before each call.
+        candidate: the selected candidate.
+        config: its configuration, or None.
+        why: how it was selected: ``heuristic``, ``pinned``, or what was measured.
+        key: the tuning key of the call.
     """
 
     call: Callable[..., Any]
-    look: bool
+    checks_values: bool
     candidate: Candidate
     config: dict[str, Any] | None
     why: str
@@ -62,36 +69,36 @@ class Entry(NamedTuple):
 
 
 class Op(InlinedWhenTraced, Generic[P, R]):
-    """A function of tensors with several implementations, of which the best is taken.
+    """A function of tensors with several implementations; each call runs the fastest one known.
 
-    Called like its reference. Made by the decorator `op`.
+    Called like its reference. Created by the decorator `op`.
 
     Args:
-        reference: the definition in plain torch, with annotations for every argument: tensors, numbers,
-            strings, dtypes, sequences of integers, and what may be None. Its results are one tensor or a
-            tuple of them.
-        library: torch's own single call of the same meaning, where the reference is not that.
-        check: of the arguments; raises where they do not fit each other (shapes, dtypes). Called once for
-            each signature, whatever candidate will run.
-        look: of the arguments; raises where values do not fit (a label that is no class). Called before
-            candidates that would not notice, on the CPU alone: elsewhere it would wait for the device.
-        always_looks: the reference would not notice either.
-        pair: the argument that makes results a tuple when it is given.
-        examples: of the device; argument tuples for the tuner and the tests, typical first.
-        library_best: of the arguments; whether the library is known to be the better one (see
-            `burnt.kernels.dispatch.selection`).
+        reference: the definition in plain torch. Every argument has an annotation: a tensor, number, string,
+            dtype or sequence of integers, optionally ``| None``. It returns one tensor or a tuple of tensors.
+        library: the single torch call that computes the same, where the reference is not one itself.
+        check: takes the arguments; raises if their shapes or dtypes do not match. Called once for each
+            signature, whichever candidate is selected.
+        look: takes the arguments; raises if values are invalid, such as a label that is not a class. Called
+            before candidates that do not check values themselves, on the CPU only: on another device it would
+            synchronize.
+        always_looks: the reference does not check values either, so `look` is called before it, too.
+        pair: the name of the optional argument that, when given, makes the op return a tuple.
+        examples: takes a device; returns argument tuples for the tuner and the tests, typical ones first.
+        library_best: takes the arguments; returns whether the library is known to be faster than generated
+            kernels (see `burnt.kernels.dispatch.selection`).
         random: results differ from call to call.
-        autocast: of the dtype of autocast and the arguments, all by position; the arguments that autocast
-            makes of them (`burnt.kernels.interface.autocast`). The call goes on with those, and without
-            autocast. Results are of the dtypes that the reference's have under autocast. Without it,
-            candidates that follow autocast by themselves (`Candidate`) run there.
-        parts: of the arguments; the parts that the reference computes one by one where the tuner judges
-            candidates, since all at once would need too much memory (`burnt.kernels.tuning.accuracy.Part`),
-            or None for all at once.
+        autocast: takes the autocast dtype and all arguments by position; returns the arguments as autocast
+            casts them (`burnt.kernels.interface.autocast`). The call continues with these, autocast disabled.
+            Results have the dtypes that the reference's have under autocast. Without it, only candidates that
+            support autocast themselves (`Candidate`) run under autocast.
+        parts: takes the arguments; returns the parts that the accuracy check computes one by one, because the
+            whole reference would need too much memory (`burnt.kernels.autotune.accuracy.Part`), or None to
+            compute it at once.
 
     Raises:
-        DefinitionError: another op has the name, the reference is no function, an argument of it has no
-            annotation that says what it is or cannot be given by position, or `examples` is no function.
+        DefinitionError: another op has this name, the reference is not a function, one of its arguments has
+            no supported annotation or cannot be passed by position, or `examples` is not a function.
     """
 
     def __init__(
@@ -111,9 +118,9 @@ class Op(InlinedWhenTraced, Generic[P, R]):
     ) -> None:
         if not callable(reference) or not hasattr(reference, "__name__"):
             raise DefinitionError(
-                "an op is made of a function",
+                "an op is defined by a function",
                 where="burnt.kernels.op",
-                expected="its definition in plain torch",
+                expected="a function of plain torch ops",
                 found=f"{type(reference).__name__}: {reference!r:.60}",
             )
         if examples is not None and not callable(examples):
@@ -136,9 +143,9 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 raise DefinitionError(
                     f"the argument {p.name} of the op {self.name} is {p.kind.description}",
                     where=f"{reference.__module__}.{reference.__qualname__}",
-                    expected="arguments that are given by position or by name",
+                    expected="arguments that can be passed by position or by name",
                     found=f"{self.name}{self.signature}",
-                    hint="leave out the *" if p.kind is p.KEYWORD_ONLY else None,
+                    hint="remove the *" if p.kind is p.KEYWORD_ONLY else None,
                 )
         self.parameters = {p.name: p.default for p in parameters}
         self.positions = {p.name: i for i, p in enumerate(parameters)}
@@ -147,64 +154,70 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.pair = None if pair is None else self.positions[pair]
         self._entries: dict[tuple[Any, ...], Entry] = {}
         self._recent: InlineCache[Entry] = InlineCache()
-        self.gradients: dict[tuple[Any, ...], Function] = {}
+        self.gradient_functions: dict[tuple[Any, ...], Function] = {}
         self.candidates: dict[str, Candidate] = {}
-        # Strides are part of what a call means, and where the calls of two libraries differ the reference has
-        # it.
-        own = library or reference
-        notices = not always_looks
-        self._add(Candidate("library", own, differentiable=True, autocast=True, checks_values=notices))
-        self._add(Generated(reference, checks_values=notices))
+        # Strides are part of a call's meaning; where library and reference differ, the reference's are right.
+        library_call = library or reference
+        checks_values = not always_looks
+        self._add(
+            Candidate(
+                "library", library_call, differentiable=True, autocast=True, checks_values=checks_values
+            )
+        )
+        self._add(Generated(reference, checks_values=checks_values))
         functools.update_wrapper(self, reference)
-        from burnt.kernels.dispatch.torch_library import Declared, declare, withdraw
+        from burnt.kernels.dispatch.torch_library import Registration, register, unregister
 
-        known = OPS.get(self.name)
-        if known is not None:
-            # The same definition run again, as in a notebook, takes the place of the one before.
-            if (known.reference.__module__, known.reference.__qualname__) != (
+        existing = OPS.get(self.name)
+        if existing is not None:
+            # Running the same definition again, as in a notebook, replaces the op.
+            if (existing.reference.__module__, existing.reference.__qualname__) != (
                 reference.__module__,
                 reference.__qualname__,
             ):
                 raise DefinitionError(
-                    f"there is an op {self.name!r} already",
+                    f"an op named {self.name!r} exists already",
                     where=f"{reference.__module__}.{reference.__qualname__}",
-                    found=f"{known.reference.__module__}.{known.reference.__qualname__}",
-                    hint="give yours another name; a faster implementation of that one is a candidate of it",
+                    found=f"{existing.reference.__module__}.{existing.reference.__qualname__}",
+                    hint="choose another name; a faster implementation of that op is a candidate of it",
                 )
-            withdraw(known.declared)
-        self.declared: Declared = declare(self)
+            unregister(existing.registration)
+        self.registration: Registration = register(self)
         OPS[self.name] = self
-        self.overloads = self.declared.overloads
-        # Arguments of the schema that are lists, and may be given as one number.
-        self.listed = [
+        self.overloads = self.registration.overloads
+        # Arguments that are lists in the schema may be passed as a single number.
+        self.is_list = [
             "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
         ]
         kinds = [str(a.type) for a in self.overloads[0]._schema.arguments]
-        self.tensors = ["Tensor" in kind for kind in kinds]
-        self.floats = ["float" in kind for kind in kinds]
-        self.optional = [kind.startswith("Optional") for kind in kinds]
+        self.is_tensor = ["Tensor" in kind for kind in kinds]
+        self.is_float = ["float" in kind for kind in kinds]
+        self.is_optional = [kind.startswith("Optional") for kind in kinds]
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.candidates)}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The reference's results, by the best candidate."""
+        """Compute the op with the selected candidate."""
         if not is_dynamo_compiling():
-            found = self._recent.find(args, kwargs)
-            if found is not None:
-                return self._run_entry(*found)  # type: ignore[no-any-return]
-        full = self.bound(args, kwargs) if kwargs or len(args) != self.arity else args
+            hit = self._recent.find(args, kwargs)
+            if hit is not None:
+                return self._run_entry(*hit)  # type: ignore[no-any-return]
+        full = self.bind(args, kwargs) if kwargs or len(args) != self.arity else args
         if is_compiling() or not _torch.is_plain_call():
-            return self.recorded(full)  # type: ignore[no-any-return]
+            return self.call_torch_op(full)  # type: ignore[no-any-return]
         return self.run(full, args)  # type: ignore[no-any-return]
 
-    def run(self, args: Sequence[Any], written: tuple[Any, ...] | None = None) -> Any:
-        """The results by the best candidate, for all arguments by position, of tensors that are plain.
+    def run(self, args: Sequence[Any], call_args: tuple[Any, ...] | None = None) -> Any:
+        """Compute the op with the selected candidate, outside of tracing and transforms.
 
-        Calls like this one, whose arguments by position were as `written`, are known by their likeness from
-        the third on.
+        Args:
+            args: all arguments by position, defaults filled in.
+            call_args: the positional arguments of the call as it was written, under which the inline cache
+                stores the selected entry; None not to store it.
         """
-        recent = self._recent  # before the entries, which `forget` replaces first: not to remember old ones
+        # Read before the entries: `forget` replaces those first, so a stale entry cannot enter the new cache.
+        recent = self._recent
         key: list[Any] = [torch.is_grad_enabled()]
         plain = True
         try:
@@ -214,7 +227,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                     key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, arg.is_neg()
                 elif kind is float:
                     key.append(float)
-                elif kind in _CONSTANTS:
+                elif kind in _STATIC_TYPES:
                     key.append(arg)
                 elif kind is list or kind is tuple:
                     key.append(tuple(arg))
@@ -226,43 +239,45 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 raise
             plain = False
         if not plain:
-            # A class of its own, what stands in for a tensor, or no strides: torch's ops know what to do.
-            self.check_kinds(args)
+            # A tensor subclass, a proxy for a tensor, or a tensor without strides: leave it to torch's ops.
+            self.check_argument_types(args)
             return self.candidates["library"](*args)
         if _torch.is_autocast():
-            given, without = self.under_autocast(args)
-            if given is not args:
-                with without:
-                    return self.run(given)
+            cast_args, context = self.under_autocast(args)
+            if cast_args is not args:
+                with context:
+                    return self.run(cast_args)
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
-            written = None
-        if (multiplied := precision()) != "ieee":
-            key.append(multiplied)
+            call_args = None
+        if (matmul_precision := precision()) != "ieee":
+            key.append(matmul_precision)
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:
-            return self._first(signature, args)
-        if written is not None and recent.wants(written):
-            recent.put(written, build_guard(self.parameters, args), entry)
+            return self._first_call(signature, args)
+        if call_args is not None and recent.has_room(call_args):
+            recent.add(call_args, build_guard(self.parameters, args), entry)
         return self._run_entry(entry, args)
 
     def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:
-        """The results by what was chosen, for all arguments by position; bad values raise."""
-        if entry.look:
+        """Run the selected candidate with all arguments by position; raise on invalid values."""
+        if entry.checks_values:
             self.look(*args)  # type: ignore[misc]
         try:
             return entry.call(*args)
         except Exception as error:
-            if not all_strided(args):  # sparse ones, oneDNN's: their signatures may be a strided tensor's
+            # A sparse or oneDNN tensor may have the same signature as a strided one.
+            if not all_strided(args):
                 return self.candidates["library"](*args)
-            self._fail(entry, args, error)
+            self._raise_explained(entry, args, error)
 
     def under_autocast(
         self, args: Sequence[Any]
     ) -> tuple[Sequence[Any], contextlib.AbstractContextManager[object]]:
-        """What a call with these arguments goes on with: those that autocast makes of them, and without it.
+        """Return the arguments as autocast casts them, and a context that disables autocast for the call.
 
-        Where it is off for their device, or the op has no rule: as they are, and as it is.
+        If autocast is off for their device or the op has no `autocast` rule: the arguments unchanged, and a
+        context that does nothing.
         """
         kind = next((a.device.type for a in args if isinstance(a, Tensor)), "meta")
         dtype = None if self.autocast is None else autocast_dtype(kind)
@@ -270,14 +285,14 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             return args, contextlib.nullcontext()
         return self.autocast(dtype, *args), _torch.without_autocast()
 
-    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, defaults filled in.
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return all arguments by position, defaults filled in.
 
         Raises:
-            TypeError: as a Python function raises it.
+            TypeError: the arguments do not match the signature, as for a Python function.
         """
         try:
-            return self._bound(args, kwargs)
+            return self._bind(args, kwargs)
         except TypeError as error:
             text = str(error)
             if text.startswith("too many"):
@@ -286,87 +301,93 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 text = f"got {text}"
             raise TypeError(f"{self.name}() {text}") from None
 
-    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def _bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         full = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
-            at = self.positions.get(name, -1)
-            if at < len(args):
+            position = self.positions.get(name, -1)
+            if position < len(args):
                 self.signature.bind(*args, **kwargs)  # raises
-            full[at] = value
+            full[position] = value
         if len(full) != self.arity or any(value is inspect.Parameter.empty for value in full):
             self.signature.bind(*args, **kwargs)  # raises
         return tuple(full)
 
     def example_args(self, device: torch.device) -> list[tuple[Any, ...]]:
-        """All arguments of each example, defaults filled in.
+        """Return the arguments of each example on a device, defaults filled in.
 
         Raises:
-            DefinitionError: an example is no tuple, or one without an argument that has no default.
+            DefinitionError: an example is not a tuple, lacks an argument without a default, or has too many.
         """
-        found = []
+        examples = []
         for i, example in enumerate(() if self.examples is None else self.examples(device)):
-            given = example if isinstance(example, tuple | list) else [example]
-            full = (*given, *self.defaults[len(given) :])
+            args = example if isinstance(example, tuple | list) else [example]
+            full = (*args, *self.defaults[len(args) :])
             missing = [n for n, v in zip(self.positions, full, strict=False) if v is inspect.Parameter.empty]
-            if given is not example:
-                fault = "no tuple of arguments"
+            if args is not example:
+                problem = "is not a tuple of arguments"
             elif missing:
-                fault = f"without {', '.join(missing)}"
-            elif len(given) > self.arity:
-                fault = f"one of {len(given)} arguments"
+                problem = f"lacks {', '.join(missing)}"
+            elif len(args) > self.arity:
+                problem = f"has {len(args)} arguments"
             else:
-                found.append(full)
+                examples.append(full)
                 continue
             raise DefinitionError(
-                f"the example {i} of the op {self.name} is {fault}",
+                f"example {i} of the op {self.name} {problem}",
                 where=f"{self.reference.__module__}.{self.reference.__qualname__}",
-                expected=f"arguments for {self.name}{signature_text(self)}",
-                found=", ".join(describe(a) for a in given),
-                hint="[(x,)], with a comma, for one argument" if given is not example else None,
+                expected=f"arguments for {self.name}{format_signature(self)}",
+                found=", ".join(describe(a) for a in args),
+                hint="[(x,)], with a comma, for one argument" if args is not example else None,
             )
-        return found
+        return examples
 
-    def recorded(self, args: Sequence[Any]) -> Any:
-        """A call through ``torch.ops.burnt``, which modes, transforms and compilers see.
+    def call_torch_op(self, args: Sequence[Any]) -> Any:
+        """Call the op through ``torch.ops.burnt``, which dispatch modes, transforms and compilers see.
 
-        While kernels are made of a function that calls it, it is its reference, to be fused with the rest.
+        While `burnt.codegen` traces a function that calls the op, call the reference, to fuse it with the
+        rest.
         """
         if is_tracing():
             return self.reference(*args)  # type: ignore[call-arg]
-        paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
-        return self.overloads[int(paired)](*self.as_declared(args))  # Dynamo of torch 2.11 refuses a bool
+        returns_pair = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
+        # An int, since Dynamo of torch 2.11 does not accept a bool as an index.
+        return self.overloads[int(returns_pair)](*self.as_schema_args(args))
 
-    def as_declared(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments as the schema wants them: a number that stands for a list as a list."""
-        return [[a] if type(a) is int and wants else a for a, wants in zip(args, self.listed, strict=True)]
+    def as_schema_args(self, args: Sequence[Any]) -> list[Any]:
+        """Return the arguments in the types of the schema: a single number for a list becomes a list."""
+        return [
+            [a] if type(a) is int and is_list else a for a, is_list in zip(args, self.is_list, strict=True)
+        ]
 
     def chosen(self, *args: P.args, **kwargs: P.kwargs) -> Entry:
-        """What a call with these arguments runs, chosen if need be; the call is not made."""
-        given, context = self.under_autocast(self.bound(args, kwargs))
+        """Return the candidate that a call with these arguments runs, without making the call."""
+        cast_args, context = self.under_autocast(self.bind(args, kwargs))
         with context:
-            return self._new_entry(given)
+            return self._new_entry(cast_args)
 
-    def chosen_despite(self, args: Sequence[Any]) -> tuple[Entry, dict[str, str]]:
-        """As `chosen`, of all arguments by position, without the candidates whose limits cannot be used.
+    def choose_despite_errors(self, args: Sequence[Any]) -> tuple[Entry, dict[str, str]]:
+        """Select as `chosen` does, but skip candidates with an invalid ``when=``, ``configs=`` or ``best=``.
 
-        Why they cannot, by the candidate's name, is returned too; a call raises it.
+        Takes all arguments by position. Also returns the error message of each skipped candidate, by its
+        name; a call would raise it.
         """
         broken: dict[str, str] = {}
         return self._new_entry(args, broken), broken
 
     def candidate(self, name: str, **limits: Any) -> Callable[[Callable[..., Any]], Candidate]:
-        """Register a way to compute this op: a decorator of a function that takes the op's arguments.
+        """Register another implementation of this op: a decorator of a function of the op's arguments.
 
         Args:
-            name: what it is called; one that is there already is replaced, without a word.
-            limits: where it can run, and how, as `Candidate` has it: ``devices=["cuda"]``,
-                ``dtypes=[torch.float32]``, ``when=`` why it cannot take some arguments, ``configs=`` what to
-                choose from, ``best=`` whether to take it where nothing was measured, ``compiles=`` a
-                configuration ahead of the first call, ``differentiable=True`` where autograd follows it,
-                ``autocast=True``, ``checks_values=True``. Functions are of all arguments.
+            name: of the candidate; replaces a candidate of the same name.
+            limits: where it can run and how, see `Candidate`: ``devices=["cuda"]``,
+                ``dtypes=[torch.float32]``, ``when=`` the reason why it cannot take some arguments,
+                ``configs=`` the configurations to choose from, ``best=`` whether to select it if nothing was
+                measured, ``compiles=`` compile a configuration ahead of the first call,
+                ``differentiable=True`` if autograd can differentiate it, ``autocast=True``,
+                ``checks_values=True``. Each function takes all arguments of the op.
 
         Raises:
-            DefinitionError: there is no name, or a limit is of another kind.
+            DefinitionError: the name is missing, or a limit has the wrong type.
 
         >>> from burnt import kernels
         >>> @kernels.silu.candidate("by hand", devices=["cpu"])
@@ -381,30 +402,30 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             raise DefinitionError(
                 f"a candidate of {self.name} has no name",
                 where=f"burnt.kernels.{self.name}",
-                expected="a text",
+                expected="a string",
                 found=getattr(name, "__qualname__", repr(name)),
                 hint=f'@{self.name}.candidate("mine")',
             )
 
         def register(call: Callable[..., Any]) -> Candidate:
-            made = Candidate(name, call, op=self.name, **limits)
-            made.check_signature(list(self.positions))
-            self._add(made)
-            return made
+            candidate = Candidate(name, call, op=self.name, **limits)
+            candidate.check_signature(list(self.positions))
+            self._add(candidate)
+            return candidate
 
         return register
 
     def discard(self, name: str) -> None:
-        """Take a candidate out again.
+        """Remove a candidate.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: the op has no candidate of this name.
         """
         del self.candidates[name]
         self.forget()
 
     def forget(self) -> None:
-        """Choose anew at the next call with any signature."""
+        """Clear the cached selections; the next call with each signature selects again."""
         self._entries = {}
         self._recent = InlineCache()
 
@@ -412,137 +433,156 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.candidates[candidate.name] = candidate
         self.forget()
 
-    def _first(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
-        """The first call with a signature, where what does not fit shows."""
-        self.check_kinds(args)
+    def _first_call(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
+        """Run the first call with a signature: check the arguments, select a candidate, check its results."""
+        self.check_argument_types(args)
         if not all_strided(args):
             return self.candidates["library"](*args)
-        if any(isinstance(a, Tensor) and a.is_neg() for a in args):  # kernels read what is in memory
+        if any(
+            isinstance(a, Tensor) and a.is_neg() for a in args
+        ):  # kernels read memory, which is not negated
             return self.run([a.resolve_neg() if isinstance(a, Tensor) else a for a in args])
         try:
             entry = self._new_entry(args)
         except DefinitionError:
-            # What a limit stumbles over may be what the reference does not take either.
-            refused = self.refusal(args)
-            if refused is None:
+            # A candidate's limit may fail because the arguments are invalid: then report the reference's
+            # error.
+            cause = self.reference_error(args)
+            if cause is None:
                 raise
-            raise explain_error(self, args, refused) from None
+            raise translate_error(self, args, cause) from None
         versions = [_torch.version_of(a) for a in args if isinstance(a, Tensor)]
         try:
-            if entry.look:
+            if entry.checks_values:
                 self.look(*args)  # type: ignore[misc]
-            made = entry.call(*args)
+            results = entry.call(*args)
         except Exception as error:
-            self._fail(entry, args, error)
-        if entry.candidate.name not in _OURS:
-            self._check_arguments(entry.candidate, args, versions)
-            self.check_results(entry.candidate, args, made)
-        if len(self._entries) >= _MOST_ENTRIES:
+            self._raise_explained(entry, args, error)
+        if entry.candidate.name not in _BUILT_IN:
+            self._check_arguments_unmodified(entry.candidate, args, versions)
+            self.check_results(entry.candidate, args, results)
+        if len(self._entries) >= _MAX_ENTRIES:
             self.forget()
         self._entries[signature] = entry
-        return made
+        return results
 
-    def _fail(self, entry: Entry, args: Sequence[Any], error: Exception) -> NoReturn:
-        """Raise what a candidate has raised, said better where that can be."""
+    def _raise_explained(self, entry: Entry, args: Sequence[Any], error: Exception) -> NoReturn:
+        """Raise a candidate's error with a message about the op's arguments, if possible."""
         candidate = entry.candidate
         if self.look is not None and isinstance(error, IndexError):
             self.look(*args)
         if self.check is not None:
-            self.check(*args)  # a signature takes 1.0 for 1: what was checked then were other arguments
-        if candidate.name in _OURS:
-            raise explain_error(self, args, error) from None
-        refused = self.refusal(args)
-        if refused is not None:
-            raise explain_error(self, args, refused) from None
-        lacking = (
+            # 1.0 and 1 have the same signature, so these arguments may not have been checked yet.
+            self.check(*args)
+        if candidate.name in _BUILT_IN:
+            raise translate_error(self, args, error) from None
+        cause = self.reference_error(args)
+        if cause is not None:
+            raise translate_error(self, args, cause) from None
+        is_missing_key = (
             isinstance(error, KeyError) and entry.config is not None and error.args[0] not in entry.config
         )
-        if lacking:
-            raise candidate.misdefined(
+        if is_missing_key:
+            raise candidate.definition_error(
                 f"the configuration {entry.config}",
-                "what the candidate looks up in it",
+                "every key that the candidate reads",
                 f"{type(error).__name__}: {error}",
             ) from error
-        told = explain_error(self, args, error, candidate.name)
-        if told is error:
+        translated = translate_error(self, args, error, candidate.name)
+        if translated is error:
             raise error
-        raise told from error  # the fault is the candidate's own: where it arose is to be seen
+        raise translated from error  # keep the traceback into the candidate, whose fault it is
 
-    def check_kinds(self, args: Sequence[Any]) -> None:
-        """What must be a tensor is one, or stands in for one; what must be a number is no tensor or text.
+    def check_argument_types(self, args: Sequence[Any]) -> None:
+        """Check that tensor arguments are tensors (or proxies for them) and float arguments are numbers.
 
         Raises:
-            InputTypeError: naming the argument.
+            InputTypeError: one is not; names the argument.
         """
-        for name, value, wanted, number, optional in zip(
-            self.positions, args, self.tensors, self.floats, self.optional, strict=True
+        for name, value, is_tensor, is_float, is_optional in zip(
+            self.positions, args, self.is_tensor, self.is_float, self.is_optional, strict=True
         ):
-            if number and (
-                isinstance(value, Tensor | str | list | tuple) or (value is None and not optional)
+            if is_float and (
+                isinstance(value, Tensor | str | list | tuple) or (value is None and not is_optional)
             ):
                 raise InputTypeError(
-                    f"the argument {name} of {self.name} is no number",
+                    f"the argument {name} of {self.name} is not a number",
                     where=f"burnt.kernels.{self.name}",
-                    expected=f"{name}: {'float | None' if optional else 'float'}",
+                    expected=f"{name}: {'float | None' if is_optional else 'float'}",
                     found=describe(value),
                     hint=f"{name}.item()" if isinstance(value, Tensor) and value.numel() == 1 else None,
                 )
-            if not wanted or hasattr(type(value), "__torch_function__") or (optional and value is None):
+            if not is_tensor or hasattr(type(value), "__torch_function__") or (is_optional and value is None):
                 continue
             raise InputTypeError(
-                f"the argument {name} of {self.name} is no tensor",
+                f"the argument {name} of {self.name} is not a tensor",
                 where=f"burnt.kernels.{self.name}",
-                expected=f"{name}: {'Tensor | None' if optional else 'Tensor'}",
+                expected=f"{name}: {'Tensor | None' if is_optional else 'Tensor'}",
                 found=repr(value) if value is None else f"{type(value).__name__}: {value!r:.60}",
                 hint=None if value is None else f"torch.as_tensor({name})",
             )
 
-    def _check_arguments(self, candidate: Candidate, args: Sequence[Any], before: Sequence[int]) -> None:
-        """Somebody's own candidate leaves its arguments alone, as far as torch can tell."""
-        self.check_versions(f"the candidate {candidate.name!r}", self.named_tensors(args), before)
+    def _check_arguments_unmodified(
+        self, candidate: Candidate, args: Sequence[Any], before: Sequence[int]
+    ) -> None:
+        """Check by version counters that a user's candidate did not modify its arguments."""
+        self.check_unmodified(f"the candidate {candidate.name!r}", self.named_tensors(args), before)
 
     def named_tensors(self, args: Sequence[Any]) -> list[tuple[str, Tensor]]:
-        """The tensors among all arguments by position, with what a message calls them."""
+        """Return the tensors among all arguments by position, each with a description for messages."""
         named = zip(self.positions, args, strict=True)
         return [(f"its argument {name}", a) for name, a in named if isinstance(a, Tensor)]
 
-    def check_versions(self, who: str, given: Sequence[tuple[str, Tensor]], before: Sequence[int]) -> None:
-        """Somebody's own code has left tensors alone, of which the versions before are known.
+    def check_unmodified(
+        self, who: str, tensors: Sequence[tuple[str, Tensor]], before: Sequence[int]
+    ) -> None:
+        """Check that user code did not modify tensors, given their version counters before it ran.
 
         Raises:
-            DefinitionError: naming the first that was changed.
+            DefinitionError: a tensor was modified; names the first.
         """
-        for (name, tensor), version in zip(given, before, strict=True):
+        for (name, tensor), version in zip(tensors, before, strict=True):
             if _torch.version_of(tensor) != version:
                 raise DefinitionError(
-                    f"{who} of {self.name} changes {name}",
+                    f"{who} of {self.name} modifies {name}",
                     where=f"burnt.kernels.{self.name}",
-                    expected="tensors that are left alone, as the reference leaves them",
-                    found=f"{describe(tensor)}, which was changed in place",
-                    hint="write into a tensor of its own: torch.empty_like, or clone it first",
+                    expected="arguments that stay unchanged, as with the reference",
+                    found=f"{describe(tensor)}, modified in place",
+                    hint="write to a new tensor (torch.empty_like), or clone it first",
                 )
 
-    def check_results(self, candidate: Candidate, args: Sequence[Any], made: Any) -> None:
-        """Somebody's own candidate returns what the reference does, on the device, in memory of its own."""
+    def check_results(self, candidate: Candidate, args: Sequence[Any], results: Any) -> None:
+        """Check a candidate's results: the reference's shapes and dtypes, the right device, no aliasing.
+
+        Raises:
+            DefinitionError: they differ, or a result shares memory with an argument.
+        """
         on_meta = [a.detach().to("meta") if isinstance(a, Tensor) else a for a in args]
         try:
             with torch.no_grad():
-                wanted = self.reference(*on_meta)  # type: ignore[arg-type, call-arg]
+                reference_results = self.reference(*on_meta)  # type: ignore[arg-type, call-arg]
         except NotImplementedError:
-            return  # it looks at values, which tensors on meta do not have: only the tuner can compare
-        found, expected = ", ".join(brief_descriptions(made)), ", ".join(brief_descriptions(wanted))
-        if found == expected and structure_of(made) != structure_of(wanted):
-            found, expected = f"{structure_of(made)}: {found}", f"{structure_of(wanted)}: {expected}"
+            return  # the reference reads values, which meta tensors do not have: only the tuner can compare
+        found, expected = ", ".join(describe_results(results)), ", ".join(describe_results(reference_results))
+        if found == expected and structure_of(results) != structure_of(reference_results):
+            found, expected = (
+                f"{structure_of(results)}: {found}",
+                f"{structure_of(reference_results)}: {expected}",
+            )
         devices = {a.device for a in args if isinstance(a, Tensor)}
-        elsewhere = [r for r in as_list(made) if isinstance(r, Tensor) and r.device not in devices]
+        elsewhere = [r for r in as_list(results) if isinstance(r, Tensor) and r.device not in devices]
         if found == expected and len(devices) == 1 and elsewhere:
             found, expected = describe(elsewhere[0]), f"results on {devices.pop()}, as the arguments"
-        shared = {} if found != expected else aliases(made, args, self.positions)
-        shared = {i: name for i, name in shared.items() if i not in aliases(wanted, on_meta, self.positions)}
+        shared = {} if found != expected else aliases(results, args, self.positions)
+        shared = {
+            i: name
+            for i, name in shared.items()
+            if i not in aliases(reference_results, on_meta, self.positions)
+        }
         hint = None
         for name in shared.values():
-            found, expected = f"the argument {name}, or a view of it", "a tensor of its own"
-            hint = f"{name}.clone(): who changes the result must not change the argument"
+            found, expected = f"the argument {name}, or a view of it", "a new tensor"
+            hint = f"{name}.clone(): modifying the result must not modify the argument"
         if found != expected:
             raise DefinitionError(
                 f"the candidate {candidate.name!r} of {self.name} does not return what the reference does",
@@ -553,12 +593,12 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 hint=hint,
             )
 
-    def refusal(self, args: Sequence[Any]) -> Exception | None:
-        """What the reference raises for these arguments, if it does not take them either."""
+    def reference_error(self, args: Sequence[Any]) -> Exception | None:
+        """Return the exception that the reference raises for these arguments, or None."""
         try:
             with torch.no_grad():
                 self.reference(*args)  # type: ignore[call-arg]
-        except Exception as error:  # of any kind: it is a question
+        except Exception as error:
             return error
         return None
 
@@ -568,10 +608,10 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         if self.check is not None:
             self.check(*args)
         candidate, config, why, key = select_candidate(self, args, broken)
-        call = bound_call(self, candidate, config, args)
+        call = bind_candidate(self, candidate, config, args)
         on_cpu = any(isinstance(a, Tensor) and a.device.type == "cpu" for a in args)
-        look = self.look is not None and not candidate.checks_values and on_cpu
-        return Entry(call, look, candidate, config, why, key)
+        checks_values = self.look is not None and not candidate.checks_values and on_cpu
+        return Entry(call, checks_values, candidate, config, why, key)
 
 
 @overload
@@ -579,7 +619,7 @@ def op(reference: Callable[P, R], **settings: Any) -> Op[P, R]: ...
 @overload
 def op(reference: None = None, **settings: Any) -> Callable[[Callable[P, R]], Op[P, R]]: ...
 def op(reference: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Make an op of its reference: a decorator, with `Op`'s settings.
+    """Create an op from its reference: a decorator, with the keyword arguments of `Op`.
 
     >>> from burnt.kernels.dispatch.op import OPS, op
     >>> @op

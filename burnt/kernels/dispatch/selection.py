@@ -1,9 +1,9 @@
-"""Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
+"""Select the candidate for a call: the pinned one, else the fastest measured one, else by a heuristic.
 
-The heuristic is a pure function of the arguments (`select_by_heuristic`). On a CPU kernels are generated
-where eager torch would take 100 microseconds or more, unless the op says that its library is the better one
-there; below, torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere
-they always are.
+The heuristic (`select_by_heuristic`) is a pure function of the arguments. On a CPU it selects generated
+kernels where eager torch would take about 100 microseconds or more, unless the op's ``library_best`` prefers
+the library; for smaller inputs a single torch call costs less than reaching a generated kernel, and nothing
+needs compiling. On other devices it always selects generated kernels.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "choices", "pin", "reasons", "select_by_heuristic", "select_candidate"]
 
-_SMALL = 1 << 16
-"""Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
-microseconds, and a generated kernel takes 10 to be reached and a compiler at the first call."""
+_MIN_GENERATED_NUMEL = 1 << 16
+"""Elements below which the library is selected on a CPU: torch computes so many in 20 to 60 microseconds,
+while a generated kernel has an overhead of 10 microseconds and needs compiling at the first call."""
 
 Choice = tuple["Candidate", dict[str, Any] | None, str, str]
 
-_chosen: dict[str, tuple[str, str]] = {}  # what, and why
+_chosen: dict[str, tuple[str, str]] = {}  # tuning key -> (choice as text, reason)
 _pinned: dict[str, str] = {}
 
 
 def choices() -> dict[str, str]:
-    """What was chosen in this process so far: tuning key -> candidate, with its configuration as JSON.
+    """Return the selections of this process: tuning key -> candidate, with its configuration as JSON.
 
-    A checkpoint stores it, and `pin` makes a resumed run compute with the same kernels, whatever the tuner
-    has found since.
+    A checkpoint stores them, and `pin` makes a resumed run use the same kernels, whatever the tuner has
+    measured since.
     """
     return {key: chosen for key, (chosen, _) in _chosen.items()}
 
 
 def reasons() -> dict[str, str]:
-    """Why each of `choices` was chosen: ``pinned``, ``heuristic``, or what was measured."""
+    """Return why each of `choices` was selected: ``pinned``, ``heuristic``, or what was measured."""
     return {key: why for key, (_, why) in _chosen.items()}
 
 
 def pin(choices: dict[str, str]) -> None:
-    """Choose for these tuning keys what `choices` noted, as far as it can run; an empty one unpins all.
+    """Pin the candidates of these tuning keys to those returned by `choices`; an empty dictionary unpins all.
+
+    A pinned candidate that does not exist or cannot run is ignored.
 
     >>> from burnt import kernels
     >>> kernels.pin(kernels.choices()); kernels.pin({})
@@ -69,7 +71,7 @@ def pin(choices: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def pinned(choices: Mapping[str, str]) -> Iterator[None]:
-    """A context in which these are pinned besides what is."""
+    """Pin these choices, besides those already pinned, within a context."""
     before = dict(_pinned)
     pin({**before, **choices})
     try:
@@ -79,60 +81,70 @@ def pinned(choices: Mapping[str, str]) -> Iterator[None]:
 
 
 def select_candidate(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None) -> Choice:
-    """The candidate for these arguments, its configuration, why it was chosen, and the tuning key.
+    """Select the candidate for these arguments.
 
-    With `broken`, the others than those that `runnable_candidates` notes there.
+    Args:
+        op: the op.
+        args: all its arguments.
+        broken: as for `runnable_candidates`: collects candidates with invalid limits, which are skipped.
+
+    Returns:
+        the candidate, its configuration, why it was selected, and the tuning key.
+
+    Raises:
+        UnsupportedError: no candidate can run with these arguments.
+        DefinitionError: a candidate has an invalid limit, and `broken` is None.
     """
-    from burnt.kernels.tuning import tuner
+    from burnt.kernels.autotune import tuner
 
     key = tuning_key(op, args)
-    able = runnable_candidates(op, args, broken)
-    if not able:
+    runnable = runnable_candidates(op, args, broken)
+    if not runnable:
         raise UnsupportedError(
-            f"no candidate of {op.name} can run here",
+            f"no candidate of {op.name} can run with these arguments",
             where=f"burnt.kernels.{op.name}",
             found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
         )
-    chosen = _pinned_choice(able, args, key)
+    chosen = _pinned_choice(runnable, args, key)
     if chosen is None:
-        known = tuner.measured(op, args, key, able)
-        trusted = [c for c in able if format_choice(c, _first_config(c, args)) not in known.wrong] or able
-        chosen = known.best(trusted, args) or (*select_by_heuristic(op, args, trusted), "heuristic")
+        measurements = tuner.lookup_or_measure(op, args, key, runnable)
+        trusted = [
+            c for c in runnable if format_choice(c, _first_config(c, args)) not in measurements.wrong
+        ] or runnable
+        chosen = measurements.best(trusted, args) or (*select_by_heuristic(op, args, trusted), "heuristic")
     _chosen[key] = format_choice(chosen[0], chosen[1]), chosen[2]
     return (*chosen, key)
 
 
 def select_by_heuristic(
-    op: AnyOp, args: Sequence[Any], able: Sequence[Candidate]
+    op: AnyOp, args: Sequence[Any], candidates: Sequence[Candidate]
 ) -> tuple[Candidate, dict[str, Any] | None]:
-    """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
+    """Select a candidate and its first configuration from the arguments' shapes, dtypes and devices alone.
 
-    A candidate that somebody registered is meant to be used, the last one first, unless it says otherwise
-    (`Candidate`, `best`); then generated kernels, where they are not known to be slower; the library's last.
+    Candidates registered by users come first, the last registered one before the others, unless their
+    ``best=`` declines (`Candidate`); then generated kernels where they are not known to be slower; then the
+    library.
     """
-    added = [c for c in able if c.name not in ("library", "generated") and c.is_best(args)]
-    if added:
-        return added[-1], _first_config(added[-1], args)
-    known = {c.name: c for c in able}
+    registered = [c for c in candidates if c.name not in ("library", "generated") and c.is_best(args)]
+    if registered:
+        return registered[-1], _first_config(registered[-1], args)
+    by_name = {c.name: c for c in candidates}
     tensors = [a for a in args if isinstance(a, Tensor)]
-    # With gradients there is an autograd node in Python to be reached, too.
-    small = max((t.numel() for t in tensors), default=0) < _SMALL << wants_gradient(*args)
+    # With gradients, a generated kernel has the overhead of an autograd node in Python, too.
+    is_small = max((t.numel() for t in tensors), default=0) < _MIN_GENERATED_NUMEL << wants_gradient(*args)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
-    worse = on_cpu and (small or (op.library_best is not None and op.library_best(*args)))
-    best, other = ("library", "generated") if worse else ("generated", "library")
-    plain = known.get(best) or known.get(other)
-    return (able[-1], _first_config(able[-1], args)) if plain is None else (plain, None)
+    prefers_library = on_cpu and (is_small or (op.library_best is not None and op.library_best(*args)))
+    best, other = ("library", "generated") if prefers_library else ("generated", "library")
+    built_in = by_name.get(best) or by_name.get(other)
+    return (candidates[-1], _first_config(candidates[-1], args)) if built_in is None else (built_in, None)
 
 
 def _pinned_choice(
-    able: Sequence[Candidate], args: Sequence[Any], key: str
+    candidates: Sequence[Candidate], args: Sequence[Any], key: str
 ) -> tuple[Candidate, dict[str, Any] | None, str] | None:
-    found = parse_choice(able, args, _pinned[key]) if key in _pinned else None
-    return None if found is None else (*found, "pinned")
+    choice = parse_choice(candidates, args, _pinned[key]) if key in _pinned else None
+    return None if choice is None else (*choice, "pinned")
 
 
 def _first_config(candidate: Candidate, args: Sequence[Any]) -> dict[str, Any] | None:
     return candidate.alternatives(args)[0].config
-
-
-# --- keys -------------------------------------------------------------------------------------------------

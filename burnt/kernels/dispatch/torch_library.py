@@ -1,16 +1,16 @@
-"""Ops as ``torch.ops.burnt``: what modes, transforms, compilers and export see of them.
+"""Register ops under ``torch.ops.burnt``, where dispatch modes, transforms, compilers and export see them.
 
-For each op ``burnt::f`` is declared from the Python signature of its reference, with
+Each op ``burnt::f`` is defined from the Python signature of its reference. It has
 
-- a kernel for every device, which chooses a candidate as the Python front does;
-- a fake, which is the reference without memory: shapes, dtypes and strides are its own, and the kernel lays
-  results out so, whichever candidate runs;
-- gradients at the Autograd key, by ``burnt::f_backward``, an op of its own that compilers see, whose own
-  gradients are torch's of the reference; of an op that draws random numbers the reference runs, since another
-  op would draw others;
-- vmap and autocast, which run the reference: torch's own ops batch and cast as they always do.
+- a kernel for every device, which selects a candidate as a Python call of the op does;
+- a fake: the reference on fake tensors. The kernel returns results with the fake's strides, whichever
+  candidate runs;
+- gradients at the Autograd key, computed by the op ``burnt::f_backward``, which compilers see; its own
+  gradients are those of the reference, computed by torch. For an op that draws random numbers, autograd
+  differentiates the reference instead, since another op would draw other numbers;
+- vmap and autocast, which run the reference: torch's own ops inside it are batched and cast.
 
-Results of these ops never share memory with arguments; a reference that returns its argument is copied.
+Results of these ops never share memory with arguments: where a reference returns its argument, it is cloned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from burnt.kernels.interface.vjp import Vjp
 if TYPE_CHECKING:
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["Declared", "declare", "decompositions", "withdraw"]
+__all__ = ["Registration", "decompositions", "register", "unregister"]
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _RANDOM_TAGS = (*_TAGS, torch.Tag.nondeterministic_seeded)
@@ -43,56 +43,58 @@ _TYPES: dict[Any, str] = {
     str: "str",
     torch.dtype: "ScalarType",
     Sequence[int]: "SymInt[]",
-    int | Sequence[int]: "SymInt[]",  # one number is a list of one: see `Op.recorded`
-    str | int | Sequence[int]: "SymInt[]",  # the op puts numbers for its words
+    int | Sequence[int]: "SymInt[]",  # a single number becomes a list: see `Op.as_schema_args`
+    str | int | Sequence[int]: "SymInt[]",  # the op replaces strings by numbers in `Op.bind`
 }
 
 _references: dict[Any, Callable[..., Any]] = {}
-_MOST_STRIDES = 4096  # of an op: a program with ever new shapes must not keep them all
+_MAX_CACHED_STRIDES = 4096  # per op: bounds the memory of programs whose shapes keep changing
 
 Strides = Sequence[tuple[int, ...]]
 
 
-class Declared(NamedTuple):
-    """What torch knows of an op.
+class Registration(NamedTuple):
+    """The registration of an op with torch.
 
     Args:
-        overloads: the one whose result is a tensor, and the one whose results are a pair (the same where the
-            op always returns as many).
-        library: holds the registrations, which go with it.
+        overloads: the overload that returns a tensor, and the one that returns a pair; the same overload
+            twice if the number of results is fixed.
+        library: the `torch.library.Library` that owns the registrations; they end when it is destroyed.
     """
 
     overloads: tuple[Any, Any]
     library: Any
 
 
-def declare(op: AnyOp) -> Declared:
-    """Declare ``burnt::f`` and its backward.
+def register(op: AnyOp) -> Registration:
+    """Register ``burnt::f`` and ``burnt::f_backward``.
 
     Raises:
-        DefinitionError: the reference's annotations do not say what it takes or returns.
+        DefinitionError: the reference lacks an annotation, or has one that torch's schemas do not support.
     """
     arguments, results = _schema(op)
     library: Any = torch.library.Library("burnt", "FRAGMENT")  # type: ignore[no-untyped-call]
     if op.pair is None:
-        overload = _declared(library, op, "", arguments, results)
-        return Declared((overload, overload), library)
-    # Which of the two is called depends on an argument, which is always, or never, given.
-    always = [a if i != op.pair else _given(a) for i, a in enumerate(arguments)]
+        overload = _define_overload(library, op, "", arguments, results)
+        return Registration((overload, overload), library)
+    # The overload that returns a pair is the one called with the optional argument `pair`.
+    pair_arguments = [a if i != op.pair else _make_required(a) for i, a in enumerate(arguments)]
     name = list(op.positions)[op.pair]
-    one = _declared(library, op, "", arguments, "Tensor")
-    return Declared((one, _declared(library, op, name, always, "(Tensor, Tensor)")), library)
+    single = _define_overload(library, op, "", arguments, "Tensor")
+    return Registration(
+        (single, _define_overload(library, op, name, pair_arguments, "(Tensor, Tensor)")), library
+    )
 
 
-def withdraw(declared: Declared) -> None:
-    """Undo `declare`."""
-    for overload in declared.overloads:
+def unregister(registration: Registration) -> None:
+    """Undo `register`."""
+    for overload in registration.overloads:
         _references.pop(overload, None)
-    _torch.destroy(declared.library)
+    _torch.destroy(registration.library)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The references of all ops, for `torch.export.ExportedProgram.run_decompositions` and `make_fx`.
+    """Return the references of all ops, for `torch.export.ExportedProgram.run_decompositions` and `make_fx`.
 
     >>> from burnt import kernels
     >>> torch.ops.burnt.softmax.default in kernels.decompositions()
@@ -102,150 +104,164 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _schema(op: AnyOp) -> tuple[list[str], str]:
+    """Return the schema's arguments and results; the results are empty where they depend on an argument."""
     hints = typing.get_type_hints(op.reference)
-    made = []
+    arguments = []
     for name, parameter in op.signature.parameters.items():
-        text = _type(op, name, hints.get(name))
+        text = _schema_type(op, name, hints.get(name))
         if parameter.default is not parameter.empty:
             default = parameter.default
             default = f'"{default}"' if isinstance(default, str) else default
             if "[]" in text and default is not None:
                 default = [default] if isinstance(default, int) else list(default)
-            made.append(f"{text} {name}={default}")
+            arguments.append(f"{text} {name}={default}")
         else:
-            made.append(f"{text} {name}")
+            arguments.append(f"{text} {name}")
     result = hints.get("return")
     if op.pair is None:
         if result is Tensor:
-            return made, "Tensor"
+            return arguments, "Tensor"
         if typing.get_origin(result) is tuple and set(typing.get_args(result)) == {Tensor}:
-            return made, f"({', '.join('Tensor' for _ in typing.get_args(result))})"
+            return arguments, f"({', '.join('Tensor' for _ in typing.get_args(result))})"
         raise DefinitionError(
             f"the result of the op {op.name} is not annotated as a tensor or a tuple of tensors",
             where=op.reference.__module__,
-            expected="-> Tensor, or -> tuple[Tensor, Tensor] of as many as there are",
+            expected="-> Tensor, or -> tuple[Tensor, Tensor] with one Tensor for each result",
             found="no annotation" if result is None else result,
         )
-    return made, ""
+    return arguments, ""
 
 
-def _type(op: AnyOp, name: str, hint: Any) -> str:
-    found = _TYPES.get(hint)
-    if found is not None:
-        return found
+def _schema_type(op: AnyOp, name: str, hint: Any) -> str:
+    schema_type = _TYPES.get(hint)
+    if schema_type is not None:
+        return schema_type
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [a for a in typing.get_args(hint) if a is not type(None)]
-        if len(rest) < len(typing.get_args(hint)):
-            whole = rest[0]
-            for other in rest[1:]:
-                whole = whole | other
-            return f"{_type(op, name, whole)}?"
+        members = [a for a in typing.get_args(hint) if a is not type(None)]
+        if len(members) < len(typing.get_args(hint)):
+            without_none = members[0]
+            for member in members[1:]:
+                without_none = without_none | member
+            return f"{_schema_type(op, name, without_none)}?"
     raise DefinitionError(
-        f"the argument {name} of the op {op.name} has no type that torch's schemas know",
+        f"the argument {name} of the op {op.name} has no type that torch's schemas support",
         where=op.reference.__module__,
-        expected="Tensor, int, float, bool, str, torch.dtype, Sequence[int], or one `| None`",
+        expected="Tensor, int, float, bool, str, torch.dtype, Sequence[int], or one of them `| None`",
         found="no annotation" if hint is None else hint.__qualname__ if isinstance(hint, type) else hint,
     )
 
 
-def _given(argument: str) -> str:
-    """An optional argument as one that must be given."""
+def _make_required(argument: str) -> str:
+    """Turn an optional tensor argument of a schema into a required one."""
     kind, rest = argument.split(" ", 1)
     return f"{kind.removesuffix('?')} {rest.partition('=')[0]}" if kind == "Tensor?" else argument
 
 
-def _declared(library: Any, op: AnyOp, overload: str, arguments: Sequence[str], results: str) -> Any:
+def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence[str], results: str) -> Any:
+    """Define an overload of an op and of its backward, with all their kernels; return the op's."""
     name = op.name
     tags = _RANDOM_TAGS if op.random else _TAGS
     full = f"{name}.{overload}" if overload else name
-    # An argument without a default may follow none with one; where one must be given, all before it must.
-    listed = list(arguments)
-    last = max((i for i, a in enumerate(listed) if "=" not in a), default=-1)
-    listed = [a.partition("=")[0] if i < last else a for i, a in enumerate(listed)]
-    library.define(f"{full}({', '.join(listed)}) -> {results}", tags=tags)
-    made = getattr(getattr(torch.ops.burnt, name), overload or "default")
-    _kernels(library, full, _of_values(op), op.reference, lambda *args: _owned_all(op.reference(*args), args))
-    _references[made] = op.reference
+    # A required argument cannot follow an optional one: make all arguments before the last required one
+    # required.
+    ordered = list(arguments)
+    last = max((i for i, a in enumerate(ordered) if "=" not in a), default=-1)
+    ordered = [a.partition("=")[0] if i < last else a for i, a in enumerate(ordered)]
+    library.define(f"{full}({', '.join(ordered)}) -> {results}", tags=tags)
+    forward = getattr(getattr(torch.ops.burnt, name), overload or "default")
+    _register_kernels(
+        library,
+        full,
+        _device_kernel(op),
+        op.reference,
+        lambda *args: _clone_aliased_results(op.reference(*args), args),
+    )
+    _references[forward] = op.reference
     if op.random:
 
-        def plain(*args: Any) -> Any:
-            return _owned_all(op.reference(*args), args)
+        def run_reference(*args: Any) -> Any:
+            return _clone_aliased_results(op.reference(*args), args)
 
-        library.impl(full, _at_autograd(made, plain, plain), "Autograd")
-        return made
+        library.impl(full, _autograd_kernel(forward, run_reference, run_reference), "Autograd")
+        return forward
 
     back = f"{name}_backward"
-    given = [a.partition("=")[0] for a in listed]
+    required = [a.partition("=")[0] for a in ordered]
     full_back = f"{back}.{overload}" if overload else back
     library.define(
-        f"{full_back}(Tensor[] cotangents, {', '.join(given)}, bool[] wanted) -> Tensor[]", tags=tags
+        f"{full_back}(Tensor[] grad_outs, {', '.join(required)}, bool[] needs_grad) -> Tensor[]", tags=tags
     )
     backward = getattr(getattr(torch.ops.burnt, back), overload or "default")
 
-    def plain_gradients(cotangents: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-        return _gradients(op.reference, cotangents, rest[:-1], rest[-1])
+    def eager_gradients(grad_outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        return _reference_vjp(op.reference, grad_outs, rest[:-1], rest[-1])
 
-    def fast_gradients(cotangents: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+    def generated_gradients(grad_outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         from burnt.kernels.interface.binding import reference_gradient
 
         with _torch.normal_dispatch(), torch.no_grad():
-            made = reference_gradient(op, cotangents, rest[:-1], rest[-1])
-            expected = _like(rest[:-1], rest[-1], device="meta")
-            return [_laid_out(_owned(t, rest), e.stride()) for t, e in zip(made, expected, strict=True)]
+            gradients = reference_gradient(op, grad_outs, rest[:-1], rest[-1])
+            expected = _empty_gradients(rest[:-1], rest[-1], device="meta")
+            return [
+                _with_strides(_clone_if_aliased(t, rest), e.stride())
+                for t, e in zip(gradients, expected, strict=True)
+            ]
 
-    _kernels(
+    _register_kernels(
         library,
         full_back,
-        fast_gradients,
-        plain_gradients,
-        lambda cotangents, *rest: _like(rest[:-1], rest[-1]),
+        generated_gradients,
+        eager_gradients,
+        lambda grad_outs, *rest: _empty_gradients(rest[:-1], rest[-1]),
     )
-    _references[backward] = plain_gradients
-    library.impl(full, _autograd(op, made, backward), "Autograd")
-    library.impl(full_back, _autograd_of_backward(backward, plain_gradients), "Autograd")
-    return made
+    _references[backward] = eager_gradients
+    library.impl(full, _differentiable_kernel(op, forward, backward), "Autograd")
+    library.impl(full_back, _backward_autograd_kernel(backward, eager_gradients), "Autograd")
+    return forward
 
 
-def _kernels(
+def _register_kernels(
     library: Any,
     name: str,
     run: Callable[..., Any],
     reference: Callable[..., Any],
     fake: Callable[..., Any],
 ) -> None:
-    """The kernel, the fake, vmap and autocast of an overload."""
+    """Register the kernel, the fake, vmap and autocast of an overload."""
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"burnt::{name}", fake, lib=library)
     for key in ("FuncTorchBatched", "AutocastCPU", "AutocastCUDA"):
         library.impl(name, reference, key)
 
 
-def _of_values(op: AnyOp) -> Callable[..., Any]:
-    known: dict[tuple[Any, ...], Strides | None] = {}
+def _device_kernel(op: AnyOp) -> Callable[..., Any]:
+    """Return the kernel that runs the selected candidate and returns results with the fake's strides."""
+    cached_strides: dict[tuple[Any, ...], Strides | None] = {}
 
-    def strides(args: Sequence[Any]) -> Strides | None:
+    def expected_strides(args: Sequence[Any]) -> Strides | None:
         key = tuple(
             (a.shape, a.stride(), a.dtype, a.device) if isinstance(a, Tensor) else _hashable(a) for a in args
         )
-        if key not in known:
-            if len(known) >= _MOST_STRIDES:
-                known.clear()
-            known[key] = _faked_strides(op, args)
-        return known[key]
+        if key not in cached_strides:
+            if len(cached_strides) >= _MAX_CACHED_STRIDES:
+                cached_strides.clear()
+            cached_strides[key] = _fake_strides(op, args)
+        return cached_strides[key]
 
     def run(*args: Any) -> Any:
         with _torch.normal_dispatch(), torch.no_grad():
-            full = op.bound(args, {})
-            made = _owned_all(op.run(full), args)
-            # Of rows, whatever runs makes rows. Elsewhere kernels differ, and compilers rely on the fake.
+            full = op.bind(args, {})
+            results = _clone_aliased_results(op.run(full), args)
+            # Contiguous arguments give contiguous results with every candidate. For other layouts candidates
+            # differ, but compilers rely on the fake's strides.
             if all(a.layout is not torch.strided or a.is_contiguous() for a in args if isinstance(a, Tensor)):
-                return made
-            expected = strides(full)
+                return results
+            expected = expected_strides(full)
             if expected is None:
-                return made
-            if isinstance(made, Tensor):
-                return _laid_out(made, expected[0])
-            return type(made)(_laid_out(t, s) for t, s in zip(made, expected, strict=True))
+                return results
+            if isinstance(results, Tensor):
+                return _with_strides(results, expected[0])
+            return type(results)(_with_strides(t, s) for t, s in zip(results, expected, strict=True))
 
     return run
 
@@ -254,47 +270,52 @@ def _hashable(value: Any) -> Any:
     return (type(value), tuple(value) if isinstance(value, list) else value)
 
 
-def _faked_strides(op: AnyOp, args: Sequence[Any]) -> Strides | None:
-    """The strides of an op's results as its fake has them; None where the reference wants values."""
+def _fake_strides(op: AnyOp, args: Sequence[Any]) -> Strides | None:
+    """Return the strides of the fake's results, or None if the reference needs the tensors' values."""
     try:
-        found = _torch.fake_results(lambda *given: _owned_all(op.reference(*given), given), args)
-    except Exception:  # of any kind: then there is no fake whose strides could be expected
+        results = _torch.fake_results(
+            lambda *fakes: _clone_aliased_results(op.reference(*fakes), fakes), args
+        )
+    except Exception:  # the reference may raise anything; without a fake no strides are expected
         return None
-    return [t.stride() for t in found]
+    return [t.stride() for t in results]
 
 
-def _owned_all(made: Any, args: Sequence[Any]) -> Any:
-    if isinstance(made, tuple | list):
-        return type(made)(_owned(t, args) for t in made)
-    return _owned(made, args)
+def _clone_aliased_results(results: Any, args: Sequence[Any]) -> Any:
+    if isinstance(results, tuple | list):
+        return type(results)(_clone_if_aliased(t, args) for t in results)
+    return _clone_if_aliased(results, args)
 
 
-def _owned(made: Tensor, args: Sequence[Any]) -> Tensor:
-    shared = any(a is made or _torch.share_memory(made, a) for a in args if isinstance(a, Tensor))
-    return made.clone() if shared else made
+def _clone_if_aliased(result: Tensor, args: Sequence[Any]) -> Tensor:
+    is_aliased = any(a is result or _torch.share_memory(result, a) for a in args if isinstance(a, Tensor))
+    return result.clone() if is_aliased else result
 
 
-def _like(args: Sequence[Any], wanted: Sequence[bool], **where: Any) -> list[Tensor]:
-    """Gradients without values: they lie in memory as their arguments do."""
-    return [torch.empty_like(a, **where) for a, w in zip(args, wanted, strict=True) if w]
+def _empty_gradients(args: Sequence[Any], needs_grad: Sequence[bool], **options: Any) -> list[Tensor]:
+    """Return uninitialized gradients, with the strides of their arguments."""
+    return [torch.empty_like(a, **options) for a, n in zip(args, needs_grad, strict=True) if n]
 
 
-def _laid_out(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     if tensor.stride() == strides:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _gradients(
-    reference: Callable[..., Any], cotangents: Sequence[Tensor], args: Sequence[Any], wanted: Sequence[bool]
+def _reference_vjp(
+    reference: Callable[..., Any],
+    grad_outs: Sequence[Tensor],
+    args: Sequence[Any],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of the arguments that are wanted, as torch derives them."""
-    return list(Vjp(reference, len(cotangents), wanted)(*cotangents, *args))
+    """Compute the needed gradients of the arguments with torch's autograd of the reference."""
+    return list(Vjp(reference, len(grad_outs), needs_grad)(*grad_outs, *args))
 
 
-def _autograd(op: AnyOp, overload: Any, backward: Any) -> Callable[..., Any]:
-    class Differentiated(torch.autograd.Function):
-        """An op in the autograd graph."""
+def _differentiable_kernel(op: AnyOp, overload: Any, backward: Any) -> Callable[..., Any]:
+    class OpFunction(torch.autograd.Function):
+        """A call of an op in the autograd graph."""
 
         @staticmethod
         def forward(*args: Any) -> Any:
@@ -304,35 +325,42 @@ def _autograd(op: AnyOp, overload: Any, backward: Any) -> Callable[..., Any]:
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.save_for_backward(*[a for a in inputs if isinstance(a, Tensor)])
-            ctx.rest = [_HERE if isinstance(a, Tensor) else a for a in inputs]
+            ctx.args = [_TENSOR if isinstance(a, Tensor) else a for a in inputs]
             outputs = output if isinstance(output, tuple) else (output,)
             ctx.mark_non_differentiable(*[o for o in outputs if not o.is_floating_point()])
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        def backward(ctx: Any, *grad_outs: Tensor) -> Any:
             saved = iter(ctx.saved_tensors)
-            args = [next(saved) if a is _HERE else a for a in ctx.rest]
-            wanted = list(ctx.needs_input_grad)
-            made = iter(backward(list(cotangents), *args, wanted))
-            return tuple(next(made) if w else None for w in wanted)
+            args = [next(saved) if a is _TENSOR else a for a in ctx.args]
+            needs_grad = list(ctx.needs_input_grad)
+            gradients = iter(backward(list(grad_outs), *args, needs_grad))
+            return tuple(next(gradients) if needed else None for needed in needs_grad)
 
-    return _at_autograd(overload, Differentiated.apply, op.reference)
+    return _autograd_kernel(overload, OpFunction.apply, op.reference)
 
 
-def _at_autograd(
+def _autograd_kernel(
     overload: Any, differentiated: Callable[..., Any], reference: Callable[..., Any]
 ) -> Callable[..., Any]:
+    """Return a kernel for the Autograd key.
+
+    Args:
+        overload: the overload, called below autograd if no gradient is required.
+        differentiated: called if a gradient is required.
+        reference: called in forward-mode AD and within transforms of `torch.func`.
+    """
     arguments = overload._schema.arguments
 
     def kernel(*args: Any) -> Any:
-        # The dispatcher leaves out what equals its default.
+        # The dispatcher omits trailing arguments that equal their defaults.
         args = (*args, *(a.default_value for a in arguments[len(args) :]))
         if _torch.in_forward_ad():
             return reference(*args)
-        # Cotangents are a list of tensors.
-        leaves = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in leaves):
-            # A transform's level of autograd knows no Python functions but those it has called itself.
+        # The grad_outs of a backward are a list of tensors.
+        tensors = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            # A transform does not differentiate an autograd.Function that it has not called itself.
             return (reference if _torch.in_transform() else differentiated)(*args)
         with _torch.below_autograd():
             return overload(*args)
@@ -340,9 +368,9 @@ def _at_autograd(
     return kernel
 
 
-def _autograd_of_backward(overload: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Second derivatives: torch's, of the reference."""
-    return _at_autograd(overload, plain, plain)
+def _backward_autograd_kernel(overload: Any, eager_gradients: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the Autograd kernel of a backward: torch computes second derivatives from the reference."""
+    return _autograd_kernel(overload, eager_gradients, eager_gradients)
 
 
-_HERE = object()
+_TENSOR = object()  # stands for a saved tensor among the arguments

@@ -1,14 +1,14 @@
-"""What ops, candidates and the tuner share.
+"""The types and helpers that ops, candidates and the tuner share.
 
-candidate     a way to compute an op: where it can run, its configurations, its gradient
-op_protocol   an op as this package and the tuner know it
-registry      every op by name
-tuning_key    the key of a measurement; candidates as text
-binding       a candidate as a function in the autograd graph
-static_args   the arguments that are neither tensors nor floats
+candidate     `Candidate`: one implementation of an op, what it supports, its configurations and gradient
+op_protocol   `AnyOp`: the protocol of an op, for modules that cannot import `Op`
+registry      `OPS`: every op by name
+tuning_key    the key under which measurements are stored; candidates as text
+binding       a candidate with its configuration, recorded in the autograd graph
+static_args   arguments that are neither tensors nor floats: constants of a traced function
 results       the results and gradients of a call
-vjp           the derivative of a reference
-autocast      arguments cast as autocast asks
-checks        arguments checked before any candidate runs
-eager_rules   where torch's own kernel is known to be fast
+vjp           the vector-Jacobian product of a reference
+autocast      casting arguments under autocast
+checks        validation of arguments, and translation of torch's errors
+eager_rules   shared rules for where torch's own CPU kernels are known to be fast
 """

@@ -1,7 +1,7 @@
-"""What autocast makes of an op's arguments: each op that computes in its dtype has a rule (`Op`, `autocast`).
+"""Casting an op's arguments under autocast, for ops with an autocast rule (`Op`, ``autocast=``).
 
-The op's front casts once and goes on with autocast switched off, so that any candidate may serve. Where calls
-are recorded instead of run, it is torch that casts, in the reference.
+`Op` casts the arguments once and continues with autocast disabled, so that every candidate can run. While ops
+are traced, compiled or transformed, torch casts inside the reference instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["autocast_dtype", "cast", "cast_all"]
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
-    """What autocast computes in on a kind of device, or None where it is off.
+    """Return the dtype that autocast computes in on a device type, or None if it is off.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
     ...     autocast_dtype("cpu"), autocast_dtype("meta")
@@ -27,12 +27,12 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """A floating tensor in a dtype; float64, as torch has it, and everything else as it is."""
+    """Cast a floating-point tensor to a dtype. As in torch, float64 is unchanged; so is anything else."""
     if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
         return value.to(dtype)
     return value
 
 
 def cast_all(dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
-    """The rule of most: every floating tensor is cast."""
+    """Cast every floating-point tensor: the autocast rule of most ops."""
     return tuple(cast(arg, dtype) for arg in args)

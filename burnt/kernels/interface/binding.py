@@ -1,4 +1,4 @@
-"""A candidate bound to arguments: a function with its configuration, in the autograd graph."""
+"""Bind a candidate to its configuration and record its calls in the autograd graph."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.checks import describe, explain_error
+from burnt.kernels.interface.checks import describe, translate_error
 from burnt.kernels.interface.op_protocol import AnyOp
 from burnt.kernels.interface.results import as_list
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
 from burnt.kernels.interface.vjp import Vjp
 
-__all__ = ["bound_call", "reference_gradient"]
+__all__ = ["bind_candidate", "reference_gradient"]
 
 
-def brief_descriptions(results: Any) -> list[str]:
-    """Results in short, without their device: ``["float32 (2, 3)"]``."""
+def describe_results(results: Any) -> list[str]:
+    """Return the dtype and shape of each result: ``["float32 (2, 3)"]``."""
     return [describe(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in as_list(results)]
 
 
-def bound_call(
+def bind_candidate(
     op: AnyOp, candidate: Candidate, config: dict[str, Any] | None, args: Sequence[Any]
 ) -> Callable[..., Any]:
-    """A candidate as a function of the op's arguments: with its configuration, and in the autograd graph."""
-    call = candidate.bound(args, config)
+    """Return a function of the op's arguments that runs a candidate with its configuration.
+
+    If the candidate is not differentiable and a gradient is needed, the call is an autograd function.
+    """
+    call = candidate.bind_config(args, config)
     tensors = [a for a in args if isinstance(a, Tensor)]
     if candidate.differentiable or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return call
-    return functools.partial(_Custom.apply, op, candidate, call)
+    return functools.partial(_CandidateFunction.apply, op, candidate, call)
 
 
-class _Custom(torch.autograd.Function):
-    """A candidate that autograd does not follow, in the autograd graph."""
+class _CandidateFunction(torch.autograd.Function):
+    """A call of a candidate that autograd cannot differentiate."""
 
     @staticmethod
     def forward(ctx: Any, op: AnyOp, candidate: Candidate, call: Any, *args: Any) -> Any:
@@ -56,74 +59,76 @@ class _Custom(torch.autograd.Function):
 
     @staticmethod
     @_torch.without_autocast()
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        """Its own gradient; for second derivatives, and where it has none, the reference's."""
+    def backward(ctx: Any, *grad_outs: Tensor) -> Any:
+        """Call the candidate's backward; without one, and for second derivatives, use the reference's."""
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if a is _TENSOR else a for a in ctx.args]
-        wanted = ctx.needs_input_grad[3:]
-        if ctx.candidate.pull is None or torch.is_grad_enabled():
-            gradients = iter(reference_gradient(ctx.op, cotangents, args, wanted))
-            return (None, None, None, *[next(gradients) if want else None for want in wanted])
-        pulled = iter(_pulled(ctx.op, ctx.candidate, cotangents, tuple(saved), args))
-        return (None, None, None, *[next(pulled) if isinstance(a, Tensor) else None for a in args])
+        needs_grad = ctx.needs_input_grad[3:]
+        if ctx.candidate.backward_fn is None or torch.is_grad_enabled():
+            gradients = iter(reference_gradient(ctx.op, grad_outs, args, needs_grad))
+            return (None, None, None, *[next(gradients) if needed else None for needed in needs_grad])
+        own_gradients = iter(_candidate_gradient(ctx.op, ctx.candidate, grad_outs, tuple(saved), args))
+        return (None, None, None, *[next(own_gradients) if isinstance(a, Tensor) else None for a in args])
 
 
-def _pulled(
+def _candidate_gradient(
     op: AnyOp,
     candidate: Candidate,
-    cotangents: Sequence[Tensor],
+    grad_outs: Sequence[Tensor],
     results: Sequence[Tensor],
     args: Sequence[Any],
 ) -> Sequence[Tensor | None]:
-    """The gradients that somebody's own candidate gives, as many as there are tensors and of their shapes."""
-    assert candidate.pull is not None
-    given = op.named_tensors(args)
-    given += [(f"the cotangent {i}", c) for i, c in enumerate(cotangents)]
-    given += [(f"the result {i}", r) for i, r in enumerate(results)]
-    versions = [_torch.version_of(tensor) for _, tensor in given]
+    """Call a candidate's backward function; check that it returns a gradient or None for each tensor."""
+    assert candidate.backward_fn is not None
+    inputs = op.named_tensors(args)
+    inputs += [(f"grad_outs[{i}]", g) for i, g in enumerate(grad_outs)]
+    inputs += [(f"results[{i}]", r) for i, r in enumerate(results)]
+    versions = [_torch.version_of(tensor) for _, tensor in inputs]
     try:
-        made: Any = candidate.pull(cotangents, results, *args)
+        gradients: Any = candidate.backward_fn(grad_outs, results, *args)
     except Exception as error:
-        told = explain_error(op, args, error, candidate.name, "the backward of ")
-        if told is error:
+        translated = translate_error(op, args, error, candidate.name, "the backward of ")
+        if translated is error:
             raise
-        raise told from error
-    op.check_versions(f"the backward of the candidate {candidate.name!r}", given, versions)
+        raise translated from error
+    op.check_unmodified(f"the backward of the candidate {candidate.name!r}", inputs, versions)
     tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
-    good = isinstance(made, tuple | list) and len(made) == len(tensors)
-    if not good or any(
+    is_one_per_tensor = isinstance(gradients, tuple | list) and len(gradients) == len(tensors)
+    if not is_one_per_tensor or any(
         g is not None and not (isinstance(g, Tensor) and g.shape == t.shape)
-        for g, t in zip(made, tensors.values(), strict=True)
+        for g, t in zip(gradients, tensors.values(), strict=True)
     ):
         expected = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
-        listed = isinstance(made, tuple | list)
-        found = ", ".join(brief_descriptions(made)) or "nothing"
-        raise candidate.misdefined(
+        is_sequence = isinstance(gradients, tuple | list)
+        found = ", ".join(describe_results(gradients)) or "nothing"
+        raise candidate.definition_error(
             "the backward",
             f"a tuple of {len(tensors)}, a gradient or None for each tensor: {expected}",
-            f"a {type(made).__name__} of {len(made)}: {found}" if listed else f"no tuple: {found}",
-            "return (dx,), with a comma" if isinstance(made, Tensor) and len(tensors) == 1 else None,
+            f"a {type(gradients).__name__} of {len(gradients)}: {found}"
+            if is_sequence
+            else f"not a tuple: {found}",
+            "return (dx,), with a comma" if isinstance(gradients, Tensor) and len(tensors) == 1 else None,
         )
-    return tuple(made)
+    return tuple(gradients)
 
 
-_TENSOR = object()
+_TENSOR = object()  # stands for a saved tensor among the arguments
 
 
 def reference_gradient(
-    op: AnyOp, cotangents: Sequence[Tensor], args: Sequence[Any], wanted: Sequence[bool]
+    op: AnyOp, grad_outs: Sequence[Tensor], args: Sequence[Any], needs_grad: Sequence[bool]
 ) -> list[Tensor]:
-    """The gradients of the arguments that are wanted, by kernels made of the reference's derivative."""
-    kept = [a for a in args if isinstance(a, Tensor | float)]
+    """Compute the gradients of the arguments with kernels generated from the reference's derivative."""
+    traced_args = [a for a in args if isinstance(a, Tensor | float)]
     statics = tuple(
         None if isinstance(a, Tensor | float) else StaticArg(tuple(a) if isinstance(a, list) else a)
         for a in args
     )
-    chosen = tuple(w for w, a in zip(wanted, args, strict=True) if isinstance(a, Tensor | float))
-    key = (statics, chosen)
-    function = op.gradients.get(key)
+    needs_traced = tuple(n for n, a in zip(needs_grad, args, strict=True) if isinstance(a, Tensor | float))
+    key = (statics, needs_traced)
+    function = op.gradient_functions.get(key)
     if function is None:
-        vjp = Vjp(PartialReference(op.reference, statics), len(cotangents), chosen)
-        function = op.gradients[key] = Function(vjp, lowered=True)
-    made = function(*cotangents, *kept)
-    return list(made)
+        vjp = Vjp(PartialReference(op.reference, statics), len(grad_outs), needs_traced)
+        function = op.gradient_functions[key] = Function(vjp, lowered=True)
+    gradients = function(*grad_outs, *traced_args)
+    return list(gradients)

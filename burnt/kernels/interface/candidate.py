@@ -1,7 +1,7 @@
-"""A candidate: a way to compute an op, where it can run, its configurations and its gradient.
+"""A candidate: one implementation of an op, the arguments it supports, its configurations and its gradient.
 
-What somebody says of a candidate is looked at here: at its registration what is of the wrong kind, at a call
-what `when`, `configs` and `best` answer.
+User-supplied settings are validated here: their types when the candidate is registered, what ``when=``,
+``configs=`` and ``best=`` return at each call.
 """
 
 from __future__ import annotations
@@ -23,44 +23,48 @@ __all__ = ["Alternative", "Candidate"]
 
 
 class Alternative(NamedTuple):
-    """A configuration of a candidate.
+    """One configuration of a candidate.
 
     Args:
-        config: the configuration; None without one.
-        left_out: why it is not worth measuring, where it is not.
-        risky: it is measured after everything else, by itself.
+        config: the configuration; None if the candidate has none.
+        skip_reason: why it is not worth measuring, or None.
+        is_risky: compilers are known to fail on it or to miscompile it; it is measured after all others,
+            alone, since it may break the device.
     """
 
     config: dict[str, Any] | None
-    left_out: str | None = None
-    risky: bool = False
+    skip_reason: str | None = None
+    is_risky: bool = False
 
 
 class Candidate:
-    """A way to compute an op.
+    """One implementation of an op.
 
     Args:
-        name: what the tuner's table and explanations call it.
-        call: takes the op's arguments, all of them, by position; also ``config=`` where there are `configs`.
-            It leaves them as they are.
+        name: identifies it in the tuner's table and in explanations.
+        call: computes the op; takes all its arguments by position, and ``config=`` if there are `configs`. It
+            must not modify its arguments.
         op: the op's name, for messages.
-        devices: the kinds of device that it runs on, such as ``["cpu"]``; None for any.
-        dtypes: the dtypes that every floating-point tensor must have one of, and at least one tensor; None
-            for any. An integer tensor beside a float one is for `when` to refuse.
-        when: of the arguments; why it cannot take them, or None. Shapes and strides are looked at here.
-        configs: of the arguments; the configurations to choose from, each a dictionary that JSON can hold,
-            the best guess first.
-        best: of the arguments; whether to take it where nothing was measured, by default always.
-        compiles: of a configuration and the arguments; a future of its being compiled in other processes, so
-            that several are at once, or None where it cannot be.
-        differentiable: autograd follows the call. Otherwise gradients are `backward`'s, or, without one, the
-            reference's.
-        autocast: under autocast it does what torch's own ops do. Others do not run there, unless the op casts
-            its arguments itself (`Op`, ``autocast=``): then no candidate sees autocast.
-        checks_values: bad values (a label that is no class) raise; otherwise the op looks at them first.
+        devices: the device types that it runs on, such as ``["cpu"]``; None for any.
+        dtypes: the supported dtypes: every floating-point tensor must have one of them, and so must at least
+            one tensor; None for any. To reject an integer tensor beside a floating-point one, use `when`.
+        when: takes the arguments; returns the reason why it cannot run with them (such as unsupported shapes
+            or strides), or None if it can.
+        configs: takes the arguments; returns the configurations to choose from, each a JSON-serializable
+            dictionary, the best guess first.
+        best: takes the arguments; returns whether to select it if nothing was measured. By default always.
+        compiles: takes a configuration and the arguments; starts compiling in other processes, several
+            configurations at once, and returns a future, or None if that is not possible.
+        differentiable: autograd can differentiate the call. Otherwise gradients are computed by the function
+            registered with `backward`, or without one from the reference.
+        autocast: under autocast it behaves as torch's own ops do. Other candidates do not run under autocast,
+            unless the op casts its arguments itself (`Op`, ``autocast=``): then candidates run without
+            autocast.
+        checks_values: it raises on invalid values, such as a label that is not a class. Otherwise the op
+            validates the values first (`Op`, ``look=``).
 
     Raises:
-        DefinitionError: a limit is of another kind than said here, or `call` is no function.
+        DefinitionError: a setting has the wrong type, or `call` is not callable.
     """
 
     def __init__(
@@ -83,25 +87,25 @@ class Candidate:
         self.call = call
         self.op = op
         if not callable(call):
-            raise self.misdefined("the function", "one of the op's arguments", repr(call))
+            raise self.definition_error("the function", "one of the op's arguments", repr(call))
         for limit, value in (("devices", devices), ("dtypes", dtypes)):
-            many = value is None or isinstance(value, Sequence | set | frozenset)
-            if not many or isinstance(value, str):
-                raise self.misdefined(f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
+            is_collection = value is None or isinstance(value, Sequence | set | frozenset)
+            if not is_collection or isinstance(value, str):
+                raise self.definition_error(f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
             if value is not None and not len(value):
-                raise self.misdefined(f"{limit}=", "at least one; None is any", repr(value))
+                raise self.definition_error(f"{limit}=", "at least one; None for any", repr(value))
         for limit, fn in (("when", when), ("configs", configs), ("best", best), ("compiles", compiles)):
             if fn is not None and not callable(fn):
-                raise self.misdefined(f"{limit}=", "a function of the op's arguments", repr(fn))
+                raise self.definition_error(f"{limit}=", "a function of the op's arguments", repr(fn))
         for device in devices or ():
-            if not _is_kind_of_device(device):
-                expected = "kinds of device: 'cpu', 'cuda' (ROCm's too), 'mps' or others that torch knows"
-                raise self.misdefined("devices=", expected, repr(device))
+            if not _is_device_type(device):
+                expected = "device types: 'cpu', 'cuda' (ROCm, too), 'mps' or others that torch knows"
+                raise self.definition_error("devices=", expected, repr(device))
         for dtype in cast("Sequence[object]", dtypes or ()):
             if not isinstance(dtype, torch.dtype):
-                known = isinstance(getattr(torch, str(dtype), None), torch.dtype)
-                hint = f"dtypes=[torch.{dtype}]" if known else None
-                raise self.misdefined("dtypes=", "dtypes of torch", repr(dtype), hint)
+                is_dtype_name = isinstance(getattr(torch, str(dtype), None), torch.dtype)
+                hint = f"dtypes=[torch.{dtype}]" if is_dtype_name else None
+                raise self.definition_error("dtypes=", "torch dtypes", repr(dtype), hint)
         self.devices = None if devices is None else tuple(devices)
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.when = when
@@ -111,94 +115,100 @@ class Candidate:
         self.differentiable = differentiable
         self.autocast = autocast
         self.checks_values = checks_values
-        self.pull: Callable[..., Sequence[Tensor | None]] | None = None
+        self.backward_fn: Callable[..., Sequence[Tensor | None]] | None = None
         functools.update_wrapper(self, call, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it, whatever the op would choose."""
+        """Run this candidate, whichever one the op would select."""
         return self.call(*args, **kwargs)
 
     def check_signature(self, arguments: Sequence[str]) -> None:
-        """Look whether its function can be called with the op's arguments, and with ``config=``.
+        """Check that the function accepts the op's arguments, and ``config=`` if there are `configs`.
+
+        Args:
+            arguments: the names of the op's arguments.
 
         Raises:
-            DefinitionError: it cannot.
+            DefinitionError: it does not.
         """
         try:
             signature = inspect.signature(self.call)
-        except (TypeError, ValueError):  # one that is built in does not say
+        except (TypeError, ValueError):  # a built-in function without a signature
             return
-        given = {} if self.configs is None else {"config": None}
+        keywords = {} if self.configs is None else {"config": None}
         try:
-            signature.bind(*arguments, **given)
+            signature.bind(*arguments, **keywords)
         except TypeError as error:
             hint = None
             config = signature.parameters.get("config")
-            if config is None and given:
-                hint = "configs= wants an argument config"
-            elif config is not None and config.default is config.empty and not given:
-                hint = "without configs= no config is given"
-            raise self.misdefined(
+            if config is None and keywords:
+                hint = "with configs=, the function takes an argument config"
+            elif config is not None and config.default is config.empty and not keywords:
+                hint = "without configs=, no config is passed"
+            raise self.definition_error(
                 "the function",
-                f"({', '.join([*arguments, *given])}), as it is called",
+                f"({', '.join([*arguments, *keywords])}), as it is called",
                 f"{signature}: {error}",
                 hint,
             ) from None
 
     def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
-        """The configurations for these arguments, the best guess first; without any, None is the only one.
+        """Return the configurations for these arguments, the best guess first.
+
+        Without `configs`, the only one is None.
 
         Raises:
-            DefinitionError: `configs` raises, or gives something else than said here.
+            DefinitionError: `configs` raises or returns an invalid value.
         """
         if self.configs is None:
             return [Alternative(None)]
-        found = self._answer("configs=", self.configs, args)
+        configs = self._call_limit("configs=", self.configs, args)
         expected = "a list of dictionaries, the best guess first"
-        if not isinstance(found, list | tuple) or not all(isinstance(c, dict) for c in found):
-            raise self.misdefined("configs=", expected, repr(found))
-        if not found:
-            hint = "where it cannot run, when= says why"
-            raise self.misdefined("configs=", f"{expected}, at least one", repr(found), hint)
-        for config in found:
+        if not isinstance(configs, list | tuple) or not all(isinstance(c, dict) for c in configs):
+            raise self.definition_error("configs=", expected, repr(configs))
+        if not configs:
+            hint = "if it cannot run with these arguments, return the reason from when="
+            raise self.definition_error("configs=", f"{expected}, at least one", repr(configs), hint)
+        for config in configs:
             if not _is_json(config):
                 expected = "strings as keys; numbers, strings, lists and such dictionaries as values"
-                raise self.misdefined(
-                    "configs=", expected, repr(config), "the tuner's table keeps it as JSON"
+                raise self.definition_error(
+                    "configs=", expected, repr(config), "the tuner stores configurations as JSON"
                 )
-        return [Alternative(config) for config in found]
+        return [Alternative(config) for config in configs]
 
-    def bound(self, args: Sequence[Any], config: dict[str, Any] | None = None) -> Callable[..., Any]:
-        """The call with its configuration filled in: a function of the op's arguments."""
+    def bind_config(self, args: Sequence[Any], config: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """Return the call with its configuration filled in: a function of the op's arguments."""
         return functools.partial(self.call, config=config) if config is not None else self.call
 
     def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
-        """Whether it can run these arguments with a configuration that was noted before."""
-        return any(config == known.config for known in self.alternatives(args))
+        """Whether it can run these arguments with a configuration that was stored earlier."""
+        return any(config == alternative.config for alternative in self.alternatives(args))
 
-    def combined(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
-        """A further configuration that the times of others suggest, if one does."""
+    def suggest_config(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
+        """Return another configuration to measure, given the times of the measured ones, or None."""
         return None
 
-    def compiling(self, config: dict[str, Any] | None, args: Sequence[Any]) -> Future[None] | None:
-        """What says that a configuration is compiled, if that can be done before a call is made."""
+    def start_compiling(self, config: dict[str, Any] | None, args: Sequence[Any]) -> Future[None] | None:
+        """Start compiling a configuration before its first call; return a future, or None if unsupported."""
         return None if self.compiles is None else self.compiles(config, *args)
 
     def backward(self, fn: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
-        """Register the gradient: a decorator.
+        """Register the backward function: a decorator.
 
-        The function is given the cotangents of the results (a tuple), the results (a tuple) and the op's
-        arguments, all of which it leaves as they are. It returns a tuple with a gradient, or None, for each
-        tensor among the arguments, in order and of its shape: ``(dx,)`` where there is one.
+        The function takes ``(grad_outs, results, *args)``: a tuple with the gradient of each result, a tuple
+        of the results, and the op's arguments. It must not modify any of them. It returns a tuple with a
+        gradient, or None, for each tensor among the arguments, in order and of its shape: ``(dx,)`` for a
+        single one.
         """
-        self.pull = fn
+        self.backward_fn = fn
         return fn
 
     def why_not(self, args: Sequence[Any]) -> str | None:
-        """Why it cannot run for these arguments, or None.
+        """Return the reason why it cannot run with these arguments, or None if it can.
 
         Raises:
-            DefinitionError: `when` raises, or gives something else than said here.
+            DefinitionError: `when` raises or returns an invalid value.
         """
         tensors = [a for a in args if isinstance(a, Tensor)]
         for tensor in tensors:
@@ -209,32 +219,34 @@ class Candidate:
         if self.dtypes is not None and tensors and not any(t.dtype in self.dtypes for t in tensors):
             return f"no tensor of {', '.join(map(str, self.dtypes))}"
         if not self.autocast and _torch.is_autocast():
-            return "autocast is on, which it does not follow"
-        why = None if self.when is None else self._answer("when=", self.when, args)
+            return "autocast is on, which it does not support"
+        why = None if self.when is None else self._call_limit("when=", self.when, args)
         if why is not None and not isinstance(why, str):
-            hint = "it says why the candidate cannot run, not whether it can"
-            raise self.misdefined("when=", "a text, or None where it can run", repr(why), hint)
+            hint = "return the reason why the candidate cannot run, not whether it can"
+            raise self.definition_error("when=", "a string, or None if it can run", repr(why), hint)
         return why
 
     def is_best(self, args: Sequence[Any]) -> bool:
-        """Whether to take it where nothing was measured.
+        """Whether to select it if nothing was measured.
 
         Raises:
             DefinitionError: `best` raises.
         """
-        return self.best is None or bool(self._answer("best=", self.best, args))
+        return self.best is None or bool(self._call_limit("best=", self.best, args))
 
-    def _answer(self, limit: str, fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    def _call_limit(self, limit: str, fn: Callable[..., Any], args: Sequence[Any]) -> Any:
         try:
             return fn(*args)
-        except Exception as error:  # of any kind: it is somebody's own code
+        except Exception as error:  # user code may raise anything
             found = f"{type(error).__name__}: {error}"
-            raise self.misdefined(limit, "an answer for whatever the reference takes", found) from error
+            raise self.definition_error(
+                limit, "a result for any arguments that the reference accepts", found
+            ) from error
 
-    def misdefined(
+    def definition_error(
         self, what: str, expected: str, found: object, hint: str | None = None, **more: Any
     ) -> DefinitionError:
-        """That a part of it, such as ``when=``, is not as it must be."""
+        """Return the error for an invalid part of the candidate, such as ``when=``."""
         of_op = "" if self.op is None else f" of {self.op}"
         where = None if self.op is None else f"burnt.kernels.{self.op}"
         return DefinitionError(
@@ -247,7 +259,7 @@ class Candidate:
         )
 
 
-def _is_kind_of_device(text: object) -> bool:
+def _is_device_type(text: object) -> bool:
     try:
         return torch.device(text).type == text  # type: ignore[call-overload, no-any-return]
     except (RuntimeError, TypeError):
@@ -255,7 +267,7 @@ def _is_kind_of_device(text: object) -> bool:
 
 
 def _is_json(config: dict[str, Any]) -> bool:
-    """Whether a configuration can be kept: what is read back must be equal to it."""
+    """Whether a configuration is equal to itself after being written and read as JSON."""
     try:
         return bool(json.loads(json.dumps(config)) == config)
     except (TypeError, ValueError):

@@ -1,4 +1,8 @@
-"""What every op checks before any candidate runs, and errors that say more than torch's, of torch's class."""
+"""Checks of an op's arguments before a candidate runs, and translation of torch's errors into `InputError`.
+
+Translated errors keep torch's exception class (`RuntimeError`, `IndexError`, ...), with a more detailed
+message.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,13 @@ __all__ = [
     "check_one_of",
     "check_residual_dtype",
     "describe",
-    "explain_error",
-    "signature_text",
+    "format_signature",
+    "translate_error",
 ]
 
 _SHORT = (torch.float16, torch.bfloat16)
 
-_LIKE: dict[type[Exception], type[InputError]] = {
+_INPUT_ERRORS: dict[type[Exception], type[InputError]] = {
     RuntimeError: InputRuntimeError,
     IndexError: InputIndexError,
     ValueError: InputValueError,
@@ -45,27 +49,30 @@ _LIKE: dict[type[Exception], type[InputError]] = {
 
 
 def all_strided(values: Iterable[object]) -> bool:
-    """Whether the tensors among these have strides and memory: none is sparse, nested or oneDNN's."""
+    """Whether all tensors among the values have strides: none is sparse, nested or in oneDNN's layout."""
     return all(v.layout is torch.strided and not v.is_nested for v in values if isinstance(v, Tensor))
 
 
-def explain_error(
+def translate_error(
     op: AnyOp,
     args: Sequence[Any],
     error: Exception,
     candidate: str | None = None,
     part: str = "",
 ) -> Exception:
-    """An error of torch's about an op's arguments, as ours and of the same class; others as they are.
+    """Translate torch's error about an op's arguments into an `InputError` of the same class.
+
+    Other errors are returned unchanged.
 
     Args:
         op: the op.
         args: all its arguments.
-        error: what was raised.
-        candidate: which one raised it, where it is somebody's own: then of other classes, too.
-        part: of the candidate, such as ``"the backward of "``.
+        error: the exception that was raised.
+        candidate: the user's candidate that raised it, if any: then errors of other classes are translated,
+            too.
+        part: the part of the candidate, such as ``"the backward of "``.
     """
-    kind = _LIKE.get(type(error))
+    kind = _INPUT_ERRORS.get(type(error))
     found = str(error)
     if kind is None and candidate is not None and not isinstance(error, RuntimeError | MemoryError):
         kind, found = InputRuntimeError, f"{type(error).__name__}: {error}"
@@ -76,7 +83,7 @@ def explain_error(
         if candidate is None
         else f"{part}the candidate {candidate!r} of {op.name} fails with these arguments",
         where=f"burnt.kernels.{op.name}",
-        expected=signature_text(op),
+        expected=format_signature(op),
         found=found,
         origin=[f"{name} = {describe(a)}" for name, a in zip(op.positions, args, strict=True)],
         hint=_NO_DRIVER if "active drivers" in found else None,
@@ -88,13 +95,13 @@ _NO_DRIVER = (
 )
 
 
-def signature_text(op: AnyOp) -> str:
-    """An op's arguments and result: ``(x: Tensor, eps: float = 1e-06) -> Tensor``."""
+def format_signature(op: AnyOp) -> str:
+    """Format an op's arguments and result: ``(x: Tensor, eps: float = 1e-06) -> Tensor``."""
     return str(op.signature).replace("'", "").replace("torch.", "")
 
 
 def describe(value: Any) -> str:
-    """An argument in short.
+    """Describe an argument in short, for messages.
 
     >>> import torch
     >>> describe(torch.zeros(2, 3)), describe(0.5)
@@ -106,15 +113,14 @@ def describe(value: Any) -> str:
 
 
 def check_one_device(op: str, **tensors: Tensor | None) -> None:
-    """All tensors are on one device.
+    """Check that all tensors are on one device.
 
     Raises:
-        InputRuntimeError: naming the one that is elsewhere.
+        InputRuntimeError: they are not; names the first that differs.
     """
-    given = {name: t for name, t in tensors.items() if t is not None}
-    (first, reference), *others = given.items()
+    present = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = present.items()
     for name, tensor in others:
-        # A number in a tensor may stay on the CPU, as for torch's own ops.
         if tensor.device != reference.device:
             raise InputRuntimeError(
                 f"the arguments of {op} are on different devices",
@@ -126,13 +132,13 @@ def check_one_device(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
-    """All tensors have one dtype.
+    """Check that all tensors have one dtype.
 
     Raises:
-        InputRuntimeError: naming the one that has another.
+        InputRuntimeError: they do not; names the first that differs.
     """
-    given = {name: t for name, t in tensors.items() if t is not None}
-    (first, reference), *others = given.items()
+    present = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = present.items()
     for name, tensor in others:
         if tensor.dtype != reference.dtype:
             raise InputRuntimeError(
@@ -145,20 +151,20 @@ def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:
-    """A residual is of the dtype of `x`, or kept in float32 beside 16 bits.
+    """Check that a residual has the dtype of `x`, or is float32 where `x` is float16 or bfloat16.
 
     Raises:
-        InputRuntimeError: it is of another.
+        InputRuntimeError: it has another dtype.
     """
     if residual is not None and not (residual.dtype == torch.float32 and x.dtype in _SHORT):
         check_one_dtype(op, x=x, residual=residual)
 
 
 def check_floating(op: str, **tensors: Tensor | None) -> None:
-    """All tensors hold floating-point numbers.
+    """Check that all tensors are floating-point.
 
     Raises:
-        InputUnsupportedError: naming the one that does not; torch has no kernel for it either.
+        InputUnsupportedError: one is not; torch has no kernel for it either.
     """
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
@@ -172,14 +178,14 @@ def check_floating(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
-    """A word is one of those that are known, or None.
+    """Check that an option is None or one of the supported values.
 
     Raises:
         InputValueError: it is not.
     """
     if value is not None and value not in known:
         raise InputValueError(
-            f"{op} knows no {name} {value!r}",
+            f"{op} does not support the {name} {value!r}",
             where=f"burnt.kernels.{op}",
             expected=", ".join(map(repr, known)),
             found=repr(value),

@@ -1,7 +1,6 @@
-"""What the rest of `burnt.kernels` needs to know of an op: `Op` has it, and is not imported for it.
+"""The protocol of an op, for modules that `burnt.kernels.dispatch.op` imports and that cannot import `Op`.
 
-Tuning, accuracy checks and error messages work on any op; the class itself (`burnt.kernels.dispatch.op`)
-stands above them.
+Tuning, accuracy checks and error messages work on any op through this protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["AnyOp"]
 
 
 class AnyOp(Protocol):
-    """An op, whatever its arguments; `burnt.kernels.dispatch.op.Op` describes each member."""
+    """An op with any signature; `burnt.kernels.dispatch.op.Op` documents each member."""
 
     name: str
     reference: Callable[..., Any]
@@ -28,29 +27,31 @@ class AnyOp(Protocol):
     pair: int | None
     random: bool
     candidates: dict[str, Candidate]
-    gradients: dict[tuple[Any, ...], Any]
+    gradient_functions: dict[tuple[Any, ...], Any]
     parts: Callable[..., Any] | None
     library_best: Callable[..., bool] | None
     examples: Callable[..., Any] | None
-    declared: Any
+    registration: Any
 
-    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, defaults filled in."""
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return all arguments by position, defaults filled in."""
 
     def example_args(self, device: torch.device) -> list[tuple[Any, ...]]:
-        """All arguments of each example, defaults filled in."""
+        """Return the arguments of each example on a device, defaults filled in."""
 
     def run(self, args: Sequence[Any]) -> Any:
-        """The results by the best candidate."""
+        """Compute the op with the selected candidate."""
 
     def forget(self) -> None:
-        """Choose anew at the next call with any signature."""
+        """Clear the cached selections; the next call with each signature selects again."""
 
     def named_tensors(self, args: Sequence[Any]) -> list[tuple[str, Tensor]]:
-        """The tensors among the arguments, with their names."""
+        """Return the tensors among the arguments, each with a description for messages."""
 
-    def check_versions(self, who: str, tensors: Sequence[tuple[str, Tensor]], before: Sequence[int]) -> None:
-        """Raise where a tensor was changed in place since `before` was read."""
+    def check_unmodified(
+        self, who: str, tensors: Sequence[tuple[str, Tensor]], before: Sequence[int]
+    ) -> None:
+        """Raise if a tensor was modified in place since its version in `before` was read."""
 
-    def check_results(self, candidate: Candidate, args: Sequence[Any], made: Any) -> None:
-        """Raise where a candidate returns something else than the reference."""
+    def check_results(self, candidate: Candidate, args: Sequence[Any], results: Any) -> None:
+        """Raise if a candidate's results differ from the reference's in shape, dtype, device or structure."""

@@ -1,4 +1,4 @@
-"""Arguments that are neither tensors nor floats: they are constants of a traced function."""
+"""Static arguments, neither tensors nor floats: they are constants of a traced function."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import Any, NamedTuple
 
 
 class StaticArg(NamedTuple):
-    """Stands in the arguments for what is no tensor and no float."""
+    """Wraps an argument that is neither a tensor nor a float."""
 
     value: Any
 
 
 class PartialReference:
-    """A reference of its tensors and floats alone, the other arguments filled in."""
+    """A reference as a function of its tensors and floats only, with the static arguments filled in.
+
+    Args:
+        reference: the reference.
+        arguments: for each of its arguments a `StaticArg`, or anything else for one that is passed to the
+            call.
+    """
 
     __slots__ = ("__name__", "arguments", "reference")
 
@@ -21,7 +27,7 @@ class PartialReference:
         self.reference, self.arguments = reference, tuple(arguments)
         self.__name__ = reference.__name__
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *dynamic_args: Any) -> Any:
         """Call the reference."""
-        left = iter(given)
-        return self.reference(*[a.value if type(a) is StaticArg else next(left) for a in self.arguments])
+        remaining = iter(dynamic_args)
+        return self.reference(*[a.value if type(a) is StaticArg else next(remaining) for a in self.arguments])

@@ -1,4 +1,4 @@
-"""The tuning key of a call, and a candidate with its configuration as text."""
+"""The tuning key of a call, and the text form of a candidate with its configuration."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ __all__ = ["parse_choice", "runnable_candidates", "source_hash", "tuning_key", "
 def runnable_candidates(
     op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None
 ) -> list[Candidate]:
-    """The candidates that can run for these arguments.
+    """Return the candidates that can run with these arguments.
 
     Args:
         op: the op.
         args: all its arguments.
-        broken: where to note those whose limits cannot be used, and why; without it, the first is raised.
+        broken: a dictionary to which candidates with an invalid ``when=``, ``configs=`` or ``best=`` are
+            added, with the error message; they are skipped. If None, the first such error is raised.
 
     Raises:
-        DefinitionError: a limit of a candidate raises, or answers something else than it must.
+        DefinitionError: a limit of a candidate raises or returns an invalid value.
     """
-    found = []
+    runnable = []
     for candidate in op.candidates.values():
         try:
-            able = candidate.why_not(args) is None
-            if able and broken is not None and candidate.name not in ("library", "generated"):
+            can_run = candidate.why_not(args) is None
+            if can_run and broken is not None and candidate.name not in ("library", "generated"):
                 candidate.alternatives(args)
                 candidate.is_best(args)
         except DefinitionError as error:
@@ -50,41 +51,42 @@ def runnable_candidates(
                 raise
             broken[candidate.name] = f"{error.what}: {error.found}"
         else:
-            found += [candidate] if able else []
-    return found
+            runnable += [candidate] if can_run else []
+    return runnable
 
 
 def wants_gradient(*args: Any) -> bool:
-    """Whether a gradient is wanted for one of the arguments."""
+    """Whether a gradient is required for any of the arguments."""
     return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
 def format_choice(candidate: Candidate, config: dict[str, Any] | None) -> str:
-    """A candidate and its configuration as text: ``generated``, ``mine {"BLOCK": 128}``."""
+    """Format a candidate and its configuration: ``generated``, ``mine {"BLOCK": 128}``."""
     return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"
 
 
 def parse_choice(
-    able: Sequence[Candidate], args: Sequence[Any], text: str
+    candidates: Sequence[Candidate], args: Sequence[Any], text: str
 ) -> tuple[Candidate, dict[str, Any] | None] | None:
-    """The candidate and the configuration that `format_choice` made this of; None where they cannot run."""
-    for candidate in able:
+    """Parse the output of `format_choice`; return None if the candidate cannot run this configuration."""
+    for candidate in candidates:
         rest = text.removeprefix(candidate.name)
         if text.startswith(candidate.name) and rest[:2] in ("", " {"):
             try:
                 config = json.loads(rest) if rest else None
             except ValueError:
-                continue  # a candidate of another name, or a table that somebody wrote by hand
+                continue  # a candidate with a longer name, or a table edited by hand
             if candidate.accepts(config, args):
                 return candidate, config
     return None
 
 
 def tuning_key(op: AnyOp, args: Sequence[Any]) -> str:
-    """What a measurement is kept under: two calls with one key are taken to want the same candidate.
+    """Return the key under which measurements are stored; calls with the same key use the same candidate.
 
-    The op and a hash of its sources, the machine and its compiler, gradients, autocast and the precision of
-    products, and for each argument its dtype, layout class, alignment and size buckets, or its value.
+    It consists of the op and a hash of its sources, the machine and its compiler, whether gradients are
+    required, autocast, the matmul precision, and for each argument its dtype, layout, alignment and size
+    buckets, or its value.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -92,17 +94,17 @@ def tuning_key(op: AnyOp, args: Sequence[Any]) -> str:
     parts.append("training" if wants_gradient(*args) else "inference")
     if _torch.is_autocast():
         parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
-    if (multiplied := precision()) != "ieee":
-        parts.append(multiplied)
+    if (matmul_precision := precision()) != "ieee":
+        parts.append(matmul_precision)
     parts += [
-        f"{name}={_argument(value)}"
+        f"{name}={_format_argument(value)}"
         for name, value in zip(op.positions, args, strict=True)
         if value is not None
     ]
     return "|".join(parts)
 
 
-def _argument(value: Any) -> str:
+def _format_argument(value: Any) -> str:
     if isinstance(value, float):
         return "float"
     if not isinstance(value, Tensor):
@@ -110,16 +112,16 @@ def _argument(value: Any) -> str:
     rows, columns = value.numel() // max(value.shape[-1], 1) if value.dim() else 1, 1
     if value.dim():
         columns = value.shape[-1]
-    # On meta and in fakes there is no address.
+    # Meta and fake tensors have no address.
     aligned = value.device.type != "meta" and value.data_ptr() % 16 == 0
     grad = " grad" if torch.is_grad_enabled() and value.requires_grad else ""
     return (
-        f"{str(value.dtype).removeprefix('torch.')} {value.dim()}d {_layout(value)}"
+        f"{str(value.dtype).removeprefix('torch.')} {value.dim()}d {_layout_name(value)}"
         f"{'' if aligned else ' unaligned'} {bucket(rows)}x{bucket(columns)}{grad}"
     )
 
 
-def _layout(tensor: Tensor) -> str:
+def _layout_name(tensor: Tensor) -> str:
     if tensor.is_contiguous():
         return "row"
     if tensor.dim() in (4, 5) and tensor.is_contiguous(
@@ -132,35 +134,35 @@ def _layout(tensor: Tensor) -> str:
 
 
 def bucket(size: int) -> int:
-    """The size that stands for this one: powers of two, and halfway between them from 32 on.
+    """Round a size up to its bucket: a power of two or, above 32, halfway between two powers of two.
 
     >>> [bucket(n) for n in (0, 1, 3, 30, 40, 100, 5000)]
     [0, 1, 4, 32, 48, 128, 6144]
     """
     if size <= 2:
         return size
-    whole = 1 << (size - 1).bit_length()
-    half = whole * 3 // 4
-    return half if whole > 32 and size <= half else whole
+    power_of_two = 1 << (size - 1).bit_length()
+    halfway = power_of_two * 3 // 4
+    return halfway if power_of_two > 32 and size <= halfway else power_of_two
 
 
 def source_hash(op: AnyOp) -> str:
-    """A hash of the sources of its reference and of the candidates that somebody registered."""
-    texts = [_text(op.reference)]
-    texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("library", "generated")]
+    """Return a hash of the sources of the op's reference and of the candidates registered by users."""
+    texts = [_source_text(op.reference)]
+    texts += [_source_text(c.call) for c in op.candidates.values() if c.name not in ("library", "generated")]
     return _digest("\n".join(texts))
 
 
-def _text(fn: Any) -> str:
+def _source_text(fn: Any) -> str:
     try:
         return inspect.getsource(fn)
-    except (OSError, TypeError):  # typed in, or made at run time: what was compiled, else its name, has to do
+    except (OSError, TypeError):  # no source file: use the bytecode, else the name
         code = getattr(fn, "__code__", None)
         return repr(getattr(fn, "__qualname__", type(fn))) if code is None else _code_text(code)
 
 
 def _code_text(code: types.CodeType) -> str:
-    """What a function does, as a text that is the same in every process."""
+    """Return bytecode, names and constants as text that is the same in every process."""
     parts = [code.co_code.hex(), *code.co_names, *code.co_varnames, *code.co_freevars]
     return " ".join([*parts, *map(_constant_text, code.co_consts)])
 
@@ -177,28 +179,28 @@ def _digest(text: str) -> str:
 
 
 def machine_name(kind: str, index: int = 0) -> str:
-    """A device and what compiles for it, as far as timings and kernels depend on it."""
-    return _cpu(processor()) if kind == "cpu" else _accelerator(kind, index)
+    """Return the name of a device and of its compiler, as far as timings and kernels depend on them."""
+    return _cpu_name(processor()) if kind == "cpu" else _accelerator_name(kind, index)
 
 
 @cache
-def _cpu(of: Processor) -> str:
+def _cpu_name(cpu: Processor) -> str:
     from burnt.codegen.runtime.c_compiler import find_compiler
 
     compiler = find_compiler()
-    made = compiler.version if compiler is not None else "no compiler"
-    return f"cpu {of.name} {of.capability}, {torch.get_num_threads()} threads, {made}"
+    compiler_version = compiler.version if compiler is not None else "no compiler"
+    return f"cpu {cpu.name} {cpu.capability}, {torch.get_num_threads()} threads, {compiler_version}"
 
 
 @cache
-def _accelerator(kind: str, index: int) -> str:
+def _accelerator_name(kind: str, index: int) -> str:
     if kind == "meta":
         return "meta"
     info = device_info(f"{kind}:{index}" if kind == "cuda" else kind)
-    return f"{kind} {info.name} {info.architecture}, {_triton()}"
+    return f"{kind} {info.name} {info.architecture}, {_triton_version()}"
 
 
-def _triton() -> str:
+def _triton_version() -> str:
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""The derivative of a reference, as a function of tensors that can be traced and run like any other."""
+"""The vector-Jacobian product of a reference, as a function that can be traced and fused like any other."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ __all__ = ["Vjp"]
 
 
 class Vjp:
-    """The vector-Jacobian product of a function: of cotangents and its arguments, the gradients.
+    """The vector-Jacobian product of a function: called with ``(*grad_outs, *args)``, it returns gradients.
 
     Args:
         fn: a function of tensors and numbers.
-        cotangents: how many of its results have a gradient; the others are integers or booleans.
-        wanted: for each argument, whether its gradient is.
+        num_grad_outs: how many gradients of results it is called with; those of integer and boolean results
+            are ignored.
+        needs_grad: for each argument, whether to compute its gradient.
     """
 
-    __slots__ = ("__name__", "cotangents", "fn", "wanted")
+    __slots__ = ("__name__", "fn", "needs_grad", "num_grad_outs")
 
-    def __init__(self, fn: Callable[..., Any], cotangents: int, wanted: Sequence[bool]) -> None:
-        self.fn, self.cotangents, self.wanted = fn, cotangents, tuple(wanted)
+    def __init__(self, fn: Callable[..., Any], num_grad_outs: int, needs_grad: Sequence[bool]) -> None:
+        self.fn, self.num_grad_outs, self.needs_grad = fn, num_grad_outs, tuple(needs_grad)
         self.__name__ = f"{fn.__name__}_backward"
 
-    def __call__(self, *given: Any) -> tuple[Tensor, ...]:
-        """The wanted gradients."""
-        cotangents, args = given[: self.cotangents], given[self.cotangents :]
-        floating = [c for c in cotangents if c.is_floating_point()]
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """Return the gradients of the arguments that need one."""
+        grad_outs, args = inputs[: self.num_grad_outs], inputs[self.num_grad_outs :]
+        floating = [g for g in grad_outs if g.is_floating_point()]
 
-        def of_wanted(*some: Tensor) -> tuple[Tensor, ...]:
-            replaced = iter(some)
-            made = self.fn(*[next(replaced) if w else a for a, w in zip(args, self.wanted, strict=True)])
-            results = made if isinstance(made, tuple) else (made,)
+        def floating_results(*differentiated: Tensor) -> tuple[Tensor, ...]:
+            remaining = iter(differentiated)
+            returned = self.fn(
+                *[next(remaining) if n else a for a, n in zip(args, self.needs_grad, strict=True)]
+            )
+            results = returned if isinstance(returned, tuple) else (returned,)
             return tuple(r for r in results if r.is_floating_point())
 
-        chosen = [a for a, w in zip(args, self.wanted, strict=True) if w]
-        return tuple(torch.func.vjp(of_wanted, *chosen)[1](tuple(floating)))
+        primals = [a for a, n in zip(args, self.needs_grad, strict=True) if n]
+        return tuple(torch.func.vjp(floating_results, *primals)[1](tuple(floating)))

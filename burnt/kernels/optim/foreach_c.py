@@ -289,7 +289,7 @@ def _types(dtype: torch.dtype, columns: int) -> str:
         row = "const real *restrict x = from;"
     return (
         c_library.PREAMBLE
-        + c_library.CONTRACTED
+        + c_library.ALLOW_FMA
         + prelude.source()
         + f"typedef {element} element;\ntypedef {real} real;\n"
         + f"enum {{ COLUMNS = {columns}, BLOCK = {BLOCK}, TILE = {512 if rows else BLOCK} }};\n"

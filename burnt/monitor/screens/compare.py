@@ -62,7 +62,7 @@ class CompareScreen(Screen[None]):
     DEFAULT_CSS = """
     CompareScreen Chart { height: 1fr; margin: 0 1; min-height: 6; }
     CompareScreen #configs { margin-top: 1; }
-    CompareScreen.full Rows { display: none; }
+    CompareScreen.full Table { display: none; }
     """
 
     def __init__(self, views: Sequence[RunView]) -> None:

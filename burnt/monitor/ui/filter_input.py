@@ -26,9 +26,9 @@ class FilterInput(Input):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
     DEFAULT_CSS = """
-    Field { height: 1; background: $surface; display: none; }
-    Field.open { display: block; }
-    Field.wrong { color: $error; }
+    FilterInput { height: 1; background: $surface; display: none; }
+    FilterInput.open { display: block; }
+    FilterInput.wrong { color: $error; }
     """
 
     class Closed(Message):

@@ -87,15 +87,15 @@ class Table(ScrollView, can_focus=True):
     KEYS = LIST
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--head", "rows--cursor"}
     DEFAULT_CSS = """
-    Rows {
+    Table {
         background: $background;
         scrollbar-size-vertical: 1;
         scrollbar-size-horizontal: 1;
         overflow-x: hidden;
     }
-    Rows > .rows--head { color: $dim; }
-    Rows > .rows--cursor { background: $panel; }
-    Rows:focus > .rows--cursor { background: $cursor; }
+    Table > .rows--head { color: $dim; }
+    Table > .rows--cursor { background: $panel; }
+    Table:focus > .rows--cursor { background: $cursor; }
     """
 
     cursor = reactive(0, repaint=False)

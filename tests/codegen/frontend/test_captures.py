@@ -187,7 +187,7 @@ def with_default_by_name(x, *, by={"a": 2.0}):  # noqa: B006
     [
         (Scale.scaled, "it is a method of a type"),
         (lambda x: Scale.scaled(x), "it captures a method"),
-        (torch.nn.Dropout(0.5), "it is a Dropout and no function"),
+        (torch.nn.Dropout(0.5), "it is a Dropout, not a function"),
         (torch.nn.Linear(3, 3).forward, "it is a method of a Linear"),
         (with_default, "it captures a list"),
         (with_default_by_name, "it captures a dict"),
@@ -259,14 +259,14 @@ def _own_counter(x):
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (_counting, "it gives 'count', which is not its own, another value"),
-        (_calling_what_counts, "it gives 'count'"),
-        (_counter(), "it gives 'turns'"),
-        (lambda x: x * random.random(), "it asks for random.random, which is another at each call"),
-        (lambda x: x * drawn(), "it asks for random.random"),
-        (lambda x: x + time.time(), "it asks for time.time"),
-        (lambda x: x * float(np.random.rand()), "it asks for numpy.random.rand"),
-        (lambda x: x * 2 if "NO_SUCH" in os.environ else x, "it asks for os.environ"),
+        (_counting, "it assigns to 'count', a global"),
+        (_calling_what_counts, "it assigns to 'count'"),
+        (_counter(), "it assigns to 'turns'"),
+        (lambda x: x * random.random(), "it uses random.random, which may differ at each call"),
+        (lambda x: x * drawn(), "it uses random.random"),
+        (lambda x: x + time.time(), "it uses time.time"),
+        (lambda x: x * float(np.random.rand()), "it uses numpy.random.rand"),
+        (lambda x: x * 2 if "NO_SUCH" in os.environ else x, "it uses os.environ"),
     ],
 )
 def test_what_happens_besides_computing_runs_as_it_is(fn, reason):
@@ -290,7 +290,7 @@ def test_what_a_trace_does_not_know_of_a_tensor_is_not_asked_in_vain(name):
 
     fused, x = fuse(fn), randn(3).requires_grad_()
     same(fused(x), fused.fn(x))
-    assert f"it asks a tensor for {name}" in fused.fallback_reason(x)
+    assert f"it reads a tensor's {name}" in fused.fallback_reason(x)
 
 
 def test_gradients_that_are_turned_on_inside():

@@ -1,4 +1,4 @@
-"""Calls that are like one before are known without a signature; those that are not go the long way."""
+"""The inline cache: a call whose guard matches reuses a plan without a signature lookup; others do not."""
 
 import contextlib
 import functools
@@ -44,26 +44,26 @@ def anything(
     """Arguments of all kinds that an op takes."""
 
 
-def made(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Guard:
-    """The likeness of a call of a function with these arguments."""
+def guard_for(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Guard:
+    """Build the guard of a call of a function with these arguments."""
     parameters = {p.name: p.default for p in inspect.signature(function).parameters.values()}
-    found = build_guard(parameters, args)
-    assert found is not None
-    return found
+    guard = build_guard(parameters, args)
+    assert guard is not None
+    return guard
 
 
-def like(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Callable[..., bool]:
-    """Whether a call is like one with these arguments; what its arguments are is seen on the way."""
-    is_like = made(args, function)
+def holds_for(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Callable[..., bool]:
+    """Return whether the guard for these arguments holds for a call, and check the arguments it returns."""
+    guard = guard_for(args, function)
 
-    def found(*given: Any, **named: Any) -> bool:
-        full = is_like(*given, **named)
+    def holds(*given: Any, **named: Any) -> bool:
+        full = guard(*given, **named)
         bound = inspect.signature(function).bind(*given, **named)
         bound.apply_defaults()
         assert full is None or all(map(operator.is_, full, bound.args))
         return full is not None
 
-    return found
+    return holds
 
 
 FIRST = (torch.randn(3, 4), torch.randn(4), 1e-5, 7, True, None, [4], (2, 3), torch.float32, "mean")
@@ -73,14 +73,14 @@ def with_argument(at: int, value: Any) -> tuple[Any, ...]:
     return (*FIRST[:at], value, *FIRST[at + 1 :])
 
 
-def test_a_call_with_other_tensors_and_floats_is_like_the_first() -> None:
-    is_like = like(FIRST)
-    assert is_like(*FIRST)
+def test_guard_holds_for_other_tensors_and_floats() -> None:
+    holds = holds_for(FIRST)
+    assert holds(*FIRST)
     again = (torch.ones(3, 4), torch.zeros(8)[:4], 0.5, 7, True, None, [4], (2, 3), torch.float32, "mean")
-    assert is_like(*again)
-    assert is_like(*again[:8])
-    assert is_like(*again[:7], text="mean", some=(2, 3))
-    assert not is_like(*again[:7], text="sum", some=(2, 3))
+    assert holds(*again)
+    assert holds(*again[:8])
+    assert holds(*again[:7], text="mean", some=(2, 3))
+    assert not holds(*again[:7], text="sum", some=(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -118,40 +118,40 @@ def test_a_call_with_other_tensors_and_floats_is_like_the_first() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_call_with_another_argument_is_not(at: int, make: Callable[[], Any]) -> None:
-    assert made(FIRST)(*with_argument(at, make())) is None
+def test_guard_fails_for_another_argument(at: int, make: Callable[[], Any]) -> None:
+    assert guard_for(FIRST)(*with_argument(at, make())) is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_tensor_without_a_shape_is_refused() -> None:
+def test_guard_raises_for_a_tensor_without_a_shape() -> None:
     with pytest.raises(RuntimeError, match="sizes"):
-        made(FIRST)(*with_argument(0, torch.nested.nested_tensor([torch.ones(2, 4)] * 3)))
+        guard_for(FIRST)(*with_argument(0, torch.nested.nested_tensor([torch.ones(2, 4)] * 3)))
 
 
-def test_a_list_that_was_changed_after_the_call_is_not() -> None:
+def test_guard_copies_lists() -> None:
     axes = [0, 1]
-    is_like = like((torch.ones(2, 2), axes), lambda x, axes: None)
+    holds = holds_for((torch.ones(2, 2), axes), lambda x, axes: None)
     axes[0] = 1
-    assert not is_like(torch.ones(2, 2), axes)
-    assert is_like(torch.ones(2, 2), [0, 1])
+    assert not holds(torch.ones(2, 2), axes)
+    assert holds(torch.ones(2, 2), [0, 1])
 
 
-def test_a_call_that_does_not_fit_the_signature_is_refused_as_python_does() -> None:
-    is_like = made(FIRST)
+def test_guard_raises_type_error_for_arguments_that_do_not_fit() -> None:
+    holds = guard_for(FIRST)
     with pytest.raises(TypeError, match="missing 1 required"):
-        is_like(*FIRST[:7])
+        holds(*FIRST[:7])
     with pytest.raises(TypeError, match="unexpected keyword"):
-        is_like(*FIRST, more=1)
+        holds(*FIRST, more=1)
 
 
-def test_what_it_knows_keeps_no_tensor_alive() -> None:
+def test_guard_keeps_no_tensor_alive() -> None:
     x = torch.ones(3)
     alive = weakref.ref(x)
-    kept = made((x,), lambda x: None)
+    guard = guard_for((x,), lambda x: None)
     del x
     gc.collect()
     assert alive() is None
-    assert kept(torch.ones(3)) is not None
+    assert guard(torch.ones(3)) is not None
 
 
 class Watching(TorchFunctionMode):
@@ -199,13 +199,13 @@ class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         "tf32x3",
     ],
 )
-def test_a_call_in_another_state_is_not(
+def test_guard_fails_in_another_torch_state(
     context: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> None:
-    is_like = like(FIRST)
+    holds = holds_for(FIRST)
     with context():
-        assert not is_like(*FIRST)
-    assert is_like(*FIRST)
+        assert not holds(*FIRST)
+    assert holds(*FIRST)
 
 
 def test_a_function_mode_sees_calls_of_ops_and_nothing_else(scaled: Op[..., Any]) -> None:
@@ -222,12 +222,12 @@ def test_a_function_mode_sees_calls_of_ops_and_nothing_else(scaled: Op[..., Any]
     "transform",
     [torch.func.vmap, torch.func.functionalize, lambda look: torch.func.grad(lambda x: look(x).sum())],
 )
-def test_a_call_in_a_transform_is_not(transform: Callable[..., Any]) -> None:
+def test_guard_fails_in_a_transform(transform: Callable[..., Any]) -> None:
     x = torch.ones(3, 4)
-    is_like, found = like((x,), lambda x: None), list[bool]()
+    holds, found = holds_for((x,), lambda x: None), list[bool]()
 
     def look(mapped: Tensor) -> Tensor:
-        found.extend([is_like(mapped), is_like(x)])
+        found.extend([holds(mapped), holds(x)])
         return mapped
 
     transform(look)(x)
@@ -235,12 +235,12 @@ def test_a_call_in_a_transform_is_not(transform: Callable[..., Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_a_call_that_is_traced_is_not() -> None:
+def test_guard_fails_while_tracing() -> None:
     x = torch.ones(3, 4)
-    is_like, found = like((x,), lambda x: None), list[bool]()
+    holds, found = holds_for((x,), lambda x: None), list[bool]()
 
     def look(traced: Tensor) -> Tensor:
-        found.append(is_like(traced))
+        found.append(holds(traced))
         return traced + 1
 
     torch.jit.trace(look, (x,), check_trace=False)  # type: ignore[no-untyped-call]
@@ -264,7 +264,7 @@ def scaled() -> Iterator[Op[..., Any]]:
     scaled_of.forget()
 
 
-def test_from_the_third_on_a_call_is_known_by_its_likeness(scaled: Op[..., Any]) -> None:
+def test_third_call_is_found_by_its_guard(scaled: Op[..., Any]) -> None:
     x = torch.arange(4.0)
     for _ in range(2):
         scaled(x, 2.0)
@@ -276,7 +276,7 @@ def test_from_the_third_on_a_call_is_known_by_its_likeness(scaled: Op[..., Any])
         scaled(x, 2.0, 1)
 
 
-def test_several_signatures_in_turn_are_known_so(scaled: Op[..., Any]) -> None:
+def test_alternating_signatures_are_found_by_their_guards(scaled: Op[..., Any]) -> None:
     given = [torch.ones(n) for n in range(1, 5)]
     for x in [*given, *given]:
         scaled(x, 2.0)
@@ -285,14 +285,14 @@ def test_several_signatures_in_turn_are_known_so(scaled: Op[..., Any]) -> None:
         assert torch.equal(scaled(x, 3.0), x * 3)
 
 
-def test_more_than_are_kept_of_one_shape_still_find_their_own(scaled: Op[..., Any]) -> None:
+def test_too_many_guards_of_one_call_shape_fall_back_to_signatures(scaled: Op[..., Any]) -> None:
     x = torch.arange(3.0)
     for dim in list(range(12)) * 4:
         assert torch.equal(scaled(x, 3.0, dim), x * 3 + dim)
-    assert scaled._recent.calls == {}, "calls of too many kinds go by their signatures"
+    assert scaled._recent.entries == {}, "too many different calls go by their signatures"
 
 
-def test_the_oldest_of_a_form_is_forgotten(scaled: Op[..., Any]) -> None:
+def test_oldest_guard_of_a_call_shape_is_dropped(scaled: Op[..., Any]) -> None:
     x = torch.arange(3.0)
     for dim in range(6):
         for _ in range(3):
@@ -304,15 +304,15 @@ def test_the_oldest_of_a_form_is_forgotten(scaled: Op[..., Any]) -> None:
         scaled(x, 3.0, 1)
 
 
-def test_ever_new_shapes_are_not_all_kept(scaled: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_call_shapes_is_bounded(scaled: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["burnt.codegen.frontend.guards"], "_MAX_CALL_SHAPES", 8)
     for n in [*range(1, 30)] * 2:
         for _ in range(2):
             assert scaled(torch.ones(n), 3.0).tolist() == [3.0] * n
-        assert len(scaled._recent.calls) <= 8
+        assert len(scaled._recent.entries) <= 8
 
 
-def test_a_signature_is_known_in_each_of_the_states_that_share_it(scaled: Op[..., Any]) -> None:
+def test_states_that_share_a_signature_have_guards_each(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
         with torch.inference_mode():
@@ -327,12 +327,12 @@ def test_a_signature_is_known_in_each_of_the_states_that_share_it(scaled: Op[...
         assert scaled(x, 2.0).is_inference()
 
 
-def test_a_tensor_in_two_places_goes_the_long_way() -> None:
+def test_a_tensor_passed_twice_has_no_guard() -> None:
     x, y = torch.ones(3), torch.zeros(3)
     for _ in range(4):
         assert kernels.swiglu(x, x).shape == (3,)
     assert build_guard(dict.fromkeys("ab", inspect.Parameter.empty), (x, x)) is None
-    assert not like((x, y), lambda a, b: None)(x, x)
+    assert not holds_for((x, y), lambda a, b: None)(x, x)
 
 
 def test_all_arguments_may_be_given_by_name(scaled: Op[..., Any]) -> None:
@@ -369,14 +369,14 @@ def test_a_call_during_which_others_forget_does_not_bring_an_old_choice_back(sca
 
     scaled._entries = Forgetting(scaled._entries)
     scaled(x, 2.0)
-    assert scaled._recent.calls == {}
+    assert scaled._recent.entries == {}
 
 
-def test_a_call_through_torchs_ops_leaves_nothing_that_no_other_is_like(scaled: Op[..., Any]) -> None:
+def test_a_call_through_torchs_ops_adds_no_guard(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
-        scaled.recorded((x, 2.0, 0, 0.0))
-    assert scaled._recent.calls == {}
+        scaled.call_torch_op((x, 2.0, 0, 0.0))
+    assert scaled._recent.entries == {}
     for _ in range(2):
         scaled(x, 2.0)
     scaled._entries = Untouched()
@@ -421,7 +421,7 @@ SCALE = 2.0
 SHIFT = torch.ones(3)
 
 
-def test_a_fused_function_knows_a_second_call_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_of_a_fused_function_is_found_by_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = burnt.fuse(lambda x, factor, power=1: x * factor + power)
     x = torch.arange(3.0)
     fused(x, 2.0, 3)

@@ -1,4 +1,4 @@
-"""Look-ups by tensors: values, gradients, kernels; indices out of range fail as in torch and are not read."""
+"""Gathers: values, gradients, kernels; indices out of range raise as in torch and are never read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SIGNED = torch.randint(-50, 50, (4, 1), generator=SOURCE)
 COLUMNS = torch.randint(-7, 7, (3,), generator=SOURCE)
 WEIGHT = torch.rand(7, generator=SOURCE)
 
-# fn, arguments, and how many kernels the backward has; None where torch's own scatter is in it.
-LOOK_UPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int | None]] = {
+# fn, arguments, and the number of kernels of the backward; None if it calls torch's scatter.
+GATHERS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int | None]] = {
     "gather": (lambda x, i: x.gather(1, i[:, None]) * 2, (X, CLASSES), 1),
     "gather of several": (lambda x, i: x.gather(0, i.repeat(1, 5)), (X, SIGNED.abs() % 50), None),
     "gather, no axes": (lambda x, i: x.gather(0, i), (X[0, 0], torch.tensor(0)), None),
@@ -67,9 +67,9 @@ LOOK_UPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int | None]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOOK_UPS)
-def test_look_ups(name: str) -> None:
-    fn, args, kernels = LOOK_UPS[name]
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers(name: str) -> None:
+    fn, args, kernels = GATHERS[name]
     fused = fuse(fn)
     plan = fused.plan(*args)
     assert plan is not None, fused.fallback_reason(*args)
@@ -82,7 +82,9 @@ def test_look_ups(name: str) -> None:
         results.append((made, [a.grad for a in wanted]))
     torch.testing.assert_close(results[1], results[0], equal_nan=True)
     if kernels is not None:
-        ((made,),) = [e.forward.backward.values() for e in fused._entries.values() if e.forward.backward]
+        ((made,),) = [
+            e.forward.backward_plans.values() for e in fused._entries.values() if e.forward.backward_plans
+        ]
         assert [isinstance(s, Kernel) for s in made.plan.plan.steps] == [True] * kernels
 
 
@@ -98,7 +100,7 @@ FAILING: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     "index of what is expanded": (lambda x, i: x[:1].expand(9, 7)[i], "-9 <= index < 9, the size of axis 0"),
     "scatter": (lambda x, i: x[:2].t().scatter(0, i[None], 1.0), "0 <= index < 7, the size of axis 0"),
 }  # fmt: skip
-ROWS_EACH = ("nll_loss", "scatter")  # an index for each of a few rows
+ROWS_EACH = ("nll_loss", "scatter")  # one index for each of a few rows
 
 
 @pytest.mark.parametrize("bad", [355, -360, 2**61, -(2**61)])
@@ -130,8 +132,8 @@ def test_the_first_and_the_last_place_and_those_beside_them() -> None:
             fused(X, torch.tensor([bad, 49]))
 
 
-def test_what_is_not_looked_up_is_not_checked() -> None:
-    """A target that is ignored may be anything, and so may an index outside of what is kept."""
+def test_an_index_that_is_not_used_is_not_checked() -> None:
+    """An ignored target may be out of range, and so may an index whose result is not used."""
     y = torch.tensor([2, -100, 6])
     assert fuse(F.cross_entropy)(X[:3], y).isfinite()
     with pytest.raises(InputIndexError, match="nll_loss: index -1 "):
@@ -149,7 +151,7 @@ def test_two_checks_in_one_kernel() -> None:
 
 
 def test_places_past_32_bits() -> None:
-    """Indices are 64 bits wide: numbers, sizes that are expanded, and what is looked up in them."""
+    """Indices are 64 bits wide, in `arange`, in expanded tensors and in gathers from them."""
     most = 2**31 + 5
 
     def fn(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
@@ -186,8 +188,8 @@ def test_a_class_out_of_range_is_no_row_of_zeros() -> None:
     assert torch.equal(unknown(torch.tensor([1, 3])), F.one_hot(torch.tensor([1, 3])))
 
 
-def test_an_index_whose_row_is_dropped_is_not_looked_at() -> None:
-    """What docs/kernels.md says of it: torch looks at all of them."""
+def test_an_index_whose_row_is_dropped_is_not_checked() -> None:
+    """As docs/kernels.md says; torch checks all indices."""
     w = torch.randn(5, 3)
     fused = fuse(lambda w, i: F.embedding(i, w)[:1] * 2)
     assert torch.equal(fused(w, torch.tensor([1, 7])), w[1:2] * 2)

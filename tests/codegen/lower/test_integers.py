@@ -1,4 +1,4 @@
-"""Divisions, shifts and powers of whole numbers on every printer, also where a float has too few digits."""
+"""Divisions, shifts and powers of integers on every target, also those that floats cannot represent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DTYPES = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64
 
 
 def of_wide_unsigned(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """What torch computes of unsigned numbers of more than 8 bits."""
+    """The operations that torch has for unsigned integers of more than 8 bits."""
     chosen = a & b, a | b, a != 5, a.to(torch.bool)
     wide = a.to(torch.int64) - 3, a.to(torch.int8), a.to(torch.float32) * 0.5
     narrow = (b.to(torch.float32) * 1e-6).to(a.dtype), torch.cat([a, b]), a[b.to(torch.int64) % len(a)]
@@ -81,7 +81,7 @@ def test_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> 
 def test_a_choice_of_unsigned_numbers_where_torch_has_it(
     compiled: Callable[..., Any], dtype: torch.dtype
 ) -> None:
-    """torch 2.11 refuses it; what eager torch refuses a fused function refuses, too."""
+    """torch 2.11 raises; where eager torch raises, the fused function raises, too."""
     a, b = (torch.arange(6).add(start).to(dtype) for start in (0, 1))
     made = compiled(lambda a, b: torch.where(a > b, a, b) & 3)
     try:

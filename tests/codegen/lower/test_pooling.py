@@ -1,4 +1,4 @@
-"""Pooling beside torch: values, places and gradients over windows of every kind; and how it is scheduled."""
+"""Pooling compared with torch: values, indices and gradients for all kinds of windows; and its schedules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from burnt.codegen.schedule.scheduler import Call, schedule
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
-# Where torch's own kernel is known to be the faster one, what is lowered is looked at all the same.
-GENERATED = dataclasses.replace(C, torch_is_best=lambda node: None)
+# Generate pooling also where torch's kernel is known to be faster.
+GENERATED = dataclasses.replace(C, why_eager=lambda node: None)
 
 
 def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers with equal ones among them; `odd`: and with NaN and stretches of -inf."""
+    """Return random numbers with ties; with `odd` also NaN and runs of -inf."""
     x = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).round() / 3
     if odd and x.numel() > 20:
         flat = x.view(-1)
@@ -42,7 +42,7 @@ def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = t
 
 
 def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float = 1e-5) -> CompiledPlan:
-    """Compare a function of one tensor and its gradient with torch, and without gradients; that plan."""
+    """Compare a function of one tensor and its gradient with torch; return the plan without gradients."""
     ours, theirs = (x.detach().clone().requires_grad_(x.is_floating_point()) for _ in range(2))
     fused = Function(fn, target=GENERATED)
     made, alone, expected = fused(ours), fused(x.detach()), fn(theirs)
@@ -60,7 +60,7 @@ def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float 
         made[0].backward(pull)
         expected[0].backward(pull)
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True, rtol=10 * rtol, atol=10 * rtol)
-        ((backward),) = plans[0].backward.values()
+        ((backward),) = plans[0].backward_plans.values()
         assert backward is not None
         assert not any(isinstance(step, Call) for step in backward.plan.plan.steps)
     return plans[1]
@@ -195,7 +195,7 @@ def test_pools_of_random_windows(seed: int) -> None:
     same(lambda x, mean=mean, rest=rest: mean(x, *rest), values(*shape, seed=seed))
 
 
-def test_indices_that_are_given_lead_gradients_to_their_places() -> None:
+def test_gradient_from_given_indices() -> None:
     x = values(2, 3, 9, 13)
     out, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
 
@@ -227,7 +227,7 @@ def test_pools_of_pools_and_of_costly_values_go_through_memory() -> None:
     assert kinds(plan) == ["reduction", "pooling"]
 
 
-def test_folds_of_pools() -> None:
+def test_reductions_of_pools() -> None:
     same(lambda x: F.max_pool2d(x, 3, 2, 1).sum((2, 3)), values(2, 3, 9, 40))
     same(lambda x: torch.softmax(F.avg_pool2d(x, 3, 2, 1), 1), values(2, 3, 9, 40))
 
@@ -264,37 +264,37 @@ def test_gradients_by_phases_of_the_stride(window: tuple[int, ...]) -> None:
     fused = Function(lambda x, window=window: F.max_pool2d(x, *window), target=GENERATED)
     body = body_of(backward_of(fused, values(1, 8, 64, 80).requires_grad_()).source)
     divides = "/" in body or " % " in body
-    assert divides == (window[1] > 4)  # of longer strides there would be too much text
+    assert divides == (window[1] > 4)  # longer strides would need too much code
 
 
-def test_a_row_is_asked_for_a_turn_before() -> None:
+def test_a_row_is_prefetched_one_iteration_ahead() -> None:
     wide, narrow = (1, 2, 40, 200), (1, 2, 40, 100)
     for window in (3, 2, 1), (3, 1, 1), (2, 2), (5, 2, 2, 2):
         fn = lambda x, window=window: F.max_pool2d(x, *window)  # noqa: E731
         asked = [
             line for line in same(fn, values(*wide)).source.splitlines() if "__builtin_prefetch(" in line
         ]
-        assert len(asked) == 1, window  # one stretch, gaps between its rows included
+        assert len(asked) == 1, window  # one range, gaps between its rows included
         assert "__builtin_prefetch(" not in same(fn, values(*narrow)).source
-    # Of rows 2 i - 1, 2 i and 2 i + 1, a turn of stride 2 shares one with the next, which takes two more.
+    # Of rows 2 i - 1, 2 i and 2 i + 1, an iteration at stride 2 shares one with the next, which reads 2 more.
     fn = lambda x: F.max_pool2d(x, 3, 2, 1)  # noqa: E731
     (line,) = (x for x in same(fn, values(*wide)).source.splitlines() if "__builtin_prefetch(" in x)
     assert "p < 400; p += 16" in line
     assert "+ 399] + p" in line
 
 
-def test_folds_over_rows_apart_ask_for_the_row_of_the_next_turn() -> None:
+def test_reductions_over_strided_rows_prefetch_the_next_row() -> None:
     by_channel = lambda x: x.square().mean((0, 2), keepdim=True) - x  # noqa: E731
     lines = same(by_channel, values(8, 40, 300)).source.splitlines()
-    # Once: the second pass finds them in the cache.
+    # Once, since the second pass finds them in the cache.
     (asked,) = (i for i, line in enumerate(lines) if "__builtin_prefetch(" in line)
     assert "+ 1 < 8) {" in lines[asked - 1]
-    # Rows that are short, or follow each other, or are more than a cache holds.
+    # Not for rows that are short or contiguous, or exceed the cache.
     for shape in (8, 40, 100), (8, 1, 300), (2, 3, 40000):
         assert "__builtin_prefetch(" not in same(by_channel, values(*shape)).source
 
 
-def test_rows_of_results_are_asked_for_while_what_they_are_made_of_is_kept() -> None:
+def test_output_rows_are_prefetched_while_exp_is_computed() -> None:
     def asked(*shape: int) -> list[str]:
         source = same(lambda x: torch.softmax(x, 1), values(*shape)).source
         return [line for line in source.splitlines() if "__builtin_prefetch(" in line]
@@ -302,7 +302,7 @@ def test_rows_of_results_are_asked_for_while_what_they_are_made_of_is_kept() -> 
     (line,) = asked(6, 3000)
     assert "p = block; p < end; p += 16" in line
     assert line.endswith("__builtin_prefetch(&y0[i0 * 3000] + p, 1);")
-    # Rows that are short, or more than a cache holds.
+    # Not for rows that are short, or exceed the cache.
     assert not asked(6, 100)
     assert not asked(2, 40000)
 
@@ -321,32 +321,32 @@ def test_scratch_begins_where_the_middle_does() -> None:
 # --- gradients of maxima ----------------------------------------------------------------------------------
 
 
-def places_of(plan: CompiledPlan) -> list[torch.dtype]:
-    """The dtypes of what a forward keeps."""
+def saved_dtypes(plan: CompiledPlan) -> list[torch.dtype]:
+    """Return the dtypes of what a forward saves."""
     return [node.meta["val"].dtype for node in plan.saved.nodes]
 
 
 def backward_of(fused: Function, x: Tensor) -> CompiledPlan:
-    """The plan of the gradient of a function's first result."""
+    """Return the plan of the gradient of a function's first result."""
     made = fused(x)
     first = made[0] if isinstance(made, tuple) else made
     first.sum().backward()
     plan = fused.plan(x)
     assert plan is not None
-    (backward,) = plan.backward.values()
+    (backward,) = plan.backward_plans.values()
     return backward.plan
 
 
-def test_places_are_kept_for_the_gradient() -> None:
+def test_taps_are_saved_for_the_gradient() -> None:
     x = values(2, 3, 10, 200).requires_grad_()
     fused = fuse(lambda x: F.relu(F.max_pool2d(x * 2, 3, 2, 1)))
     plan = fused.plan(x)
-    assert places_of(plan) == [torch.int32]
+    assert saved_dtypes(plan) == [torch.int32]
     assert len(plan.kernels) == 1
     backward = backward_of(fused, x)
     assert kinds(backward) == ["elementwise"]
-    assert "gt" not in backward.source  # nothing is compared but places
-    assert places_of(fused.plan(x.detach())) == []
+    assert "gt" not in backward.source  # only indices are compared
+    assert saved_dtypes(fused.plan(x.detach())) == []
 
 
 def test_torch_scatters_where_it_is_faster() -> None:
@@ -355,16 +355,16 @@ def test_torch_scatters_where_it_is_faster() -> None:
         fused = fuse(lambda x, window=window: F.max_pool2d(x, *window))
         assert kinds(backward_of(fused, x)) == ["aten.max_pool2d_with_indices_backward.default"]
         expected = x.grad
-        assert places_of(fused.plan(x)) == [torch.int64]
+        assert saved_dtypes(fused.plan(x)) == [torch.int64]
         assert kinds(fused.plan(x)) == ["elementwise"]
         x.grad = None
         F.max_pool2d(x, *window).sum().backward()
         torch.testing.assert_close(x.grad, expected)
     text = str(explain(fused, x, timed=False))
-    assert "it scatters where we would gather" in text
+    assert "it scatters, which is faster than a generated gather here" in text
 
 
-def test_what_tells_torch_a_shape_is_not_computed() -> None:
+def test_an_argument_used_only_for_its_shape_is_not_computed() -> None:
     x = values(2, 3, 9, 40).requires_grad_()
     backward = backward_of(fuse(lambda x: F.max_pool2d(torch.tanh(x), 3, 2, 1)), x)
     pool = "aten.max_pool2d_with_indices_backward.default"
@@ -381,35 +381,35 @@ def test_torch_serves_windows_of_uneven_sizes_with_gradients() -> None:
         assert any(isinstance(step, Call) for step in backward.plan.steps)
         (pool(theirs, 4) * 2).sum().backward()
         torch.testing.assert_close(ours.grad, theirs.grad)
-        assert "windows of uneven sizes" in str(explain(fused, ours, timed=False)) or pool is None
+        assert "windows of different sizes" in str(explain(fused, ours, timed=False)) or pool is None
     even = fuse(lambda x: F.adaptive_avg_pool2d(x, (5, 13)))
     assert kinds(backward_of(even, x.clone().requires_grad_())) == ["elementwise"]
 
 
-def test_places_that_are_results_are_lent_to_the_gradient() -> None:
+def test_returned_indices_are_reused_by_the_gradient() -> None:
     x = values(2, 3, 10, 200).requires_grad_()
     for wanted in (slice(None), slice(1)):
         fused = fuse(lambda x, wanted=wanted: F.max_pool2d(x, 3, 2, 1, return_indices=True)[wanted])
         backward = backward_of(fused, x)
         plan = fused.plan(x)
-        assert (places_of(plan), plan.saved.lent) == (
+        assert (saved_dtypes(plan), plan.saved.reused_results) == (
             ([], [1]) if wanted == slice(None) else ([torch.int32], [])
         )
         assert kinds(backward) == ["elementwise"]
 
 
-def test_two_pools_of_one_tensor_keep_their_own_places() -> None:
+def test_two_pools_of_one_tensor_save_their_own_taps() -> None:
     def fn(x):
         return F.max_pool2d(x, 3, 1, 1) * F.max_pool2d(x, 2, 1, 1)[..., :-1, :-1] + F.max_pool2d(x, 3, 1, 1)
 
     x = values(2, 3, 6, 200)
     same(fn, x)
     plan = Function(fn, target=GENERATED).plan(x.requires_grad_())
-    assert places_of(plan) == [torch.int32, torch.int32]
+    assert saved_dtypes(plan) == [torch.int32, torch.int32]
 
 
-def test_rows_in_scratch_of_which_some_turns_have_none() -> None:
-    """Padding after a pool: a turn without a row loads another one, from where the row in scratch begins."""
+def test_rows_in_scratch_that_some_iterations_do_not_write() -> None:
+    """Padding after pooling: an iteration without a row loads another one, from the start of scratch."""
     same(lambda x: F.pad(F.max_pool2d(x, 3, 1, 1), (0, 1, 1, 1)), values(2, 3, 6, 200))
 
 

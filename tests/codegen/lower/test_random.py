@@ -1,4 +1,4 @@
-"""Random numbers: distributions, independence, and that the same ones come again where they must."""
+"""Random numbers: distributions, independence, and reproducibility."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N = 200_000
 
 
 def planned(fn: Callable[..., Any], *args: Any) -> Any:
-    """A fused function, whose plan calls no op of torch's."""
+    """Return a fused function, and check that its plan calls no torch op."""
     fused = fuse(fn)
     plan = fused.plan(*args)
     assert plan is not None, fused.fallback_reason(*args)
@@ -68,7 +68,7 @@ def test_the_stream_does_not_depend_on_layout_or_schedule() -> None:
 
 
 def chi_square(counts: Tensor, expected: float) -> float:
-    """In standard deviations from its mean."""
+    """Return the chi-square statistic, in standard deviations from its mean."""
     n = counts.numel() - 1
     return (float(((counts - expected) ** 2 / expected).sum()) - n) / math.sqrt(2 * n)
 

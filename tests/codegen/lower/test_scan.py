@@ -1,4 +1,4 @@
-"""Cumulative operations beside torch, along every axis; and what shares a kernel with them."""
+"""Cumulative ops compared with torch, along every axis; and what is fused with them."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_gradient_of_a_sum_is_one_scan() -> None:
     fused(x).sum().backward()
     plan = fused.plan(x)
     assert plan is not None
-    (backward,) = plan.backward.values()
+    (backward,) = plan.backward_plans.values()
     assert kinds(backward.plan) == ["scan"]
 
 

@@ -31,7 +31,7 @@ from burnt.codegen.render.triton.tile_config import (
     why_too_large,
 )
 from burnt.codegen.runtime import triton_compile_pool
-from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
+from burnt.codegen.runtime.triton_backend import TRITON, with_block_sizes
 from burnt.codegen.runtime.triton_compile_pool import Job, Pool, choices_of, jobs_of, limits_of
 from burnt.errors import CompileError
 from burnt.kernels.ops.attention import flash, flash_config, flash_triton
@@ -40,7 +40,7 @@ from tests.codegen.render.triton.ahead import TARGETS, compiled, driven, planned
 
 pytestmark = pytest.mark.timeout(300)
 H200 = TARGETS["sm_90"]
-HOPPER = Limits(132, shared=227 << 10, copies=True)
+HOPPER = Limits(132, shared_memory=227 << 10, has_tma=True)
 GOOD = """import triton
 import triton.language as tl
 @triton.jit
@@ -82,12 +82,12 @@ def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: TileConfig | None)
         with driven(H200):
             if blocks is not None:
                 names = [kernel.name for kernel in plan.kernels]
-                plan = planned.on(with_blocks(dict.fromkeys(names, str(blocks)))).plan(*given)
+                plan = planned.on(with_block_sizes(dict.fromkeys(names, str(blocks)))).plan(*given)
                 assert plan is not None
             memory = [torch.empty(0)] * len(plan.slots)
             for buffer, slot in plan.slots.items():
                 memory[slot] = torch.empty(buffer.shape, dtype=buffer.dtype)
-            for launch in plan.launch.values():
+            for launch in plan.launchers.values():
                 for call in _calls(launch):
                     tensors = [memory[s] for s in call.buffers] + _works(call)
                     # There is no device that it could be loaded to.
@@ -105,7 +105,7 @@ def _calls(launch):  # type: ignore[no-untyped-def]
 
 
 def _works(call):  # type: ignore[no-untyped-def]
-    works = [torch.empty(w.size, dtype=w.dtype) for w in call.works]
+    works = [torch.empty(w.size, dtype=w.dtype) for w in call.workspaces]
     return [*works, *[torch.zeros(1, dtype=torch.int64)] * call.may_fail]
 
 
@@ -123,7 +123,7 @@ VARIANTS = {
 def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) -> None:
     pool.seconds = 60
     q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
-    bound = list(dot_product_attention.bound((q, k, v), VARIANTS[name]))
+    bound = list(dot_product_attention.bind((q, k, v), VARIANTS[name]))
     blocks = flash_config.select_config(64, 2, HOPPER)
     pool.submit_once(flash.jobs_of(blocks, *bound)).result(240)
     problem = flash.problem_of(q, k, *bound[3:])
@@ -231,7 +231,7 @@ def test_closing_ends_processes_and_cancels(pool: Pool) -> None:
 
 
 def test_processes_end_when_there_is_no_work(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_compile_pool, "_IDLE", 0.05)
+    monkeypatch.setattr(triton_compile_pool, "_IDLE_SECONDS", 0.05)
     pool.submit([job(GOOD)]).result(120)
     end = time.monotonic() + 60
     while pool._processes and time.monotonic() < end:
@@ -278,7 +278,7 @@ def test_what_is_tried_spills_no_registers_and_what_is_left_out_is_heavy(name: s
             (found,) = compiled([print_kernel(kernel, blocks)], "sm_90", tmp_path)[:1]
             # A few bytes of stack are no spill of what is walked.
             assert found.spilled <= 16 or "registers" in str(why_too_large(form, blocks, HOPPER)), str(blocks)
-            assert found.shared <= HOPPER.shared
+            assert found.shared <= HOPPER.shared_memory
         # No more than that: what has 512 elements a thread takes ptxas minutes.
         crowded = dataclasses.replace(
             select_config(form), cols=min(4096, next_power_of_two(form.cols)), rows=1, warps=1
@@ -301,13 +301,13 @@ def test_limits_are_read_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     assert limits_of(torch.device("cuda")) == HOPPER
     monkeypatch.setattr(triton, "__version__", "3.7.1")
-    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, specializes=True)
+    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, can_specialize_warps=True)
     h200.major = 8
-    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, copies=False)
+    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, has_tma=False)
     mi300 = SimpleNamespace(multi_processor_count=304, shared_memory_per_block=64 << 10, warp_size=64)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mi300)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64, rocm=True)
+    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64, is_rocm=True)
 
 
 def test_kernels_that_do_little_are_left_alone() -> None:

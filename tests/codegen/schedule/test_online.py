@@ -23,8 +23,8 @@ from tests.codegen.programs import program
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
-ALWAYS = dataclasses.replace(C, joins=OnlineThresholds())
-NEVER = dataclasses.replace(C, joins=None)
+ALWAYS = dataclasses.replace(C, online_thresholds=OnlineThresholds())
+NEVER = dataclasses.replace(C, online_thresholds=None)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -38,7 +38,7 @@ def forward_of(function: Function) -> CompiledPlan:
 
 
 def backward_of(function: Function) -> CompiledPlan:
-    (made,) = forward_of(function).backward.values()
+    (made,) = forward_of(function).backward_plans.values()
     return made.plan
 
 
@@ -220,9 +220,9 @@ def test_a_norms_gradients_are_one_pass_and_a_small_one(shape: tuple[int, ...], 
     x, weight, bias = (randn(*s, seed=i, dtype=dtype) for i, s in enumerate((shape, shape[-1:], shape[-1:])))
     function = check(layer_norm, x, weight, bias)
     big, small = kernels(backward_of(function))
-    assert big.runs == min(64, x.numel() // shape[-1] // 16)
+    assert big.num_chunks == min(64, x.numel() // shape[-1] // 16)
     assert sum(isinstance(step, PartialSum) for step in big.steps) == 2
-    assert all(b.shape[0] == big.runs for b in small.read)
+    assert all(b.shape[0] == big.num_chunks for b in small.buffers_read)
 
 
 def test_sums_join_elementwise_kernels() -> None:
@@ -231,7 +231,7 @@ def test_sums_join_elementwise_kernels() -> None:
     assert [k.kind for k in kernels(backward_of(function))] == ["reduction", "reduction"]
     # With few rows they are not worth it.
     function = check(fn, randn(20, 70), randn(70, seed=1), randn(70, seed=2))
-    assert not any(k.runs for k in kernels(backward_of(function)))
+    assert not any(k.num_chunks for k in kernels(backward_of(function)))
 
 
 def test_sums_of_squares_of_the_same_extents() -> None:
@@ -307,10 +307,10 @@ def test_a_result_may_be_changed_before_the_backward() -> None:
 def test_a_result_that_torch_keeps_is_lent(name: str, dtype: torch.dtype) -> None:
     fn = (lambda x: torch.softmax(x, -1)) if name == "softmax" else getattr(torch, name)
     function = check(fn, randn(50, 60).abs().add(0.5).to(dtype))
-    assert forward_of(function).saved.lent == [0]
+    assert forward_of(function).saved.reused_results == [0]
     # Neither the input nor a statistic is read: the gradient of the result and the result are.
     (kernel,) = kernels(backward_of(function))
-    assert sorted(b.position for b in kernel.read) == [0, 2]
+    assert sorted(b.position for b in kernel.buffers_read) == [0, 2]
     assert "exp" not in backward_of(function).source.partition("void ")[2].partition("backward_0(")[2]
 
 
@@ -323,10 +323,10 @@ def test_a_result_that_is_lent_must_not_be_changed() -> None:
 
 def test_no_result_is_lent_that_would_be_one_more_tensor_to_read() -> None:
     x = randn(50, 60)
-    assert forward_of(check(lambda x: (torch.tanh(x), x * x), x)).saved.lent == []
-    assert forward_of(check(lambda x: torch.tanh(x) * 2, x)).saved.lent == []
-    assert forward_of(check(lambda x: (torch.tanh(x), torch.exp(x)), x)).saved.lent == []
-    assert forward_of(check(lambda x, y: (x * 2, torch.exp(y)), x, x)).saved.lent == [1]
+    assert forward_of(check(lambda x: (torch.tanh(x), x * x), x)).saved.reused_results == []
+    assert forward_of(check(lambda x: torch.tanh(x) * 2, x)).saved.reused_results == []
+    assert forward_of(check(lambda x: (torch.tanh(x), torch.exp(x)), x)).saved.reused_results == []
+    assert forward_of(check(lambda x, y: (x * 2, torch.exp(y)), x, x)).saved.reused_results == [1]
 
 
 def test_the_second_derivative_of_a_result_that_is_lent() -> None:

@@ -83,7 +83,7 @@ def test_a_signature_is_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["burnt.kernels.dispatch.op"], "_MOST_ENTRIES", 4)
+    monkeypatch.setattr(sys.modules["burnt.kernels.dispatch.op"], "_MAX_ENTRIES", 4)
     op = doubled_op()
     for size in range(1, 12):
         assert op(torch.ones(size)).sum() == 2 * size
@@ -268,9 +268,9 @@ def test_a_candidate_of_ones_own_has_gradients() -> None:
         return x.detach() * scale
 
     @first.backward
-    def _(cotangents: Any, results: Any, x: Tensor, scale: float) -> Any:
+    def _(grad_outs: Any, results: Any, x: Tensor, scale: float) -> Any:
         with_own.append(2)
-        return (cotangents[0] * scale,)
+        return (grad_outs[0] * scale,)
 
     x = torch.randn(3, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(op(x, 3.0).sum(), x)
@@ -314,7 +314,7 @@ def test_a_name_is_taken_once_but_may_be_defined_again() -> None:
     def softmax(x: Tensor) -> Tensor:
         return x
 
-    with pytest.raises(DefinitionError, match="there is an op 'softmax' already") as error:
+    with pytest.raises(DefinitionError, match="an op named 'softmax' exists already") as error:
         kernels.op(softmax)
     assert "a candidate of it" in str(error.value)
 
@@ -512,8 +512,8 @@ def test_kernels_by_count_and_class(name: str) -> None:
     op, args, forward, backward = KERNELS[name]
     generated = op.candidates["generated"]
     for wanted in (False, True):
-        given = op.bound([a.detach().requires_grad_(wanted) if is_float(a) else a for a in args], {})
-        function, kept = generated.function(given)  # type: ignore[attr-defined]
+        given = op.bind([a.detach().requires_grad_(wanted) if is_float(a) else a for a in args], {})
+        function, kept = generated.function_for(given)  # type: ignore[attr-defined]
         found = burnt.explain(function, *[given[i] for i in kept], timed=False)
         # A forward whose places are kept compares the elements of a window, and goes through no rows.
         kinds = ["elementwise"] if wanted and name == "max_pool" else forward
@@ -697,15 +697,15 @@ def test_errors_that_are_not_about_arguments_pass() -> None:
 
 
 def test_explaining_what_is_no_op() -> None:
-    with pytest.raises(UnsupportedError, match="batch_norm is no op") as error:
+    with pytest.raises(UnsupportedError, match="batch_norm is not an op") as error:
         kernels.explain(kernels.batch_norm, torch.ones(2, 3))  # type: ignore[arg-type]
     assert "batch_norm_training" in str(error.value)
     x = torch.ones(1, 1, 2, 2)
-    with pytest.raises(UnsupportedError, match="attention is no op") as error:
+    with pytest.raises(UnsupportedError, match="attention is not an op") as error:
         kernels.explain(kernels.attention, x, x, x)  # type: ignore[arg-type]
     assert "kernels.dot_product_attention" in str(error.value)
     assert kernels.explain(kernels.dot_product_attention, x, x, x).winner == "library"
-    with pytest.raises(UnsupportedError, match="calls ops is explained op by op"):
+    with pytest.raises(UnsupportedError, match="explain each op that the function calls"):
         kernels.explain(lambda x: x, x)  # type: ignore[arg-type]
 
 
@@ -771,9 +771,9 @@ def test_declared_ops_lay_results_out_as_their_fakes(layout: str) -> None:
         if name.endswith("pool") and x.dim() != 4:
             continue
         op = OPS[name]
-        args = op.bound((x, *rest), {})
-        made = op.recorded(args)
-        fake = fake_results(lambda *given, op=op: op.recorded(given), args)
+        args = op.bind((x, *rest), {})
+        made = op.call_torch_op(args)
+        fake = fake_results(lambda *given, op=op: op.call_torch_op(given), args)
         found = list(made) if isinstance(made, tuple) else [made]
         assert [t.stride() for t in found] == [t.stride() for t in fake], name
         right = op.reference(*args)
@@ -783,7 +783,7 @@ def test_declared_ops_lay_results_out_as_their_fakes(layout: str) -> None:
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_opcheck_of_other_layouts(name: str) -> None:
     op = OPS[name]
-    torch.library.opcheck(op.overloads[0], op.bound((LAYOUTS["transposed images"](),), {}))
+    torch.library.opcheck(op.overloads[0], op.bind((LAYOUTS["transposed images"](),), {}))
 
 
 @pytest.mark.parametrize("candidate", ["library", "generated"])
@@ -910,9 +910,7 @@ def test_limits_of_another_kind_are_refused(limits: dict[str, Any], message: str
 def test_when_says_why_and_not_whether() -> None:
     op = doubled_op()
     op.candidate("mine", when=lambda x, scale: False)(lambda x, scale: x * scale)
-    with pytest.raises(
-        DefinitionError, match=r"when= of the candidate 'mine'(.|\n)*or None where it can run"
-    ):
+    with pytest.raises(DefinitionError, match=r"when= of the candidate 'mine'(.|\n)*or None if it can run"):
         op(torch.randn(5, 3), 2.0)
 
 

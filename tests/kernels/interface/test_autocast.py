@@ -124,7 +124,7 @@ def test_a_call_that_is_recorded_is_of_the_same_dtypes(name: str) -> None:
     of, args, dtype = CASES[name]
     op = OPS[of]
     with torch.autocast("cpu", torch.bfloat16):
-        direct, recorded = op(*args), op.recorded(args)
+        direct, recorded = op(*args), op.call_torch_op(args)
     for one, other in zip(
         direct if isinstance(direct, tuple) else [direct],
         recorded if isinstance(recorded, tuple) else [recorded],

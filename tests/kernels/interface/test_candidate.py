@@ -13,9 +13,9 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.errors import DefinitionError, InputRuntimeError, InputTypeError
+from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.registry import OPS
-from burnt.kernels.tuning.tuner import tune
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def right(x: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     ("limits", "message"),
     [
         ({"devices": ["gpu"]}, r"devices= of the candidate 'mine' of shifted(.|\n)*found +'gpu'"),
-        ({"devices": ["cuda:0"]}, r"devices= of(.|\n)*kinds of device(.|\n)*found +'cuda:0'"),
+        ({"devices": ["cuda:0"]}, r"devices= of(.|\n)*device types(.|\n)*found +'cuda:0'"),
         ({"devices": [0]}, r"devices= of(.|\n)*found +0"),
         ({"dtypes": ["float32"]}, r"dtypes= of(.|\n)*found +'float32'(.|\n)*dtypes=\[torch.float32\]"),
         ({"dtypes": [float]}, r"dtypes= of(.|\n)*found +<class 'float'>"),
@@ -51,7 +51,7 @@ def right(x: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         ({"devices": 3}, r"devices= of(.|\n)*a list(.|\n)*found +3"),
         (
             {"configs": lambda *_: [{"BLOCK": 1}]},
-            r"the function of(.|\n)*config(.|\n)*configs= wants an argument",
+            r"the function of(.|\n)*config(.|\n)*with configs=, the function takes an argument config",
         ),
     ],
 )
@@ -69,7 +69,7 @@ def test_limits_that_can_hold_for_nothing_are_refused(
         (3, r"found +3"),
         (lambda x: x, r"\(x, bias, scale\), as it is called(.|\n)*\(x\): too many positional arguments"),
         (lambda x, bias, scale, more: x, "missing a required argument: 'more'"),
-        (lambda x, bias, scale, config: x, "without configs= no config is given"),
+        (lambda x, bias, scale, config: x, "without configs=, no config is passed"),
         (lambda x, bias, *, scale: x, "too many"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_candidate_is_a_function_of_the_ops_arguments(op: Op[..., Any], call: 
 
 @pytest.mark.parametrize("given", [3, "softmax", torch.ones(2)])
 def test_an_op_is_made_of_a_function(given: Any) -> None:
-    with pytest.raises(DefinitionError, match="an op is made of a function"):
+    with pytest.raises(DefinitionError, match="an op is defined by a function"):
         kernels.op(given)
 
 
@@ -179,7 +179,7 @@ def test_dtypes_want_one_tensor_that_has_one(op: Op[..., Any]) -> None:
 def test_what_is_no_tensor_is_named(op: Op[..., Any], given: Any) -> None:
     op.candidate("mine")(right)
     for _ in range(2):
-        with pytest.raises(InputTypeError, match="the argument x of shifted is no tensor") as error:
+        with pytest.raises(InputTypeError, match="the argument x of shifted is not a tensor") as error:
             op(given)
     assert error.value.expected == "x: Tensor"
     assert error.value.hint == (None if given is None else "torch.as_tensor(x)")
@@ -193,7 +193,7 @@ def test_what_is_no_tensor_is_named(op: Op[..., Any], given: Any) -> None:
 def test_what_is_no_number_is_named(op: Op[..., Any], given: Any) -> None:
     op.candidate("mine")(lambda x, bias, scale: torch.clone(x))
     for _ in range(2):
-        with pytest.raises(InputTypeError, match="the argument scale of shifted is no number"):
+        with pytest.raises(InputTypeError, match="the argument scale of shifted is not a number"):
             op(torch.ones(2), None, given)
     for number in (2, 2.0, True, np.float64(2), np.float32(2)):
         op(torch.ones(2), None, number)
@@ -254,10 +254,10 @@ def test_a_launch_without_a_gpu_is_told_of_the_interpreter(op: Op[..., Any]) -> 
 
 def test_a_call_that_changes_an_argument_says_so(op: Op[..., Any]) -> None:
     op.candidate("mine")(lambda x, bias, scale: x.mul_(scale))
-    with pytest.raises(DefinitionError, match="'mine' of shifted changes its argument x"):
+    with pytest.raises(DefinitionError, match="'mine' of shifted modifies its argument x"):
         op(torch.ones(2))
     op.candidate("mine")(lambda x, bias, scale: (bias[:1].zero_(), x * scale + bias)[1])
-    with pytest.raises(DefinitionError, match="'mine' of shifted changes its argument bias"):
+    with pytest.raises(DefinitionError, match="'mine' of shifted modifies its argument bias"):
         op(torch.ones(2), torch.ones(2))
     with torch.inference_mode():
         assert op(torch.ones(2), torch.ones(2)).tolist() == [2, 3]  # nobody counts there
@@ -304,8 +304,8 @@ def test_a_view_may_be_returned_where_the_reference_returns_one() -> None:
 @pytest.mark.parametrize(
     ("made", "found"),
     [
-        (lambda g: g, "no tuple: float32 (2, 3)"),
-        (lambda g: None, "no tuple: None"),
+        (lambda g: g, "not a tuple: float32 (2, 3)"),
+        (lambda g: None, "not a tuple: None"),
         (lambda g: (), "a tuple of 0: nothing"),
         (lambda g: (g,), "a tuple of 1: float32 (2, 3)"),
         (lambda g: (g, None, None), "a tuple of 3: float32 (2, 3), None, None"),
@@ -317,7 +317,7 @@ def test_a_backward_gives_a_gradient_for_each_tensor(
     op: Op[..., Any], made: Callable[[Tensor], Any], found: str
 ) -> None:
     mine = op.candidate("mine")(right)
-    mine.backward(lambda cotangents, results, *args: made(cotangents[0]))
+    mine.backward(lambda grad_outs, results, *args: made(grad_outs[0]))
     x, bias = torch.ones(2, 3, requires_grad=True), torch.ones(3)
     with pytest.raises(DefinitionError) as error:
         op(x, bias).sum().backward()
@@ -325,7 +325,7 @@ def test_a_backward_gives_a_gradient_for_each_tensor(
     assert "a tuple of 2" in str(error.value.expected)
     assert "x (2, 3), bias (3,)" in str(error.value.expected)
     assert error.value.found == found
-    mine.backward(lambda cotangents, results, *args: (cotangents[0] * 2, None))
+    mine.backward(lambda grad_outs, results, *args: (grad_outs[0] * 2, None))
     op(x, bias).sum().backward()
     assert x.grad is not None
     assert x.grad.unique().tolist() == [2]
@@ -333,7 +333,7 @@ def test_a_backward_gives_a_gradient_for_each_tensor(
 
 def test_one_gradient_is_a_tuple_too(op: Op[..., Any]) -> None:
     mine = op.candidate("mine")(right)
-    mine.backward(lambda cotangents, results, *args: cotangents[0])
+    mine.backward(lambda grad_outs, results, *args: grad_outs[0])
     with pytest.raises(DefinitionError, match=r"return \(dx,\), with a comma"):
         op(torch.ones(2, requires_grad=True)).sum().backward()
 
@@ -341,8 +341,8 @@ def test_one_gradient_is_a_tuple_too(op: Op[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda g, y, x: g, "the cotangent 0"),
-        (lambda g, y, x: y, "the result 0"),
+        (lambda g, y, x: g, r"grad_outs\[0\]"),
+        (lambda g, y, x: y, r"results\[0\]"),
         (lambda g, y, x: x, "its argument x"),
     ],
 )
@@ -352,14 +352,14 @@ def test_a_backward_that_changes_what_it_is_given_says_so(
     mine = op.candidate("mine")(right)
 
     @mine.backward
-    def _(cotangents: Any, results: Any, x: Tensor, *rest: Any) -> Any:
-        made = cotangents[0] * 2
+    def _(grad_outs: Any, results: Any, x: Tensor, *rest: Any) -> Any:
+        made = grad_outs[0] * 2
         with torch.no_grad():
-            change(cotangents[0], results[0], x).zero_()
+            change(grad_outs[0], results[0], x).zero_()
         return (made,)
 
     with pytest.raises(
-        DefinitionError, match=f"the backward of the candidate 'mine' of shifted changes {what}"
+        DefinitionError, match=f"the backward of the candidate 'mine' of shifted modifies {what}"
     ):
         op(torch.ones(2, requires_grad=True)).sum().backward()
 
@@ -426,7 +426,8 @@ def test_annotations_are_told_in_pythons_words() -> None:
     with pytest.raises(DefinitionError, match=r"found +no annotation") as error:
         kernels.op(without)
     assert (
-        error.value.expected == "Tensor, int, float, bool, str, torch.dtype, Sequence[int], or one `| None`"
+        error.value.expected
+        == "Tensor, int, float, bool, str, torch.dtype, Sequence[int], or one of them `| None`"
     )
     with pytest.raises(DefinitionError, match=r"found +list\[float\]"):
         kernels.op(of_floats)
@@ -439,9 +440,9 @@ def test_examples_are_filled_in(op: Op[..., Any]) -> None:
     assert (bias, scale) == (None, 2.0)
     assert given.tolist() == [1, 1]
     for examples, message in (
-        ([()], r"the example 0 of the op shifted is without x(.|\n)*\(x: Tensor, bias: Tensor \| None"),
-        ([(torch.ones(1),), torch.ones(2)], r"the example 1 of(.|\n)*no tuple(.|\n)*found +float32 \(2,\)"),
-        ([(torch.ones(1), None, 1.0, 2)], r"one of 4 arguments"),
+        ([()], r"example 0 of the op shifted lacks x(.|\n)*\(x: Tensor, bias: Tensor \| None"),
+        ([(torch.ones(1),), torch.ones(2)], r"example 1 of(.|\n)*not a tuple(.|\n)*found +float32 \(2,\)"),
+        ([(torch.ones(1), None, 1.0, 2)], r"has 4 arguments"),
     ):
         op.examples = lambda device, examples=examples: examples  # type: ignore[misc]
         with pytest.raises(DefinitionError, match=message):

@@ -539,13 +539,13 @@ def converted(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
 
 
 def through_library(op: Op[..., Any]) -> Callable[..., Any]:
-    return lambda *args: op.recorded(args)
+    return lambda *args: op.call_torch_op(args)
 
 
 def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "library", op.candidates["library"]
     if find_compiler() is not None and "generated" in op.candidates:
-        yield "generated", op.candidates["generated"].bound(args)  # type: ignore[attr-defined]
+        yield "generated", op.candidates["generated"].bind_config(args)  # type: ignore[attr-defined]
     for name, candidate in op.candidates.items():
         if name not in ("library", "generated") and candidate.why_not(args) is None:
             yield name, candidate
@@ -626,7 +626,7 @@ def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     paired = op.pair is not None and args[op.pair] is not None and args[op.pair] is not False
     given = [a.detach().clone().requires_grad_() if is_float(a) else a for a in args]
     overload = op.overloads[paired]
-    torch.library.opcheck(overload, tuple(op.as_declared(given)))
+    torch.library.opcheck(overload, tuple(op.as_schema_args(given)))
 
 
 @pytest.mark.parametrize("name", sampled(n for n in CASES if CASES[n][0].name not in NO_SECOND))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.dispatch.op import Op
-from burnt.kernels.interface.binding import bound_call
+from burnt.kernels.interface.binding import bind_candidate
 from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.registry import OPS
 from burnt.kernels.ops.loss import fused_linear_cross_entropy
@@ -64,7 +64,7 @@ def test_gradients_by_differences(
 ) -> None:
     monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK", {"cpu": 1})
     monkeypatch.setattr(fused_linear_cross_entropy, "_LEAST_ROWS", 2)  # three chunks
-    call = bound_call(op, candidate, None, args)
+    call = bind_candidate(op, candidate, None, args)
     tensors = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
 
     def run(*given: Tensor) -> Tensor:

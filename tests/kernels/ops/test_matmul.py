@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.kernels.tuning.accuracy import ReferenceResult
+from burnt.kernels.autotune.accuracy import ReferenceResult
 from tests.processors import BFLOAT16
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -118,7 +118,7 @@ def test_float16_goes_through_bfloat16_where_the_policy_allows_it(processor: str
             without = None if processor in BFLOAT16 else "no instructions for bfloat16 here"
             assert candidate.why_not(args) == without
             assert op.chosen(*args).candidate is not candidate  # until it was measured
-            assert ReferenceResult(op, args).wrong(candidate) is None  # torch can everywhere, if slowly
+            assert ReferenceResult(op, args).find_error(candidate) is None  # torch can everywhere, if slowly
 
 
 @pytest.mark.parametrize("op", [kernels.linear, kernels.matmul, kernels.bmm], ids=lambda op: op.name)

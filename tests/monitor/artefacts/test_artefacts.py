@@ -448,7 +448,7 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "8")
-        assert text_of(app.screen.query_one("ModelPane Rows")).splitlines()[1].split() == ["conv", "-"]
+        assert text_of(app.screen.query_one("ModelPane Table")).splitlines()[1].split() == ["conv", "-"]
         await press(app, pilot, "9", "right_square_bracket")
         assert "softmax" in text_of(app.screen.query_one("#kernels", Table))
         plans = app.screen.query_one("#plans", Table)

@@ -1,11 +1,11 @@
-"""Kernels as C11 with GNU builtins, for gcc and clang.
+"""Print kernels as C11 with GNU builtins, for gcc and clang.
 
-kernel                loops, passes and threads; puts the others together
+kernel                loop structure of a kernel: loops, passes, threads and stores
 expr                  expressions
-reduction, scan       reductions and cumulative ops, vectorized
-philox                random numbers
-stride_phases         rows whose index pattern repeats after a few columns
-bounds_and_prefetch   pooling windows at borders; rows to prefetch
+reduction, scan       accumulators of reductions and cumulative ops, vectorised
+philox                random numbers generated in blocks
+stride_phases         loops whose index pattern repeats after a few iterations
+bounds_and_prefetch   loop interiors without bounds tests; rows to prefetch
 dtypes                C types and constants
 prelude, headers/     math functions and conversions that every kernel includes
 """

@@ -1,4 +1,4 @@
-"""How element types are spelt in C, in variables and in memory, and constants of them."""
+"""The C types of dtypes, in variables and in memory, and C constants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-__all__ = ["C_TYPES", "MEMORY", "SHORT", "constant", "highest", "lowest"]
+__all__ = ["C_TYPES", "MEMORY_TYPES", "SIXTEEN_BIT_FLOATS", "constant", "highest", "lowest"]
 
 C_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
@@ -14,12 +14,12 @@ C_TYPES = {
     torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
     torch.bool: "int",
 }  # fmt: skip
-MEMORY = {**C_TYPES, torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
-SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
+MEMORY_TYPES = {**C_TYPES, torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
+SIXTEEN_BIT_FLOATS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 def constant(value: object, dtype: torch.dtype) -> str:
-    """A number of a dtype."""
+    """Return a number of a dtype as a C constant."""
     assert isinstance(value, int | float)
     if not dtype.is_floating_point:
         if dtype == torch.bool:
@@ -32,19 +32,19 @@ def constant(value: object, dtype: torch.dtype) -> str:
         return "__builtin_inff()" if value > 0 else "(-__builtin_inff())"
     if dtype == torch.float64:
         return f"({float(value).hex()})"
-    # Rounded here, once: a double constant would make the compiler compute in double.
+    # Rounded to float here: with a double constant, the compiler would compute in double.
     return f"({float(torch.tensor(value, dtype=torch.float32)).hex()}f)"
 
 
 def lowest(dtype: torch.dtype) -> str:
-    """What every number of a dtype is at least."""
+    """Return the lowest value of a dtype as a C constant, minus infinity for floats."""
     if dtype.is_floating_point:
         return "(-__builtin_inff())"
     return "0" if dtype == torch.bool else constant(torch.iinfo(dtype).min, dtype)
 
 
 def highest(dtype: torch.dtype) -> str:
-    """What every number of a dtype is at most."""
+    """Return the highest value of a dtype as a C constant, infinity for floats."""
     if dtype.is_floating_point:
         return "__builtin_inff()"
     return "1" if dtype == torch.bool else constant(torch.iinfo(dtype).max, dtype)

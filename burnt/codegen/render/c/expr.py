@@ -1,4 +1,7 @@
-"""Elements as C: the statements that compute expressions at a place of the loops around them."""
+"""Print expressions as C statements: loads, arithmetic, checks and stores inside the current loops.
+
+Loops, passes and threads are printed by the subclass in `kernel.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ from burnt.codegen.ir import (
     index_exprs,
     walk,
 )
-from burnt.codegen.render.c.bounds_and_prefetch import row_of
-from burnt.codegen.render.c.dtypes import C_TYPES, SHORT, constant
+from burnt.codegen.render.c.bounds_and_prefetch import split_row_index
+from burnt.codegen.render.c.dtypes import C_TYPES, SIXTEEN_BIT_FLOATS, constant
 from burnt.codegen.render.shape_params import mark_size, mark_step
 
-__all__ = ["Elements", "has_neighbours"]
+__all__ = ["ExprPrinter", "has_adjacent_stores"]
 
 
-# By bits where the test is the same for a whole loop, and of whole numbers: of such a choice, or a chain of
-# them, gcc makes branches, and no vectors.
-_PICKS = {
+# Bitwise selects (`select_i64` and so on), by dtype. They are used where the test does not vary along the
+# loop, and for integers: gcc turns a `?:` there, or a chain of them, into branches and does not vectorise.
+_SELECT_TYPES = {
     torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
     torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
     torch.uint16: "i32", torch.uint32: "i32", torch.uint64: "i64",
@@ -40,12 +43,12 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
-class Elements:
-    """Lines of a kernel, and what is known at the place where the next one goes.
+class ExprPrinter:
+    """The lines of a kernel printed so far, and the state that printing the next line depends on.
 
     Args:
-        kernel: what is printed.
-        slots: the place of each buffer and run-time number among the arguments.
+        kernel: the kernel to print.
+        slots: position in the argument array of each buffer and each run-time number.
     """
 
     def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
@@ -53,331 +56,353 @@ class Elements:
         self.slots = slots
         self.lines: list[str] = []
         self.depth = 1
-        self.folds: dict[tuple[Reduction, Index], str] = {}
+        self.reduction_results: dict[tuple[Reduction, Index], str] = {}
         self.lane: Var | None = None
-        self.tile = 1
-        self.squares: dict[Expr, str] = {}  # where the elements of loads that go across are
-        self.partials: dict[PartialSum, str] = {}
-        self.shifts: dict[Buffer, int] = {}  # where the elements of local buffers begin
-        self.used: dict[Buffer, None] = {}
-        self.names: dict[Var, str] = {}
-        self.temporary = 0
-        self.known: set[int] = set()  # tests that hold at the current place
-        self.sure: set[Expr] = set()  # loads that are made whatever the tests are
-        self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
-        self.varying: set[str] = set()  # guards that are not the same for all of that loop
-        self.uniform: dict[int, bool] = {}  # whether expressions are
-        self.scanned: dict[tuple[Scan, Index], str] = {}
-        self.halves: dict[
-            tuple[Buffer, IndexExpr], str
-        ] = {}  # where the floats of what is float16 in memory are
-        self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
-        self.hoisted: list[str] = []  # lines that come before that loop
-        self.lifted: dict[int, str] = {}  # names of the expressions that these compute
-        self.outside = 1  # how deep they are
-        self.computed: dict[int, str] = {}  # names of the expressions in indices
-        self.opaque = False  # whether an index is computed
-        self.vectors: int | None = (
-            None  # how deep the vector loop around the current place is, in which one is
-        )
-        self.conditional = False  # whether the current body loads under a test
-        self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
+        self.tile_width = 1
+        self.transposed_loads: dict[Expr, str] = {}  # loads read from a tile that was copied row by row
+        self.partial_sums: dict[PartialSum, str] = {}
+        self.scratch_offsets: dict[Buffer, int] = {}  # index of the first element of each local buffer
+        self.used_buffers: dict[Buffer, None] = {}
+        self.loop_names: dict[Var, str] = {}
+        self.num_values = 0
+        self.true_tests: set[int] = set()  # ids of tests that are known to hold in the current loop
+        self.unconditional_loads: set[Expr] = set()  # loads that no test guards
+        self.span: tuple[Var, int, int] | None = None  # the innermost loop, its start and its stop
+        self.varying_guards: set[str] = set()  # guards whose value varies along that loop
+        self.uniform_cache: dict[int, bool] = {}  # results of `is_uniform`, by id of the expression
+        self.scan_results: dict[tuple[Scan, Index], str] = {}
+        self.f32_copies: dict[tuple[Buffer, IndexExpr], str] = {}  # float32 copies of float16 elements
+        self.random_words: dict[int, str] = {}  # words generated beforehand, by id of the drawing expression
+        self.hoisted: list[str] = []  # lines to put before the innermost loop
+        self.hoisted_names: dict[int, str] = {}  # names that these lines define, by id of the expression
+        self.hoist_depth = 1  # indentation of these lines
+        self.index_values: dict[int, str] = {}  # names of the expressions that indices contain
+        self.has_computed_index = False  # whether an index contains a computed value
+        self.vector_depth: int | None = None  # depth of the enclosing SIMD loop; None outside of one
+        self.has_guarded_load = False  # whether the current loop body loads under a test
+        self.failure_names = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     # --- expressions --------------------------------------------------------------------------------------
 
-    def exprs(self, wanted: Sequence[Expr], first: Sequence[Expr] = ()) -> list[str]:
-        """Statements that compute expressions at the current place; the names of their results.
+    def emit_exprs(self, exprs: Sequence[Expr], first: Sequence[Expr] = ()) -> list[str]:
+        """Emit statements that compute expressions in the current loop, and return the result names.
 
         Args:
-            wanted: the expressions.
-            first: those of their parts that are computed before all others.
+            exprs: the expressions to compute.
+            first: subexpressions to compute before all others.
         """
         memo: dict[tuple[int, str], str] = {}
 
         def visit(expr: Expr, guard: str) -> str:
-            if expr in self.sure:
+            if expr in self.unconditional_loads:
                 guard = ""
             key = (id(expr), guard)
             if key in memo:
                 return memo[key]
-            if id(expr) in self.lifted:
-                return self.lifted[id(expr)]
+            if id(expr) in self.hoisted_names:
+                return self.hoisted_names[id(expr)]
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
                 if test_name == "1":
                     memo[key] = visit(yes, guard)
                     return memo[key]
-                inner = test_name if not guard else f"{guard} & {test_name}"
-                other = guard
+                yes_guard = test_name if not guard else f"{guard} & {test_name}"
+                no_guard = guard
                 if any(e.op == "load" for e in walk([no])):
-                    other = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
-                if guard in self.varying or not self.is_uniform(test):
-                    self.varying |= {inner, other} - {guard}
-                chosen = visit(yes, inner), visit(no, other)
-                if inner in self.varying:
-                    name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
+                    no_guard = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
+                if guard in self.varying_guards or not self.is_uniform(test):
+                    self.varying_guards |= {yes_guard, no_guard} - {guard}
+                branches = visit(yes, yes_guard), visit(no, no_guard)
+                if yes_guard in self.varying_guards:
+                    name = self.define(expr, f"{test_name} ? {branches[0]} : {branches[1]}")
                 else:
-                    name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
-            elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
+                    name = self.define(
+                        expr, f"select_{_SELECT_TYPES[expr.dtype]}({test_name}, {', '.join(branches)})"
+                    )
+            elif id(expr) in self.true_tests or (
+                expr.op == "and" and {id(a) for a in expr.args} <= self.true_tests
+            ):
                 name = "1"
-            elif id(expr) in self.words:
-                name = self.define(expr, _of_word(expr, self.words[id(expr)]))
+            elif id(expr) in self.random_words:
+                name = self.define(expr, _random_value(expr, self.random_words[id(expr)]))
             elif expr.op == "const":
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 name = f"a[{self.slots[expr.extra[0]]}].f"
             elif expr.op == "scanned":
-                name = self.define(expr, self.scanned[expr.extra])  # type: ignore[index]
+                name = self.define(expr, self.scan_results[expr.extra])  # type: ignore[index]
             elif expr.op == "reduced":
-                name = self.folds[expr.extra]  # type: ignore[index]
+                name = self.reduction_results[expr.extra]  # type: ignore[index]
             elif expr.op == "load":
-                self.computed |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.load(expr, guard))
+                self.index_values |= {id(a): visit(a, guard) for a in expr.args}
+                name = self.define(expr, self.load_text(expr, guard))
             elif expr.op == "index":
-                self.computed |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+                self.index_values |= {id(a): visit(a, guard) for a in expr.args}
+                name = self.define(expr, self.index_text(expr.extra[0]))  # type: ignore[arg-type]
             elif expr.op == "checked":
-                name = self.checked(expr, [visit(a, guard) for a in expr.args], guard)
+                name = self.emit_check(expr, [visit(a, guard) for a in expr.args], guard)
             else:
                 arguments = [visit(a, guard) for a in expr.args]
-                name = self.define(expr, _operation(expr, arguments))
+                name = self.define(expr, _operation_text(expr, arguments))
             memo[key] = name
             return name
 
         for expr in first:
             visit(expr, "")
-        return [visit(expr, "") for expr in wanted]
+        return [visit(expr, "") for expr in exprs]
 
     def define(self, expr: Expr, text: str) -> str:
-        """A name for the element that a text computes."""
+        """Assign a C expression to a new constant and return its name; hoist it if it is loop-invariant."""
         hoisted = self.is_uniform(expr)
-        name = self.named_value(C_TYPES[expr.dtype], text, hoisted=hoisted)
+        name = self.define_value(C_TYPES[expr.dtype], text, hoisted=hoisted)
         if hoisted:
-            self.lifted[id(expr)] = name
+            self.hoisted_names[id(expr)] = name
         return name
 
-    def named_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
-        """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
-        name = f"v{self.temporary}"
-        self.temporary += 1
+    def define_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
+        """Like `define`, where `hoisted` says whether the line goes before the innermost loop."""
+        name = f"v{self.num_values}"
+        self.num_values += 1
         (self.hoisted if hoisted else self.lines).append(
-            "    " * (self.outside if hoisted else self.depth) + f"const {ctype} {name} = {text};"
+            "    " * (self.hoist_depth if hoisted else self.depth) + f"const {ctype} {name} = {text};"
         )
         return name
 
     def is_uniform(self, expr: Expr) -> bool:
-        """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
-        if self.span is None or expr.op == "checked" or (expr.op == "load" and expr not in self.sure):
+        """Whether an expression is invariant along the innermost loop and safe to compute before it."""
+        if (
+            self.span is None
+            or expr.op == "checked"
+            or (expr.op == "load" and expr not in self.unconditional_loads)
+        ):
             return False
-        found = self.uniform.get(id(expr))
-        if found is None:
+        is_uniform = self.uniform_cache.get(id(expr))
+        if is_uniform is None:
             along = self.span[0]
-            found = all(map(self.is_uniform, expr.args)) and all(
+            is_uniform = all(map(self.is_uniform, expr.args)) and all(
                 along not in ix.variables() for ix in index_exprs(expr)
             )
-            self.uniform[id(expr)] = found
-        return found
+            self.uniform_cache[id(expr)] = is_uniform
+        return is_uniform
 
-    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
-        """A maximum rather than a branch, which would end a vector loop."""
+    def emit_check(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """Emit a check and return the name of its value.
+
+        A failure is recorded by a maximum, because a branch would keep the loop from being vectorised.
+        """
         test, value, otherwise, shown = arguments
-        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        failed = self.failure_names[expr.extra[0]]  # type: ignore[index]
         fails = f"{guard} & !{test}" if guard else f"!{test}"
         name = self.define(expr, f"{test} ? {value} : {otherwise}")
-        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
-        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        self.emit(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.emit(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
         return name
 
-    def load(self, expr: Expr, guard: str) -> str:
-        """What a load reads, where its guard holds; 0 elsewhere."""
+    def load_text(self, expr: Expr, guard: str) -> str:
+        """Return the C of a load, converted to its compute type; 0 where the guard does not hold."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         place: IndexExpr = expr.extra[1]  # type: ignore[assignment]
-        if (buffer, place) in self.halves:
-            return self.halves[buffer, place]
-        text = self.squares.get(expr) or self.element(buffer, place)
+        if (buffer, place) in self.f32_copies:
+            return self.f32_copies[buffer, place]
+        text = self.transposed_loads.get(expr) or self.element_text(buffer, place)
         if guard:
-            apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
-            if apart is not None:
-                # The test is the same for the whole loop: a row that is there is loaded in place of another.
-                shift = self.shifts.get(buffer, 0)
+            parts = (
+                split_row_index(buffer, place, self.span)
+                if guard not in self.varying_guards and self.span
+                else None
+            )
+            if parts is not None:
+                # The test is invariant along the loop: select a row in bounds, and load without a test.
+                shift = self.scratch_offsets.get(buffer, 0)
                 row, safe, along = (
-                    self.place(ix + by) for ix, by in zip(apart, (shift, shift, 0), strict=True)
+                    self.index_text(ix + by) for ix, by in zip(parts, (shift, shift, 0), strict=True)
                 )
-                start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
+                start = self.define_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
                 text = f"{buffer.name}[{start} + {along}]"
             else:
                 text = f"({guard} ? {text} : 0)"
-                self.conditional = True
-        return f"f32_of_{SHORT[buffer.dtype]}({text})" if buffer.dtype in SHORT else text
+                self.has_guarded_load = True
+        return (
+            f"f32_of_{SIXTEEN_BIT_FLOATS[buffer.dtype]}({text})"
+            if buffer.dtype in SIXTEEN_BIT_FLOATS
+            else text
+        )
 
-    def put(self, step: Store, name: str) -> None:
-        """A line that stores an element, or adds it to a partial sum."""
+    def emit_store(self, step: Store, name: str) -> None:
+        """Emit the line that stores an element, or adds it to a partial sum."""
         if isinstance(step, PartialSum):
-            self.line(f"{self.partials[step]}[{self.place(step.place)}] += {name};")
+            self.emit(f"{self.partial_sums[step]}[{self.index_text(step.offset)}] += {name};")
             return
         buffer = step.buffer
         value = name
-        if (buffer, step.place) in self.halves:
-            self.line(f"{self.halves[buffer, step.place]} = {name};")
+        if (buffer, step.offset) in self.f32_copies:
+            self.emit(f"{self.f32_copies[buffer, step.offset]} = {name};")
             return
-        if buffer.dtype in SHORT:
-            value = f"{SHORT[buffer.dtype]}_of_f32({name})"
+        if buffer.dtype in SIXTEEN_BIT_FLOATS:
+            value = f"{SIXTEEN_BIT_FLOATS[buffer.dtype]}_of_f32({name})"
         elif buffer.dtype == torch.bool:
             value = f"(uint8_t)({name} != 0)"
-        self.line(f"{self.element(buffer, step.place)} = {value};")
+        self.emit(f"{self.element_text(buffer, step.offset)} = {value};")
 
-    def element(self, buffer: Buffer, place: IndexExpr) -> str:
-        """An element of a buffer; of a local one, that of the lane."""
-        text = self.place(place + self.shifts.get(buffer, 0))
+    def element_text(self, buffer: Buffer, place: IndexExpr) -> str:
+        """Return the C of a buffer's element; for a local buffer, the element of the current lane."""
+        text = self.index_text(place + self.scratch_offsets.get(buffer, 0))
         if buffer.role != "local":
-            self.used[buffer] = None
+            self.used_buffers[buffer] = None
         elif self.lane is not None:
-            text = f"({text}) * {self.tile} + u + l"
+            text = f"({text}) * {self.tile_width} + u + l"
         return f"{buffer.name}[{text}]"
 
-    def place(self, ix: IndexExpr) -> str:
-        """An index as text."""
+    def index_text(self, ix: IndexExpr) -> str:
+        """Return the C of an index."""
         parts = []
         for atom, c in ix.terms.items():
             if isinstance(atom, Split):
                 text = self.split_text(atom)
             else:
                 text = (
-                    self.named(atom) if isinstance(atom, Var) else f"({self.computed[id(atom.expr)]} ^ zero)"
+                    self.loop_name(atom)
+                    if isinstance(atom, Var)
+                    else f"({self.index_values[id(atom.expr)]} ^ zero)"
                 )
-                self.opaque = self.opaque or not isinstance(atom, Var)
+                self.has_computed_index = self.has_computed_index or not isinstance(atom, Var)
             parts.append(text if c == 1 else f"{text} * {mark_step(c)}")
         if ix.const or not parts:
             parts.append(mark_size(ix.const) if ix.const else "0")
         return " + ".join(parts)
 
     def split_text(self, atom: Split) -> str:
-        """A quotient or remainder as text."""
+        """Return the C of a quotient or remainder in an index."""
         low, _ = atom.inner.bounds()
-        inner = self.place(atom.inner)
+        inner = self.index_text(atom.inner)
         if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.by)})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
+            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.divisor)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
 
-    def named(self, var: Var) -> str:
-        """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
-        return self.names.setdefault(var, f"i{len(self.names)}")
+    def loop_name(self, var: Var) -> str:
+        """Return a loop's variable name. Numbered by first use, so that equal kernels give equal text."""
+        return self.loop_names.setdefault(var, f"i{len(self.loop_names)}")
 
     # --- lines --------------------------------------------------------------------------------------------
 
-    def line(self, text: str) -> None:
-        """A line, as deep as the loops are; failures are gathered over threads and lanes."""
+    def emit(self, text: str) -> None:
+        """Append a line, indented by the loop depth; an OpenMP pragma also reduces the failure flags."""
         if text.startswith("#pragma omp"):
             if " simd" in text:
-                self.vectors = self.depth
-            if self.failed:
-                text += f" reduction(max:{', '.join(self.failed.values())})"
+                self.vector_depth = self.depth
+            if self.failure_names:
+                text += f" reduction(max:{', '.join(self.failure_names.values())})"
         self.lines.append("    " * self.depth + text)
 
-    def put_lines(self, lines: Sequence[str]) -> None:
-        """Several lines."""
+    def emit_all(self, lines: Sequence[str]) -> None:
+        """Append several lines."""
         for text in lines:
-            self.line(text)
+            self.emit(text)
 
-    def loop(self, var: Var, start: str = "0", stop: str = "") -> None:
-        """Begin a loop."""
-        name = self.named(var)
+    def open_loop(self, var: Var, start: str = "0", stop: str = "") -> None:
+        """Open a loop, by default over all of its iterations."""
+        name = self.loop_name(var)
         stop = stop or mark_size(var.extent)
-        self.line(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{")
+        self.emit(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{")
         self.depth += 1
 
-    def loops(self, loops: Sequence[Var]) -> None:
-        """Begin nested loops."""
+    def open_loops(self, loops: Sequence[Var]) -> None:
+        """Open nested loops, the outermost first."""
         for var in loops:
-            self.loop(var)
+            self.open_loop(var)
 
     def close(self, count: int) -> None:
-        """End loops."""
+        """Close the innermost `count` loops or blocks."""
         for _ in range(count):
             self.depth -= 1
-            self.line("}")
-            if self.vectors is not None and self.depth <= self.vectors:
-                self.vectors = None
+            self.emit("}")
+            if self.vector_depth is not None and self.depth <= self.vector_depth:
+                self.vector_depth = None
 
-    def end_of_body(self, stores: Sequence[Store]) -> None:
-        """End the body of a loop, when all its elements have been computed and stored (`LOADS_UNDER_TESTS`).
+    def end_body(self, stores: Sequence[Store]) -> None:
+        """End a loop body after its last store: emit `GUARDED_LOADS` where gcc could misorder its loads.
 
-        A loop that is not one of vectors may be unrolled within another, whose stores these are then.
+        A loop that is not a SIMD loop may be unrolled into an enclosing one, where its stores are adjacent.
         """
-        if self.conditional and (self.vectors is None or has_neighbours(stores)):
-            self.line("LOADS_UNDER_TESTS;")
-        self.conditional = False
+        if self.has_guarded_load and (self.vector_depth is None or has_adjacent_stores(stores)):
+            self.emit("GUARDED_LOADS;")
+        self.has_guarded_load = False
 
 
-def has_neighbours(stores: Sequence[Store]) -> bool:
-    """Whether one turn stores several elements of a buffer."""
+def has_adjacent_stores(stores: Sequence[Store]) -> bool:
+    """Whether one iteration stores several elements of the same buffer."""
     return len({step.buffer for step in stores}) < len(stores)
 
 
-def _of_word(expr: Expr, word: str) -> str:
-    """A random number, of a word of the generator."""
+def _random_value(expr: Expr, word: str) -> str:
+    """Return the C that converts a word of the generator to the random number of an expression."""
     if expr.op == "uniform":
         return f"uniform_f32({word})"
     return f"(int64_t)((uint64_t){word} * {expr.extra[1]}ull >> 32)"
 
 
-def _operation(expr: Expr, a: list[str]) -> str:
+def _operation_text(expr: Expr, args: list[str]) -> str:
     op, dtype = expr.op, expr.dtype
-    inside = expr.args[0].dtype
-    double = inside == torch.float64
+    arg_dtype = expr.args[0].dtype
+    is_double = arg_dtype == torch.float64
     if op in _INFIX:
         if op in ("add", "mul") and dtype == torch.bool:
-            return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
-        return f"{a[0]} {_INFIX[op]} {a[1]}"
+            return f"{args[0]} {'|' if op == 'add' else '&'} {args[1]}"
+        return f"{args[0]} {_INFIX[op]} {args[1]}"
     if op in ("uniform", "random"):
-        return _of_word(expr, f"philox_word({a[0]}, {a[1]}, {expr.extra[0]})")
+        return _random_value(expr, f"philox_word({args[0]}, {args[1]}, {expr.extra[0]})")
     if op in ("identity", "as"):
-        return a[0]
+        return args[0]
     if op == "cast":
         inner = expr.args[0]
-        whole = not inside.is_floating_point and inside != torch.bool
-        if whole and dtype.is_floating_point and inner.op == "cast" and inner.args[0].dtype.is_floating_point:
-            # gcc takes a float made an integer and a float again for trunc: -0 where torch has 0.
-            return f"{a[0]} == 0 ? 0 : {_cast(a[0], inside, dtype)}"
-        return _cast(a[0], inside, dtype)
+        from_integer = not arg_dtype.is_floating_point and arg_dtype != torch.bool
+        if (
+            from_integer
+            and dtype.is_floating_point
+            and inner.op == "cast"
+            and inner.args[0].dtype.is_floating_point
+        ):
+            # gcc compiles float -> integer -> float as trunc, which gives -0 where torch gives 0.
+            return f"{args[0]} == 0 ? 0 : {_cast_text(args[0], arg_dtype, dtype)}"
+        return _cast_text(args[0], arg_dtype, dtype)
     if op == "where":
-        if not dtype.is_floating_point and _is_compared(expr.args[0]):
-            return f"pick_{_PICKS[dtype]}({', '.join(a)})"
-        return f"{a[0]} ? {a[1]} : {a[2]}"
+        if not dtype.is_floating_point and _is_zero_or_one(expr.args[0]):
+            return f"select_{_SELECT_TYPES[dtype]}({', '.join(args)})"
+        return f"{args[0]} ? {args[1]} : {args[2]}"
     if op == "neg":
-        return f"-{a[0]}"
+        return f"-{args[0]}"
     if op == "not":
-        return f"~{a[0]}"
+        return f"~{args[0]}"
     if op == "power":
-        return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(a)})"
-    if op == "div" or (op == "trunc_div" and not inside.is_floating_point):
-        return f"{a[0]} / {a[1]}"
+        return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(args)})"
+    if op == "div" or (op == "trunc_div" and not arg_dtype.is_floating_point):
+        return f"{args[0]} / {args[1]}"
     if op == "reciprocal":
-        return f"1 / {a[0]}"
+        return f"1 / {args[0]}"
     if op == "relu":
-        return f"{a[0]} < 0 ? 0 : {a[0]}"
-    if op in ("maximum", "minimum", "fmax", "fmin") and not inside.is_floating_point:
-        return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
-    if op == "abs" and not inside.is_floating_point:
-        return a[0] if not inside.is_signed else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
-    if op == "sign" and not inside.is_floating_point:
-        return f"({a[0]} > 0) - ({a[0]} < 0)"
-    return f"{op}_{'f64' if double else 'f32'}({', '.join(a)})"
+        return f"{args[0]} < 0 ? 0 : {args[0]}"
+    if op in ("maximum", "minimum", "fmax", "fmin") and not arg_dtype.is_floating_point:
+        return f"{args[0]} {'>' if 'max' in op else '<'} {args[1]} ? {args[0]} : {args[1]}"
+    if op == "abs" and not arg_dtype.is_floating_point:
+        return args[0] if not arg_dtype.is_signed else f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
+    if op == "sign" and not arg_dtype.is_floating_point:
+        return f"({args[0]} > 0) - ({args[0]} < 0)"
+    return f"{op}_{'f64' if is_double else 'f32'}({', '.join(args)})"
 
 
-def _is_compared(test: Expr) -> bool:
-    """Whether a test is 0 or 1 and nothing else, as no one can say of a bool that is loaded."""
+def _is_zero_or_one(test: Expr) -> bool:
+    """Whether a test is certainly 0 or 1. A bool loaded from memory may hold any byte."""
     if test.op in ("and", "or"):
-        return all(map(_is_compared, test.args))
+        return all(map(_is_zero_or_one, test.args))
     return test.op in ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
+def _cast_text(value: str, old: torch.dtype, new: torch.dtype) -> str:
     if new == torch.float16:
         return f"round_f16({value})"
-    if new in SHORT:
-        return f"f32_of_{SHORT[new]}({SHORT[new]}_of_f32({value}))"
+    if new in SIXTEEN_BIT_FLOATS:
+        return f"f32_of_{SIXTEEN_BIT_FLOATS[new]}({SIXTEEN_BIT_FLOATS[new]}_of_f32({value}))"
     if new == torch.bool:
         return f"{value} != 0"
     return f"({C_TYPES[new]}){value}"

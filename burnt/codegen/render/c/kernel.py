@@ -1,14 +1,17 @@
-"""Printing kernels as C: loops with OpenMP, bodies that the compiler's vectoriser takes.
+"""Print kernels as C: loops with OpenMP, and loop bodies that the compiler can vectorise.
 
-A kernel is printed in one of five forms. *Elementwise*: nothing is folded; where what is loaded lies across
-what is stored, square by square. *Rows*: turns of the outer loops
-go to the threads, each makes its passes along the inner loops. *Columns*: where memory runs along an outer
-loop, a turn takes a tile of it, and there is an accumulator for each of its lanes. *Split*: there are few
-turns of many elements, so that each pass is cut into chunks for the threads, with rows or with columns.
-*Runs*: runs of consecutive turns go to the threads, and sums over the turns gather beside their rows.
+A kernel is printed with one of these loop structures:
 
-Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in
-double after every 16 or 32 additions to a lane, and at once where they are not loaded as vectors.
+*Elementwise*: no reduction. Where loads are contiguous along another loop than stores, in square tiles.
+*Scan*: the inner loop runs in order; the threads share the iterations of the outer loops.
+*Rows*: the threads share the iterations of the outer loops; each iteration runs its passes along the inner
+loops. *Columns*: where memory is contiguous along an outer loop, an iteration takes a tile of that loop, with
+one accumulator for each of its lanes. *Split*: where there are few iterations with many elements, each pass
+is cut into chunks for the threads, with rows or with columns. *Partial sums*: the threads share chunks of
+consecutive iterations, and each chunk accumulates sums over its iterations.
+
+Arithmetic is torch's: no fast-math; 16-bit floats are computed in float32. Float32 sums are added to a double
+after every 16 or 32 additions to a lane, and for each element where loads are not vectorised.
 """
 
 from __future__ import annotations
@@ -33,60 +36,73 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.render.c import prelude
-from burnt.codegen.render.c.bounds_and_prefetch import inside, next_parts, next_rows, rows_to_write
-from burnt.codegen.render.c.dtypes import C_TYPES, MEMORY, SHORT
-from burnt.codegen.render.c.expr import Elements, has_neighbours
-from burnt.codegen.render.c.philox import BLOCK, Words, words_of
-from burnt.codegen.render.c.reduction import MOVES, Accumulator, Exponentials, Squares, accumulators
-from burnt.codegen.render.c.scan import lane_of_scans, states
-from burnt.codegen.render.c.stride_phases import period_of, phases
+from burnt.codegen.render.c.bounds_and_prefetch import (
+    interior_range,
+    next_output_rows,
+    next_pooling_rows,
+    next_reduction_rows,
+)
+from burnt.codegen.render.c.dtypes import C_TYPES, MEMORY_TYPES, SIXTEEN_BIT_FLOATS
+from burnt.codegen.render.c.expr import ExprPrinter, has_adjacent_stores
+from burnt.codegen.render.c.philox import RANDOM_BLOCK, RandomWords, find_random_words
+from burnt.codegen.render.c.reduction import (
+    ONLINE_HELPERS,
+    Accumulator,
+    OnlineExpSum,
+    OnlineSquareSum,
+    create_accumulators,
+)
+from burnt.codegen.render.c.scan import create_scan_states, select_scan_lane
+from burnt.codegen.render.c.stride_phases import index_period, unroll_period
 from burnt.codegen.render.shape_params import mark_size
-from burnt.codegen.schedule.passes import LANES, lane_of, unguarded
+from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 
 __all__ = ["print_kernels"]
 
-_PARALLEL = 1 << 15  # elements below which one thread is faster than waking the others
-_CHUNKS = 64  # of a pass that is cut for the threads: enough to be even, whatever their number
-_FEW = 16  # turns of the outer loops below which passes are cut instead
-_BLOCK = 256  # elements of a part: 32 for each lane of a vector of 256 bits
-_BLOCK_ONE_BY_ONE = 32  # where there may be no vectors, and so one lane
-_BLOCK_WITHOUT_SUMS = 8192
-_BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
-_BLOCK_OF_EXP = 1024  # which is gone through twice
-_BLOCK_OF_HALVES = 512  # whose floats are an array
-_BLOCK_OF_ONLINE_LANES = 64  # with as many lanes, a half of the first cache
-_BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
-_TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
-_TILE_OF_CHUNKS = 256
-_LANES = 64  # lanes that are kept in registers while a block is gone through
-_SQUARE = 64  # sides of what is turned over at once
-_STRIP = 16  # elements of float16 that are converted together: those of the widest vector
-_LINE = 64  # bytes of memory that come together
-# What several passes go through, of a tile of lanes: bytes that caches hold from one to the next, and of
-# scratch. Where rows are pages apart, wide tiles look up fewer: softmax of the first axis, 4096 x 1024, one
-# thread, takes 14.6 ms by 16 lanes of float32 and 9.8 by 32; of bfloat16 (16 are half a line) 15.1 and 7.2.
-_CACHE = 1 << 21
-_TILE_SCRATCH = 1 << 19
+_MIN_PARALLEL = 1 << 15  # elements from which on several threads are faster than one
+_NUM_CHUNKS = 64  # chunks of a split pass: enough to balance the load for any number of threads
+_FEW_ITERATIONS = 16  # iterations of the outer loops below which passes are split instead
+# Elements of a block, whose sums are float32 and are added to a double at its end.
+_SUM_BLOCK = 256  # 32 for each lane of a 256-bit vector
+_SCALAR_SUM_BLOCK = 32  # where the loop may not be vectorised, and so has one lane
+_NO_SUM_BLOCK = 8192
+_ARG_BLOCK = 256  # the block is read again to find the index of its extreme
+_EXP_BLOCK = 1024  # the block is read twice
+_FLOAT16_BLOCK = 512  # the block is converted to an array of float32
+_ONLINE_LANE_BLOCK = 64  # times as many lanes: half of the L1 cache
+_LANE_SUM_BLOCK, _LANE_NO_SUM_BLOCK = 16, 128
+_TILE_WIDTH = 1024  # lanes of a tile
+_SPLIT_TILE_WIDTH = 256  # lanes of a tile where each chunk has its own accumulators
+_REGISTER_LANES = 64  # lanes that stay in registers during a block
+_TRANSPOSE_TILE = 64  # side of the square tiles of a transposing copy
+_FLOAT16_STRIP = 16  # float16 elements that are converted at once: one vector of the widest kind
+_CACHE_LINE = 64  # bytes
+# Limits of a tile with several passes: bytes that stay in the caches between passes, and bytes of scratch.
+# Where rows are pages apart, wide tiles need fewer page look-ups: softmax of the first axis, 4096 x 1024, one
+# thread, takes 14.6 ms with 16 lanes of float32 and 9.8 with 32; of bfloat16 (16 are half a line), 15.1
+# and 7.2.
+_TILE_CACHE_BYTES = 1 << 21
+_TILE_SCRATCH_BYTES = 1 << 19
 
-# When a turn stores neighbours, gcc packs what they come from into vectors. gcc before 14 (but for 11.5, 12.4
-# and 13.3; its bug 114375) drops the order of packed loads that are under a test. It packs nothing in a loop
-# with such a statement, and has no other way to be told so.
+# When an iteration stores adjacent elements, gcc packs the values they are computed from into vectors. gcc
+# before 14 (but for 11.5, 12.4 and 13.3; its bug 114375) loses the order of packed loads that are under a
+# test. An empty asm statement in the loop keeps gcc from packing; there is no other way to do so.
 _HELPERS = """
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
-#define LOADS_UNDER_TESTS __asm__ volatile("")
+#define GUARDED_LOADS __asm__ volatile("")
 #else
-#define LOADS_UNDER_TESTS
+#define GUARDED_LOADS
 #endif
-static inline int64_t pick_i64(int t, int64_t a, int64_t b)
+static inline int64_t select_i64(int t, int64_t a, int64_t b)
 {
     return (a & -(int64_t)t) | (b & ((int64_t)t - 1));
 }
-static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
-static inline float pick_f32(int t, float a, float b)
+static inline int32_t select_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
+static inline float select_f32(int t, float a, float b)
 {
     return float_of_bits((bits_f32(a) & -(uint32_t)t) | (bits_f32(b) & ((uint32_t)t - 1)));
 }
-static inline double pick_f64(int t, double a, double b)
+static inline double select_f64(int t, double a, double b)
 {
     return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
 }
@@ -102,9 +118,9 @@ for _t in ("int64", "uint64"):
     _HELPERS += f"""
 static inline {_t}_t power_{_t}({_t}_t a, {_t}_t b)
 {{
-    {_t}_t whole = 1;
-    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : 1;
-    return whole;
+    {_t}_t result = 1;
+    for (; b; b >>= 1, a *= a) result *= b & 1 ? a : 1;
+    return result;
 }}
 """
 for _t, _f in (("float", "f32"), ("double", "f64")):
@@ -112,7 +128,7 @@ for _t, _f in (("float", "f32"), ("double", "f64")):
 static inline {_t} trunc_div_{_f}({_t} a, {_t} b) {{ return trunc_{_f}(a / b); }}
 static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 {{
-    const {_t} m = fmod_{_f}(a, b), whole = (a - m) / b, lower = whole - (m != 0 && (b < 0) != (m < 0));
+    const {_t} m = fmod_{_f}(a, b), quotient = (a - m) / b, lower = quotient - (m != 0 && (b < 0) != (m < 0));
     const {_t} down = floor_{_f}(lower), near = lower - down > ({_t})0.5 ? down + 1 : down;
     return b == 0 ? a / b : lower == 0 ? copysign_{_f}(0, a / b) : near;
 }}
@@ -120,802 +136,868 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 
 
 def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> str:
-    """The C of kernels, each a function ``void name(const burnt_arg *a)`` as `toolchain.load` wants it.
+    """Return the C source of kernels, each a function ``void name(const burnt_arg *a)`` for `c_library.load`.
 
     Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
 
-    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
-    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
+    If any kernel has checks, the buffers' addresses are followed by the address of one uint64 for each of the
+    kernel's checks. If a check fails, the kernel stores ``2 * shown + 1`` of one failing element there.
 
     Args:
-        kernels: what to print; their names are the functions'.
-        buffers: in the order in which their addresses are given.
-        numbers: positions of run-time numbers, in the order in which they follow the addresses.
+        kernels: the kernels to print; a function has its kernel's name.
+        buffers: the buffers, in the order in which their addresses are passed.
+        numbers: positions of the run-time numbers, in the order in which they follow the addresses.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
     if any(kernel.checks for kernel in kernels):
         slots["failed"] = len(buffers)
     slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
     return "\n".join(
-        [prelude.source(), _HELPERS, MOVES, *(_Printer(kernel, slots).text() for kernel in kernels)]
+        [
+            prelude.source(),
+            _HELPERS,
+            ONLINE_HELPERS,
+            *(_KernelPrinter(kernel, slots).source() for kernel in kernels),
+        ]
     )
 
 
-class _Printer(Elements):
+class _KernelPrinter(ExprPrinter):
+    """Print one kernel: choose its loop structure, and emit its loops, passes and stores."""
+
     def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
         super().__init__(kernel, slots)
         self.passes: list[list[ReductionStep | Store]] = []
-        self.inside = False  # of a part of a tile
-        self.fetched: set[Buffer] = set()  # whose rows are asked for ahead of their turn
+        self.in_tile_part = False  # whether a loop over the parts of a tile is open
+        self.prefetched: set[Buffer] = set()  # buffers whose rows an earlier pass prefetches
 
-    def text(self) -> str:
+    def source(self) -> str:
+        """Return the kernel's C function."""
         kernel = self.kernel
         self.passes = kernel.passes()
-        turns = math.prod(v.extent for v in kernel.outer)
+        num_iterations = math.prod(v.extent for v in kernel.outer)
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         if kernel.kind == "scan":
-            self.scans(turns * inner >= _PARALLEL)
-        elif kernel.runs:
-            self.runs(parallel=turns * inner >= _PARALLEL)
+            self.emit_scan_kernel(num_iterations * inner >= _MIN_PARALLEL)
+        elif kernel.num_chunks:
+            self.emit_partial_sum_kernel(parallel=num_iterations * inner >= _MIN_PARALLEL)
         elif kernel.kind == "elementwise":
-            self.elementwise(turns)
+            self.emit_elementwise_kernel(num_iterations)
         else:
-            self.lane = lane_of(kernel)
-            count, split = turns, turns < _FEW
+            self.lane = lane_loop(kernel)
+            count, split = num_iterations, num_iterations < _FEW_ITERATIONS
             if self.lane is not None:
-                self.tile = self.width(inner, _TILE)
-                count = turns // self.lane.extent * -(-self.lane.extent // self.tile)
-                split = count < _FEW and inner * self.tile >= _PARALLEL
+                self.tile_width = self.select_tile_width(inner, _TILE_WIDTH)
+                count = num_iterations // self.lane.extent * -(-self.lane.extent // self.tile_width)
+                split = count < _FEW_ITERATIONS and inner * self.tile_width >= _MIN_PARALLEL
                 if split:
-                    self.tile = self.width(inner, _TILE_OF_CHUNKS)
-            self.turns(parallel=turns * inner >= _PARALLEL, split=split and inner * self.tile >= _PARALLEL)
+                    self.tile_width = self.select_tile_width(inner, _SPLIT_TILE_WIDTH)
+            self.emit_reduction_kernel(
+                parallel=num_iterations * inner >= _MIN_PARALLEL,
+                split=split and inner * self.tile_width >= _MIN_PARALLEL,
+            )
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
-        written = kernel.written
-        for buffer in self.used:
+        written = kernel.buffers_written
+        for buffer in self.used_buffers:
             only = "" if buffer in written else "const "
             head.append(
-                f"    {only}{MEMORY[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
+                f"    {only}{MEMORY_TYPES[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
             )
-        if self.opaque:
-            # gcc 12 takes an index that comes from a comparison for a mask in loops of SIMD, and reads
-            # elsewhere; a number that it does not know makes an integer of it.
+        if self.has_computed_index:
+            # In SIMD loops gcc 12 mistakes an index that comes from a comparison for a mask, and reads from
+            # a wrong address. An xor with a zero that gcc cannot see makes it an integer.
             head.append('    int64_t zero = 0; __asm__("" : "+r"(zero));')
-        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
-        for i, name in enumerate(self.failed.values()):
-            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
+        head += [f"    uint64_t {name} = 0;" for name in self.failure_names.values()]
+        for i, name in enumerate(self.failure_names.values()):
+            self.emit(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
-    def width(self, inner: int, most: int) -> int:
-        """How many lanes a tile has: few go twice at the end, and several passes find it in the cache."""
+    def select_tile_width(self, inner: int, max_width: int) -> int:
+        """Return the lanes of a tile: few are computed twice, and the tile stays in cache between passes."""
         assert self.lane is not None
         extent, kernel = self.lane.extent, self.kernel
-        widths = [most >> k for k in range(most.bit_length()) if most >> k <= extent]
-        loaded = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
+        widths = [max_width >> k for k in range(max_width.bit_length()) if max_width >> k <= extent]
+        item_sizes = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
         if sum(bool(steps[0].inner) for steps in self.passes) > 1:
-            size = inner * sum(loaded.values())
-            scratch = sum(math.prod(b.shape) * b.dtype.itemsize for b in kernel.scratch)
+            bytes_per_lane = inner * sum(item_sizes.values())
+            scratch_per_lane = sum(math.prod(b.shape) * b.dtype.itemsize for b in kernel.scratch)
             rows = math.prod(v.extent for v in kernel.outer) // extent
-            # There are enough tiles for the threads, unless there are too few of any width.
-            least = min(_FEW, rows * -(-extent // LANES))
+            # Enough tiles for the threads, unless even the narrowest width gives too few.
+            min_tiles = min(_FEW_ITERATIONS, rows * -(-extent // LANES))
             widths = [
                 w
                 for w in widths
                 if w <= LANES
-                or (w * size <= _CACHE and w * scratch <= _TILE_SCRATCH and rows * -(-extent // w) >= least)
+                or (
+                    w * bytes_per_lane <= _TILE_CACHE_BYTES
+                    and w * scratch_per_lane <= _TILE_SCRATCH_BYTES
+                    and rows * -(-extent // w) >= min_tiles
+                )
             ]
-        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are. A
-        # tile costs its vectors, and about one more.
+        # The last tile overlaps the one before it, so that all tiles have the same constant width. A tile
+        # costs its number of vectors, plus about one.
         return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
-    # --- forms --------------------------------------------------------------------------------------------
+    # --- loop structures ----------------------------------------------------------------------------------
 
-    def elementwise(self, count: int) -> None:
+    def emit_elementwise_kernel(self, count: int) -> None:
+        """Emit a kernel of `count` iterations that only stores."""
         loops = list(self.kernel.outer)
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         if not loops:
-            self.bodies(stores)
+            self.emit_stores(stores)
             return
         *lead, last = loops
-        across = self.across(lead, last, stores)
-        if across is not None:
-            self.tiled(lead, across, last, stores, parallel=count >= _PARALLEL)
+        transposed_loop = self.find_transposed_loop(lead, last, stores)
+        if transposed_loop is not None:
+            self.emit_transposed_tiles(lead, transposed_loop, last, stores, parallel=count >= _MIN_PARALLEL)
             return
         rows = math.prod(v.extent for v in lead)
-        if count >= _PARALLEL and rows < 8:
-            self.loops(lead)
-            self.threaded(last, stores)
+        if count >= _MIN_PARALLEL and rows < 8:
+            self.open_loops(lead)
+            self.emit_threaded_loop(last, stores)
             self.close(len(lead))
             return
-        period = period_of(lead[-1], stores) if lead else 1
+        period = index_period(lead[-1], stores) if lead else 1
         if period == 1:
-            self.rows(lead, last, [stores], parallel=count >= _PARALLEL)
+            self.emit_rows(lead, last, [stores], parallel=count >= _MIN_PARALLEL)
             return
-        periods, along, rest = phases(lead[-1], period, stores)
-        self.rows([*lead[:-1], periods], last, along, parallel=count >= _PARALLEL)
-        if rest:
-            self.rows(lead[:-1], last, rest, parallel=False)
+        periods, bodies, remainder = unroll_period(lead[-1], period, stores)
+        self.emit_rows([*lead[:-1], periods], last, bodies, parallel=count >= _MIN_PARALLEL)
+        if remainder:
+            self.emit_rows(lead[:-1], last, remainder, parallel=False)
 
-    def rows(
+    def emit_rows(
         self, lead: Sequence[Var], last: Var, bodies: Sequence[Sequence[Store]], *, parallel: bool
     ) -> None:
-        """Stores for all turns of some loops, row after row; of several bodies, several rows in each turn."""
+        """Emit loops over rows: an iteration of `lead` computes a row along `last` for each of `bodies`."""
         if parallel and lead:
-            self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-        self.loops(lead)
+            self.emit(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+        self.open_loops(lead)
         for stores in bodies:
-            self.spans(last, stores)
+            self.emit_loop_with_borders(last, stores)
         self.close(len(lead))
 
-    def across(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
-        """The loop along which what is loaded lies, where stores go along another one."""
-        found: dict[Var, list[Expr]] = {}
-        for e in unguarded([step.value for step in stores]):
+    def find_transposed_loop(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
+        """Return the outer loop along which most strided loads are contiguous, or None.
+
+        These loads become `transposed_loads`.
+        """
+        candidates: dict[Var, list[Expr]] = {}
+        for e in unconditional_exprs([step.value for step in stores]):
             if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
                 continue
             for v in lead:
-                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _SQUARE // 2:  # type: ignore[attr-defined]
-                    found.setdefault(v, []).append(e)
-        across = max(found, key=lambda v: len(found[v]), default=None)
-        if across is not None:
-            self.squares = {e: f"q{i}" for i, e in enumerate(found[across])}
-        return across
+                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _TRANSPOSE_TILE // 2:  # type: ignore[attr-defined]
+                    candidates.setdefault(v, []).append(e)
+        best = max(candidates, key=lambda v: len(candidates[v]), default=None)
+        if best is not None:
+            self.transposed_loads = {e: f"q{i}" for i, e in enumerate(candidates[best])}
+        return best
 
-    def tiled(
-        self, lead: Sequence[Var], across: Var, last: Var, stores: Sequence[Store], *, parallel: bool
+    def emit_transposed_tiles(
+        self, lead: Sequence[Var], transposed_loop: Var, last: Var, stores: Sequence[Store], *, parallel: bool
     ) -> None:
-        """Stores square by square, each loaded the way it lies first: the lines of memory of a square whose
-        rows are a power of two apart would drive each other out of the cache."""
-        others = [v for v in lead if v is not across]
+        """Emit stores in square tiles, each first copied in the order in which it lies in memory.
+
+        Without the copy, cache lines of a tile whose rows are a power of two apart would evict each other.
+        """
+        others = [v for v in lead if v is not transposed_loop]
         if parallel:
-            self.line(f"#pragma omp parallel for collapse({len(others) + 1}) schedule(static)")
-        self.loops(others)
+            self.emit(f"#pragma omp parallel for collapse({len(others) + 1}) schedule(static)")
+        self.open_loops(others)
         ends = {}
-        for var, start in ((across, "down"), (last, "right")):
+        for var, start in ((transposed_loop, "down"), (last, "right")):
             size = mark_size(var.extent)
-            self.line(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_SQUARE}) {{")
+            self.emit(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_TRANSPOSE_TILE}) {{")
             self.depth += 1
-            ends[var] = f"({start} + {_SQUARE} < {size} ? {start} + {_SQUARE} : {size})"
-        down = Var(across.extent + 1)
-        self.names[down] = "down"
-        for e, name in self.squares.items():
+            ends[var] = f"({start} + {_TRANSPOSE_TILE} < {size} ? {start} + {_TRANSPOSE_TILE} : {size})"
+        down = Var(transposed_loop.extent + 1)
+        self.loop_names[down] = "down"
+        for e, name in self.transposed_loads.items():
             buffer: Buffer = e.extra[0]  # type: ignore[assignment]
-            half = buffer.dtype == torch.float16
-            row, column = f"{self.named(last)} - right", f"{self.named(across)} - down"
-            self.line(f"{'float' if half else MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
-            self.loop(last, "right", ends[last])
-            if half:
-                start = self.element(buffer, e.extra[1].replaced({across: IndexExpr.of(down)}))  # type: ignore[attr-defined]
-                self.line(f"f32_of_f16_row({name}[{row}], &{start}, {ends[across]} - down);")
+            is_float16 = buffer.dtype == torch.float16
+            row, column = f"{self.loop_name(last)} - right", f"{self.loop_name(transposed_loop)} - down"
+            self.emit(
+                f"{'float' if is_float16 else MEMORY_TYPES[buffer.dtype]} "
+                f"{name}[{_TRANSPOSE_TILE}][{_TRANSPOSE_TILE + 1}];"
+            )
+            self.open_loop(last, "right", ends[last])
+            if is_float16:
+                offset: IndexExpr = e.extra[1]  # type: ignore[assignment]
+                start = self.element_text(buffer, offset.substitute({transposed_loop: IndexExpr.of(down)}))
+                self.emit(f"f32_of_f16_row({name}[{row}], &{start}, {ends[transposed_loop]} - down);")
             else:
-                self.line("#pragma omp simd")
-                self.loop(across, "down", ends[across])
-                self.line(f"{name}[{row}][{column}] = {self.element(buffer, e.extra[1])};")  # type: ignore[arg-type]
+                self.emit("#pragma omp simd")
+                self.open_loop(transposed_loop, "down", ends[transposed_loop])
+                self.emit(f"{name}[{row}][{column}] = {self.element_text(buffer, e.extra[1])};")  # type: ignore[arg-type]
                 self.close(1)
             self.close(1)
-            self.squares[e] = f"{name}[{row}][{column}]"
-            if half:
-                self.halves[buffer, e.extra[1]] = self.squares[e]  # type: ignore[index]
-        self.loop(across, "down", ends[across])
-        self.line("#pragma omp simd")
-        self.loop(last, "right", ends[last])
-        self.bodies(stores)
+            self.transposed_loads[e] = f"{name}[{row}][{column}]"
+            if is_float16:
+                self.f32_copies[buffer, e.extra[1]] = self.transposed_loads[e]  # type: ignore[index]
+        self.open_loop(transposed_loop, "down", ends[transposed_loop])
+        self.emit("#pragma omp simd")
+        self.open_loop(last, "right", ends[last])
+        self.emit_stores(stores)
         self.close(4 + len(others))
-        self.squares, self.halves = {}, {}
+        self.transposed_loads, self.f32_copies = {}, {}
 
-    def bodies(self, stores: Sequence[Store]) -> None:
-        values = [_unrounded(step) for step in stores]
+    def emit_stores(self, stores: Sequence[Store]) -> None:
+        """Emit the body of a loop: compute the values of stores and store them."""
+        values = [_value_before_rounding(step) for step in stores]
         first: list[Expr] = []
-        if has_neighbours(stores):
-            # Between two choices by the same test they would come under it (`LOADS_UNDER_TESTS`).
-            first = [e for e in unguarded(values) if e.op == "load" and not e.args]
-        names = self.exprs(values, first)
-        for step, name in zip(stores, names, strict=True):
-            self.put(step, name)
-        self.end_of_body(stores)
+        if has_adjacent_stores(stores):
+            # Between two selects by the same test, gcc would move these loads under it (`GUARDED_LOADS`).
+            first = [e for e in unconditional_exprs(values) if e.op == "load" and not e.args]
+        value_names = self.emit_exprs(values, first)
+        for step, name in zip(stores, value_names, strict=True):
+            self.emit_store(step, name)
+        self.end_body(stores)
 
-    def threaded(self, last: Var, stores: Sequence[Store]) -> None:
-        """Stores for every turn of a loop, which is cut for the threads."""
-        if self.in_blocks(last, (0, last.extent), stores, parallel=True):
+    def emit_threaded_loop(self, last: Var, stores: Sequence[Store]) -> None:
+        """Emit a loop whose iterations the threads share."""
+        if self.emit_in_blocks(last, (0, last.extent), stores, parallel=True):
             return
-        self.line("#pragma omp parallel for simd schedule(static)")
-        self.loop(last)
-        self.bodies(stores)
+        self.emit("#pragma omp parallel for simd schedule(static)")
+        self.open_loop(last)
+        self.emit_stores(stores)
         self.close(1)
 
-    def in_blocks(self, last: Var, span: tuple[int, int], stores: Sequence[Store], *, parallel: bool) -> bool:
-        """Stores for some turns of a loop in blocks; whether there is any use in blocks.
+    def emit_in_blocks(
+        self, last: Var, span: tuple[int, int], stores: Sequence[Store], *, parallel: bool
+    ) -> bool:
+        """Emit a loop in blocks if that is useful, and return whether it is.
 
-        For each block random numbers are made first, and what is float16 in memory is converted before and
-        after. Where that is all, blocks are so small that their floats stay in registers.
+        For each block, random words are generated first, and float16 elements are converted before and after.
+        With conversions only, blocks are so small that their floats stay in registers.
         """
-        words = words_of(last, [step.value for step in stores])
-        if not words and not any(_halves(last, [step.value for step in stores], stores)):
+        words = find_random_words(last, [step.value for step in stores])
+        if not words and not any(_find_float16_rows(last, [step.value for step in stores], stores)):
             return False
-        before = self.hoist(last, span, stores)
+        saved = self.begin_hoisting(last, span, stores)
         first, stop = map(mark_size, span)
-        size = BLOCK if words else _STRIP
-        whole = not words and span[1] - span[0] >= size
-        if words or whole:
+        size = RANDOM_BLOCK if words else _FLOAT16_STRIP
+        is_full = not words and span[1] - span[0] >= size
+        if words or is_full:
             if parallel:
-                self.line("#pragma omp parallel for schedule(static)")
-            last_start = f"{stop} - {size - 1}" if whole else stop
-            self.line(f"for (int64_t block = {first}; block < {last_start}; block += {size}) {{")
+                self.emit("#pragma omp parallel for schedule(static)")
+            last_start = f"{stop} - {size - 1}" if is_full else stop
+            self.emit(f"for (int64_t block = {first}; block < {last_start}; block += {size}) {{")
             self.depth += 1
             if words:
-                self.line(f"const int64_t end = block + {size} < {stop} ? block + {size} : {stop};")
-            self.block(last, stores, words, size, whole=whole)
+                self.emit(f"const int64_t end = block + {size} < {stop} ? block + {size} : {stop};")
+            self.emit_block(last, stores, words, size, is_full=is_full)
             self.close(1)
         if not words:
-            self.line("{")
+            self.emit("{")
             self.depth += 1
             count = f"({stop} - {first})" if span[0] else stop
-            self.line(f"const int64_t end = {stop}, block = end - {count} % {size};")
-            self.block(last, stores, words, size, whole=False)
+            self.emit(f"const int64_t end = {stop}, block = end - {count} % {size};")
+            self.emit_block(last, stores, words, size, is_full=False)
             self.close(1)
-        self.hoisted_before(before)
+        self.end_hoisting(saved)
         return True
 
-    def hoist(self, last: Var, span: tuple[int, int], stores: Sequence[Store]) -> list[str]:
-        """Begin to gather what is the same for all turns of a loop; the lines before."""
-        before, self.lines, self.hoisted, self.uniform, self.lifted = self.lines, [], [], {}, {}
-        self.sure = {e for e in unguarded([step.value for step in stores]) if e.op == "load"}
-        self.span, self.outside = (last, *span), self.depth
-        return before
+    def begin_hoisting(self, last: Var, span: tuple[int, int], stores: Sequence[Store]) -> list[str]:
+        """Start collecting loop-invariant lines separately; return the lines emitted so far."""
+        saved, self.lines, self.hoisted, self.uniform_cache, self.hoisted_names = (
+            self.lines,
+            [],
+            [],
+            {},
+            {},
+        )
+        exprs = unconditional_exprs([step.value for step in stores])
+        self.unconditional_loads = {e for e in exprs if e.op == "load"}
+        self.span, self.hoist_depth = (last, *span), self.depth
+        return saved
 
-    def hoisted_before(self, before: list[str]) -> None:
-        """End it: the lines before, what was gathered, and the loop."""
-        self.span, self.sure, self.lifted = None, set(), {}
-        self.lines = before + self.hoisted + self.lines
+    def end_hoisting(self, saved: list[str]) -> None:
+        """Put the loop-invariant lines between the saved lines and the loop."""
+        self.span, self.unconditional_loads, self.hoisted_names = None, set(), {}
+        self.lines = saved + self.hoisted + self.lines
 
-    def block(
-        self, last: Var, stores: Sequence[Store], words: Sequence[Words], size: int, *, whole: bool
+    def emit_block(
+        self, last: Var, stores: Sequence[Store], words: Sequence[RandomWords], size: int, *, is_full: bool
     ) -> None:
-        """Stores for the turns of a loop from `block` to `end`, or for as many as a whole block has."""
-        name, begin = self.named(last), Var(last.extent + 1)
-        self.names[begin] = "block"
-        here = {last: IndexExpr.of(begin)}
+        """Emit the loop over one block, from `block` to `end`, or over `size` iterations if `is_full`."""
+        name, block_start = self.loop_name(last), Var(last.extent + 1)
+        self.loop_names[block_start] = "block"
+        at_block_start = {last: IndexExpr.of(block_start)}
         for i, group in enumerate(words):
-            (seed,) = self.exprs([group.seed])
-            w, start = f"w{i}", self.place(group.first.replaced(here))
-            self.line(f"const int64_t {w}_from = {start};")
-            self.line(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
+            (seed,) = self.emit_exprs([group.seed])
+            w, start = f"w{i}", self.index_text(group.first.substitute(at_block_start))
+            self.emit(f"const int64_t {w}_from = {start};")
+            self.emit(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
-            self.line(f"philox_fill({w}, {seed}, {w}_from / 4, {count}, {group.stream});")
-            self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
+            self.emit(f"philox_fill({w}, {seed}, {w}_from / 4, {count}, {group.stream});")
+            self.emit(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
             for e, offset in group.offsets.items():
-                self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
-        loads, stored = _halves(last, [step.value for step in stores], stores)
-        after = self.rows_of_floats(loads, stored, last, size, whole=whole)
-        full = whole or (not words and self.in_arrays(stores))
-        self.line("#pragma omp simd")
-        self.loop(last, "block", f"block + {size}" if full else "end")
-        self.bodies(stores)
+                self.random_words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
+        loads, stored = _find_float16_rows(last, [step.value for step in stores], stores)
+        store_lines = self.emit_f32_copies(loads, stored, last, size, is_full=is_full)
+        runs_full = is_full or (not words and self.can_compute_past_end(stores))
+        self.emit("#pragma omp simd")
+        self.open_loop(last, "block", f"block + {size}" if runs_full else "end")
+        self.emit_stores(stores)
         self.close(1)
-        self.put_lines(after)
-        self.words, self.halves = {}, {}
+        self.emit_all(store_lines)
+        self.random_words, self.f32_copies = {}, {}
 
-    def in_arrays(self, stores: Sequence[Store]) -> bool:
-        """Whether stores can be computed beyond the end, for a loop of whole vectors.
+    def can_compute_past_end(self, stores: Sequence[Store]) -> bool:
+        """Whether the loop may run past its end, to the end of a vector.
 
-        What varies is in arrays of floats then, and nothing is checked, as divisors of whole numbers are.
+        True if whatever varies is in arrays of float32 copies, and nothing is checked (integer divisors are).
         """
 
         def is_harmless(e: Expr) -> bool:
             if self.is_uniform(e):
                 return True
             if e.op == "load":
-                return e.extra in self.halves
+                return e.extra in self.f32_copies
             return e.op != "checked"
 
-        written = all((step.buffer, step.place) in self.halves for step in stores)
-        return written and all(map(is_harmless, walk([step.value for step in stores])))
+        only_f32_copies = all((step.buffer, step.offset) in self.f32_copies for step in stores)
+        return only_f32_copies and all(map(is_harmless, walk([step.value for step in stores])))
 
-    def rows_of_floats(
+    def emit_f32_copies(
         self,
         loads: Sequence[tuple[Buffer, IndexExpr]],
         stored: Sequence[tuple[Buffer, IndexExpr]],
         last: Var,
         size: int,
         *,
-        whole: bool,
+        is_full: bool,
     ) -> list[str]:
-        """Arrays of the floats that a block of what is float16 in memory is; the lines that store them.
+        """Declare and fill arrays of a block's float16 elements as float32; return the lines that store them.
 
-        Their size is a multiple of a vector's: a conversion may go beyond the end of the block.
+        Array sizes are multiples of a vector: a conversion may go past the end of the block.
         """
-        name, begin = self.named(last), Var(last.extent + 1)
-        self.names[begin] = "block"
-        form, count = ("strip", "") if whole else ("row", ", end - block")
-        after = []
+        name, block_start = self.loop_name(last), Var(last.extent + 1)
+        self.loop_names[block_start] = "block"
+        kind, count = ("strip", "") if is_full else ("row", ", end - block")
+        store_lines = []
         for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
-            row, start = f"h{i}", self.element(buffer, place.replaced({last: IndexExpr.of(begin)}))
-            self.line(f"float {row}[{size}] __attribute__((aligned(64)));")
+            row, start = (
+                f"h{i}",
+                self.element_text(buffer, place.substitute({last: IndexExpr.of(block_start)})),
+            )
+            self.emit(f"float {row}[{size}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
-                self.line(f"f32_of_f16_{form}({row}, &{start}{count});")
+                self.emit(f"f32_of_f16_{kind}({row}, &{start}{count});")
             if (buffer, place) in stored:
-                after.append(f"f16_of_f32_{form}(&{start}, {row}{count});")
-            self.halves[buffer, place] = f"{row}[{name} - block]"
-        return after
+                store_lines.append(f"f16_of_f32_{kind}(&{start}, {row}{count});")
+            self.f32_copies[buffer, place] = f"{row}[{name} - block]"
+        return store_lines
 
-    def spans(self, last: Var, stores: Sequence[Store]) -> None:
-        """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
-        period = period_of(last, stores)
+    def emit_loop_with_borders(self, last: Var, stores: Sequence[Store]) -> None:
+        """Emit a loop in up to three parts: its interior, where all bounds tests hold, and two borders."""
+        period = index_period(last, stores)
         if period > 1:
-            periods, along, rest = phases(last, period, stores)
-            self.spans(periods, [step for turn in along for step in turn])
-            for turn in rest:
-                self.bodies(turn)
+            periods, bodies, remainder = unroll_period(last, period, stores)
+            self.emit_loop_with_borders(periods, [step for iteration in bodies for step in iteration])
+            for iteration in remainder:
+                self.emit_stores(iteration)
             return
-        name, size = self.named(last), last.extent
-        start, end, tests = inside(last, [step.value for step in stores])
+        name, size = self.loop_name(last), last.extent
+        start, end, tests = interior_range(last, [step.value for step in stores])
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
             if first >= stop:
                 continue
             long = stop - first >= 8 and not known
-            if long and self.in_blocks(last, (first, stop), stores, parallel=False):
+            if long and self.emit_in_blocks(last, (first, stop), stores, parallel=False):
                 continue
-            before = self.hoist(last, (first, stop), stores)
+            saved = self.begin_hoisting(last, (first, stop), stores)
             if stop - first >= 8:
-                self.line("#pragma omp simd")
+                self.emit("#pragma omp simd")
             begin = mark_size(first) if first else "0"
-            self.line(f"for (int64_t {name} = {begin}; {name} < {mark_size(stop)}; {name}++) {{")
+            self.emit(f"for (int64_t {name} = {begin}; {name} < {mark_size(stop)}; {name}++) {{")
             self.depth += 1
-            self.known = {id(test) for test in known}
-            self.bodies(stores)
-            self.known = set()
+            self.true_tests = {id(test) for test in known}
+            self.emit_stores(stores)
+            self.true_tests = set()
             self.close(1)
-            self.hoisted_before(before)
+            self.end_hoisting(saved)
 
-    def turns(self, *, parallel: bool, split: bool) -> None:
-        """Turns of the outer loops, of tiles of a lane, for the threads unless each pass is split."""
+    def emit_reduction_kernel(self, *, parallel: bool, split: bool) -> None:
+        """Emit the outer loops, tiled along the lane. The threads share them unless each pass is split."""
         outer = [v for v in self.kernel.outer if v is not self.lane]
         count = len(outer) + (self.lane is not None)
         if parallel and count and not split:
-            self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
-        self.loops(outer)
+            self.emit(f"#pragma omp parallel for collapse({count}) schedule(static)")
+        self.open_loops(outer)
         if self.lane is not None:
             size = mark_size(self.lane.extent)
-            self.line(f"for (int64_t next = 0; next < {size}; next += {self.tile}) {{")
+            self.emit(f"for (int64_t next = 0; next < {size}; next += {self.tile_width}) {{")
             self.depth += 1
-            self.line(f"const int64_t tile = next + {self.tile} < {size} ? next : {size} - {self.tile};")
-        self.turn(split=split)
+            self.emit(
+                f"const int64_t tile = next + {self.tile_width} < {size} ? next : {size} - {self.tile_width};"
+            )
+        self.emit_iteration(split=split)
         self.close(count)
 
-    def runs(self, *, parallel: bool) -> None:
-        """Turns in runs, whose partial sums gather beside what each turn makes."""
+    def emit_partial_sum_kernel(self, *, parallel: bool) -> None:
+        """Emit the outer loops in chunks of consecutive iterations, each with its own partial sums."""
         kernel = self.kernel
         sums = [step for step in kernel.steps if isinstance(step, PartialSum)]
-        turns = mark_size(math.prod(v.extent for v in kernel.outer))
+        num_iterations = mark_size(math.prod(v.extent for v in kernel.outer))
         if parallel:
-            self.line("#pragma omp parallel for schedule(static)")
-        self.line(f"for (int64_t run = 0; run < {mark_size(kernel.runs)}; run++) {{")
+            self.emit("#pragma omp parallel for schedule(static)")
+        self.emit(f"for (int64_t chunk = 0; chunk < {mark_size(kernel.num_chunks)}; chunk++) {{")
         self.depth += 1
         for i, step in enumerate(sums):
-            self.partials[step] = f"s{i}_part"
+            self.partial_sums[step] = f"s{i}_block"
             count = math.prod(step.buffer.shape[1:])
-            room = 1 << (count - 1).bit_length()
-            self.line(f"{C_TYPES[step.buffer.dtype]} s{i}_part[{room}] __attribute__((aligned(64)));")
-            self.line(f"double s{i}[{room}] __attribute__((aligned(64)));")
-            self.line(f"for (int64_t j = 0; j < {mark_size(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
-        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark_size(kernel.runs)};")
-        first = f"run * {turns} / {mark_size(kernel.runs)}"
-        self.line(f"for (int64_t block = {first}; block < stop; block += {_BLOCK_OF_LANES}) {{")
+            capacity = 1 << (count - 1).bit_length()
+            self.emit(f"{C_TYPES[step.buffer.dtype]} s{i}_block[{capacity}] __attribute__((aligned(64)));")
+            self.emit(f"double s{i}[{capacity}] __attribute__((aligned(64)));")
+            self.emit(f"for (int64_t j = 0; j < {mark_size(count)}; j++) s{i}[j] = s{i}_block[j] = 0;")
+        self.emit(f"const int64_t stop = (chunk + 1) * {num_iterations} / {mark_size(kernel.num_chunks)};")
+        first = f"chunk * {num_iterations} / {mark_size(kernel.num_chunks)}"
+        self.emit(f"for (int64_t block = {first}; block < stop; block += {_LANE_SUM_BLOCK}) {{")
         self.depth += 1
-        self.line(f"const int64_t end = block + {_BLOCK_OF_LANES} < stop ? block + {_BLOCK_OF_LANES} : stop;")
-        self.line("for (int64_t turn = block; turn < end; turn++) {")
+        self.emit(f"const int64_t end = block + {_LANE_SUM_BLOCK} < stop ? block + {_LANE_SUM_BLOCK} : stop;")
+        self.emit("for (int64_t iteration = block; iteration < end; iteration++) {")
         self.depth += 1
         stride = 1
         for var in reversed(kernel.outer):
-            quotient = "turn" if stride == 1 else f"turn / {mark_size(stride)}"
+            quotient = "iteration" if stride == 1 else f"iteration / {mark_size(stride)}"
             rest = "" if var is kernel.outer[0] else f" % {mark_size(var.extent)}"
-            self.line(f"const int64_t {self.named(var)} = {quotient}{rest};")
+            self.emit(f"const int64_t {self.loop_name(var)} = {quotient}{rest};")
             stride *= var.extent
-        self.turn(split=False)
+        self.emit_iteration(split=False)
         self.close(1)
         sizes = [mark_size(math.prod(step.buffer.shape[1:])) for step in sums]
         for i, size in enumerate(sizes):
-            self.line(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_part[j], s{i}_part[j] = 0;")
+            self.emit(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_block[j], s{i}_block[j] = 0;")
         self.close(1)
         for i, (step, size) in enumerate(zip(sums, sizes, strict=True)):
-            self.used[step.buffer] = None
+            self.used_buffers[step.buffer] = None
             value = f"s{i}[j]"
-            if step.buffer.dtype in SHORT:
-                value = f"{SHORT[step.buffer.dtype]}_of_f32({value})"
-            self.line(f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[run * {size} + j] = {value};")
+            if step.buffer.dtype in SIXTEEN_BIT_FLOATS:
+                value = f"{SIXTEEN_BIT_FLOATS[step.buffer.dtype]}_of_f32({value})"
+            self.emit(
+                f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[chunk * {size} + j] = {value};"
+            )
         self.close(1)
 
-    def turn(self, *, split: bool) -> None:
-        """What one turn of the outer loops does: its passes, with the arrays that they share."""
+    def emit_iteration(self, *, split: bool) -> None:
+        """Emit the body of the outer loops: scratch arrays, then the passes that share them."""
         for buffer in self.kernel.scratch:
-            self.shifts[buffer] = self.shift(buffer)
-            # Of a size that many shapes share.
-            room = 1 << (math.prod(buffer.shape) * self.tile + self.shifts[buffer] - 1).bit_length()
-            self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
-        for buffer, start, extent in next_rows(self.kernel) if self.lane is None else ():
-            self.line(self.asked(buffer, start, "0", mark_size(extent)))
+            self.scratch_offsets[buffer] = self.scratch_offset(buffer)
+            # A power of two, so that many shapes share the same source.
+            capacity = (
+                1
+                << (math.prod(buffer.shape) * self.tile_width + self.scratch_offsets[buffer] - 1).bit_length()
+            )
+            self.emit(f"{MEMORY_TYPES[buffer.dtype]} {buffer.name}[{capacity}] __attribute__((aligned(64)));")
+        for buffer, start, extent in next_pooling_rows(self.kernel) if self.lane is None else ():
+            self.emit(self.prefetch_text(buffer, start, "0", mark_size(extent)))
         for steps in self.passes:
-            self.one_pass(steps, split=split)
+            self.emit_pass(steps, split=split)
 
-    def shift(self, buffer: Buffer) -> int:
-        """Where a row in scratch begins, for the loop along its middle to store whole lines.
+    def scratch_offset(self, buffer: Buffer) -> int:
+        """Return the index at which a scratch row starts, such that its interior loop is cache-line aligned.
 
-        Otherwise gcc takes elements one by one up to the first line: of a row of 2 KB as long as the rest.
+        Otherwise gcc peels scalar iterations up to the first line: for a row of 2 KB as long as the rest.
         """
-        line = _LINE // buffer.dtype.itemsize
+        line = _CACHE_LINE // buffer.dtype.itemsize
         starts = [
-            inside(step.inner[0], [step.value])[0]
+            interior_range(step.inner[0], [step.value])[0]
             for step in self.kernel.steps
             if isinstance(step, Store) and step.buffer is buffer and len(step.inner) == 1
         ]
         return -starts[0] % line if starts and self.lane is None else 0
 
-    def scans(self, parallel: bool) -> None:
-        """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
-        running = [step for step in self.kernel.steps if isinstance(step, ScanStep)]
+    def emit_scan_kernel(self, parallel: bool) -> None:
+        """Emit a kernel of scans: the inner loop in order, for each outer iteration or a tile of them."""
+        scan_steps = [step for step in self.kernel.steps if isinstance(step, ScanStep)]
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         ((along,),) = {step.inner for step in self.kernel.steps}
-        lane, tile, vectors = lane_of_scans(self.kernel)
+        lane, tile_width, is_vectorized = select_scan_lane(self.kernel)
         lead = [v for v in self.kernel.outer if v is not lane]
         count = len(lead) + (lane is not None)
         if parallel and count:
-            self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
-        self.loops(lead)
+            self.emit(f"#pragma omp parallel for collapse({count}) schedule(static)")
+        self.open_loops(lead)
         if lane is not None:
             size = mark_size(lane.extent)
-            self.line(f"for (int64_t next = 0; next < {size}; next += {tile}) {{")
+            self.emit(f"for (int64_t next = 0; next < {size}; next += {tile_width}) {{")
             self.depth += 1
-            # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
-            self.line(f"const int64_t tile = next + {tile} < {size} ? next : {size} - {tile};")
-        made = states(running, tile if lane is not None else 0, vectors)
-        for state in made:
-            self.put_lines(state.declared())
-        lanes = f"for (int64_t l = 0; l < {tile}; l++) {{"
+            # The last tile overlaps the one before it, so that all tiles have the same constant width.
+            self.emit(f"const int64_t tile = next + {tile_width} < {size} ? next : {size} - {tile_width};")
+        states = create_scan_states(scan_steps, tile_width if lane is not None else 0, is_vectorized)
+        for state in states:
+            self.emit_all(state.declarations())
+        lanes = f"for (int64_t l = 0; l < {tile_width}; l++) {{"
         if lane is not None:
-            self.line(lanes)
+            self.emit(lanes)
             self.depth += 1
-        self.put_lines([line for state in made for line in state.begun()])
+        self.emit_all([line for state in states for line in state.initial_values()])
         self.close(lane is not None)
-        self.loop(along)
+        self.open_loop(along)
         if lane is not None:
-            if vectors:
-                self.line("#pragma omp simd")
-            self.line(lanes)
+            if is_vectorized:
+                self.emit("#pragma omp simd")
+            self.emit(lanes)
             self.depth += 1
-            self.line(f"const int64_t {self.named(lane)} = tile + l;")
-        values = self.exprs([step.body for step in running])
-        for state, value in zip(made, values, strict=True):
-            self.put_lines(state.joined(value, self.named(along)))
-            self.scanned[state.step.scan, state.step.index] = state.text()
-        self.bodies(stores)
+            self.emit(f"const int64_t {self.loop_name(lane)} = tile + l;")
+        values = self.emit_exprs([step.body for step in scan_steps])
+        for state, value in zip(states, values, strict=True):
+            self.emit_all(state.update(value, self.loop_name(along)))
+            self.scan_results[state.step.scan, state.step.index] = state.result_text()
+        self.emit_stores(stores)
         self.close(count + 1 + (lane is not None))
 
     # --- passes -------------------------------------------------------------------------------------------
 
-    def one_pass(self, steps: Sequence[ReductionStep | Store], *, split: bool) -> None:
-        """A loop over the inner loops of some steps."""
+    def emit_pass(self, steps: Sequence[ReductionStep | Store], *, split: bool) -> None:
+        """Emit one pass along the inner loops: reductions that share them, or stores."""
         inner = steps[0].inner
-        folds = [step for step in steps if isinstance(step, ReductionStep)]
+        reductions = [step for step in steps if isinstance(step, ReductionStep)]
         stores = [step for step in steps if isinstance(step, Store)]
-        split = split and math.prod(v.extent for v in inner) * self.tile >= _PARALLEL
-        if not folds:
-            self.along(inner, stores, parallel=split)
+        split = split and math.prod(v.extent for v in inner) * self.tile_width >= _MIN_PARALLEL
+        if not reductions:
+            self.emit_store_loops(inner, stores, parallel=split)
             return
-        lanes = self.tile if self.lane is not None else 0
-        made = accumulators(folds, len(self.folds), lanes, min(lanes, _LANES))
-        later = [acc for acc in made if isinstance(acc, Exponentials)]
+        lanes = self.tile_width if self.lane is not None else 0
+        accs = create_accumulators(
+            reductions, len(self.reduction_results), lanes, min(lanes, _REGISTER_LANES)
+        )
+        exp_sums = [acc for acc in accs if isinstance(acc, OnlineExpSum)]
         if split:
-            for acc in made:
-                self.put_lines(acc.declared("parts", _CHUNKS))
-            cut = next((v for v in inner if v.extent >= _CHUNKS), max(inner, key=lambda v: v.extent))
-            self.line("#pragma omp parallel for schedule(static)")
-            self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+            for acc in accs:
+                self.emit_all(acc.declarations("chunks", _NUM_CHUNKS))
+            chunked_loop = next(
+                (v for v in inner if v.extent >= _NUM_CHUNKS), max(inner, key=lambda v: v.extent)
+            )
+            self.emit("#pragma omp parallel for schedule(static)")
+            self.emit(f"for (int64_t chunk = 0; chunk < {_NUM_CHUNKS}; chunk++) {{")
             self.depth += 1
-            self.whole(made)
-            self.folded(made, stores, inner, cut)
-            self.in_lanes([line for acc in made for line in acc.copied("[chunk]")])
+            self.declare_totals(accs)
+            self.emit_reduction_loops(accs, stores, inner, chunked_loop)
+            self.emit_in_lanes([line for acc in accs for line in acc.copy_to_chunk("[chunk]")])
             self.close(1)
-            self.whole(made)
-            # Exponentials are about the largest element, which has to be known before.
-            for several in ([acc for acc in made if acc not in later], later):
-                if not several:
+            self.declare_totals(accs)
+            # Sums of exponentials come second: they are rescaled by the maximum of all chunks.
+            for group in ([acc for acc in accs if acc not in exp_sums], exp_sums):
+                if not group:
                     continue
-                self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+                self.emit(f"for (int64_t chunk = 0; chunk < {_NUM_CHUNKS}; chunk++) {{")
                 self.depth += 1
-                self.in_lanes([line for acc in several for line in acc.merge("parts", "[chunk]")])
+                self.emit_in_lanes([line for acc in group for line in acc.merge("chunks", "[chunk]")])
                 self.close(1)
         else:
-            self.whole(made)
-            self.folded(made, stores, inner, None)
-        for acc in made:
+            self.declare_totals(accs)
+            self.emit_reduction_loops(accs, stores, inner, None)
+        for acc in accs:
             if not acc.lanes:
-                self.put_lines(acc.ended())
-            self.folds[acc.step.reduction, acc.step.index] = acc.text()
+                self.emit_all(acc.result_definition())
+            self.reduction_results[acc.step.reduction, acc.step.index] = acc.result_text()
 
-    def whole(self, made: Sequence[Accumulator]) -> None:
-        for acc in made:
-            self.put_lines(acc.declared("whole"))
+    def declare_totals(self, accs: Sequence[Accumulator]) -> None:
+        """Declare and initialize the totals of reductions."""
+        for acc in accs:
+            self.emit_all(acc.declarations("total"))
             if acc.is_arg and not acc.lanes:
-                self.line(f"{acc.place_type} {acc.name}_whole_at = 0;")
+                self.emit(f"{acc.index_type} {acc.name}_total_at = 0;")
         if self.lane is not None:
-            self.in_lanes([line for acc in made for line in acc.reset("whole")])
+            self.emit_in_lanes([line for acc in accs for line in acc.reset("total")])
 
-    def folded(
-        self, made: Sequence[Accumulator], stores: Sequence[Store], inner: tuple[Var, ...], cut: Var | None
+    def emit_reduction_loops(
+        self,
+        accs: Sequence[Accumulator],
+        stores: Sequence[Store],
+        inner: tuple[Var, ...],
+        chunked_loop: Var | None,
     ) -> None:
-        """The wholes of folds, of a chunk of one of the inner loops where it is cut."""
+        """Emit the loops that compute totals; with a `chunked_loop`, those of the current chunk of it."""
 
         def bounds(var: Var) -> tuple[str, str]:
             size = mark_size(var.extent)
-            if var is not cut:
+            if var is not chunked_loop:
                 return "0", size
-            return f"chunk * {size} / {_CHUNKS}", f"(chunk + 1) * {size} / {_CHUNKS}"
+            return f"chunk * {size} / {_NUM_CHUNKS}", f"(chunk + 1) * {size} / {_NUM_CHUNKS}"
 
-        place = _flat_place(inner)
+        flat_index = _flat_index(inner)
         if not inner:
-            self.elements(made, stores, place, blocked=False)
+            self.emit_reduction_body(accs, stores, flat_index, is_blocked=False)
             return
         *lead, last = inner
-        args = [acc for acc in made if acc.is_arg and not acc.lanes]
-        later = [acc for acc in made if isinstance(acc, Exponentials)]
-        squares = [acc for acc in made if isinstance(acc, Squares)]
-        made = [acc for acc in made if acc not in later]
-        for acc in args:
+        arg_reductions = [acc for acc in accs if acc.is_arg and not acc.lanes]
+        exp_sums = [acc for acc in accs if isinstance(acc, OnlineExpSum)]
+        square_sums = [acc for acc in accs if isinstance(acc, OnlineSquareSum)]
+        accs = [acc for acc in accs if acc not in exp_sums]
+        for acc in arg_reductions:
             for var in inner:
-                self.line(f"int64_t {acc.name}_{self.named(var)} = {bounds(var)[0]};")
-        along = self.named(last)
-        sums = any(acc.part_type != acc.type for acc in made)
-        block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
-        if later and not sums:
-            block = _BLOCK_OF_EXP
-        if sums and _has_wide_integers([acc.step.body for acc in made]):
-            block = _BLOCK_ONE_BY_ONE
+                self.emit(f"int64_t {acc.name}_{self.loop_name(var)} = {bounds(var)[0]};")
+        last_name = self.loop_name(last)
+        has_block_sums = any(acc.block_type != acc.type for acc in accs)
+        block_size = _SUM_BLOCK if has_block_sums else _NO_SUM_BLOCK
+        if exp_sums and not has_block_sums:
+            block_size = _EXP_BLOCK
+        if has_block_sums and _converts_int64_to_float([acc.step.body for acc in accs]):
+            block_size = _SCALAR_SUM_BLOCK
         if self.lane is not None:
-            block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
-            if later or squares:
-                block = _BLOCK_OF_ONLINE_LANES
-        if args:
-            block = min(block, _BLOCK_OF_ARG)
-        halves: list[tuple[Buffer, IndexExpr]] = []
+            block_size = _LANE_SUM_BLOCK if has_block_sums else _LANE_NO_SUM_BLOCK
+            if exp_sums or square_sums:
+                block_size = _ONLINE_LANE_BLOCK
+        if arg_reductions:
+            block_size = min(block_size, _ARG_BLOCK)
+        float16_rows: list[tuple[Buffer, IndexExpr]] = []
         if self.lane is None:
-            halves, _ = _halves(last, [acc.step.body for acc in (*made, *later)])
-        if halves:
-            block = min(block, _BLOCK_OF_HALVES)
+            float16_rows, _ = _find_float16_rows(last, [acc.step.body for acc in (*accs, *exp_sums)])
+        if float16_rows:
+            block_size = min(block_size, _FLOAT16_BLOCK)
         start, stop = bounds(last)
-        if squares:
-            self.references(squares, [(var, bounds(var)[0]) for var in lead], last, block, bounds(last))
+        if square_sums:
+            self.emit_initial_means(
+                square_sums, [(var, bounds(var)[0]) for var in lead], last, block_size, bounds(last)
+            )
         for var in lead:
-            self.loop(var, *bounds(var))
-        self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
+            self.open_loop(var, *bounds(var))
+        self.emit(f"for (int64_t block = {start}; block < {stop}; block += {block_size}) {{")
         self.depth += 1
-        self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        self.emit(f"const int64_t end = block + {block_size} < {stop} ? block + {block_size} : {stop};")
         if lead and self.lane is None:
-            rows = next_parts(lead[-1], last, [acc.step.body for acc in (*made, *later)])
-            self.fetch(rows, f"{self.named(lead[-1])} + 1 < {bounds(lead[-1])[1]}")
+            rows = next_reduction_rows(lead[-1], last, [acc.step.body for acc in (*accs, *exp_sums)])
+            self.emit_prefetch(rows, f"{self.loop_name(lead[-1])} + 1 < {bounds(lead[-1])[1]}")
         if not lead and self.lane is None:
-            for buffer, begin in rows_to_write(self.kernel, stores, last):
-                self.line(self.asked(buffer, begin, "block", "end", ", 1"))
-        self.rows_of_floats(halves, [], last, block, whole=False)
-        for acc in squares:
-            self.line(f"{acc.name}_turns += end - block;")
+            for buffer, row_start in next_output_rows(self.kernel, stores, last):
+                self.emit(self.prefetch_text(buffer, row_start, "block", "end", ", 1"))
+        self.emit_f32_copies(float16_rows, [], last, block_size, is_full=False)
+        for acc in square_sums:
+            self.emit(f"{acc.name}_count += end - block;")
         if self.lane is not None:
-            self.parts_of_tile()
-            self.inside = True
-        for several in (made, later) if later else (made,):
-            if several is later:
-                self.in_lanes([line for acc in later for line in acc.moved()])
-            for acc in several:
-                self.put_lines(acc.declared("part"))
+            self.open_tile_parts()
+            self.in_tile_part = True
+        for group in (accs, exp_sums) if exp_sums else (accs,):
+            if group is exp_sums:
+                self.emit_in_lanes([line for acc in exp_sums for line in acc.rescale()])
+            for acc in group:
+                self.emit_all(acc.declarations("block"))
             if self.lane is not None:
-                self.in_lanes([line for acc in several for line in acc.reset("part")])
+                self.emit_in_lanes([line for acc in group for line in acc.reset("block")])
             else:
-                self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in several))
-            self.loop(last, "block", "end")
-            self.elements(several, stores if several is made else [], place, blocked=True)
+                self.emit("#pragma omp simd" + "".join(acc.omp_clauses("block") for acc in group))
+            self.open_loop(last, "block", "end")
+            self.emit_reduction_body(group, stores if group is accs else [], flat_index, is_blocked=True)
             self.close(1)
-            self.in_lanes([line for acc in several if acc not in args for line in acc.merge("part", "")])
-        self.halves = {}
+            self.emit_in_lanes(
+                [line for acc in group if acc not in arg_reductions for line in acc.merge("block", "")]
+            )
+        self.f32_copies = {}
         if self.lane is not None:
             self.close(1)
-            self.inside = False
-        for acc in args:
-            self.line(f"if ({acc.improved()}) {{")
+            self.in_tile_part = False
+        for acc in arg_reductions:
+            self.emit(f"if ({acc.improvement_test()}) {{")
             self.depth += 1
-            self.put_lines(acc.take_part())
+            self.emit_all(acc.take_block())
             for var in lead:
-                self.line(f"{acc.name}_{self.named(var)} = {self.named(var)};")
-            self.line(f"{acc.name}_{along} = block;")
+                self.emit(f"{acc.name}_{self.loop_name(var)} = {self.loop_name(var)};")
+            self.emit(f"{acc.name}_{last_name} = block;")
             self.close(1)
         self.close(len(inner))
-        for acc in args:
-            self.found(acc, inner, block, bounds(last)[1])
+        for acc in arg_reductions:
+            self.emit_arg_search(acc, inner, block_size, bounds(last)[1])
 
-    def fetch(self, rows: Sequence[tuple[Buffer, IndexExpr]], test: str) -> None:
-        """Ask for what comes a turn after the current block of rows, if there is such a turn."""
-        fresh = [row for row in rows if row[0] not in self.fetched]
-        self.fetched |= {buffer for buffer, _ in fresh}  # a later pass finds them in the cache
-        if fresh:
-            self.line(f"if ({test}) {{")
+    def emit_prefetch(self, rows: Sequence[tuple[Buffer, IndexExpr]], condition: str) -> None:
+        """Emit prefetches of the next iteration's rows, under a condition that there is a next iteration."""
+        new_rows = [row for row in rows if row[0] not in self.prefetched]
+        self.prefetched |= {buffer for buffer, _ in new_rows}  # a later pass finds them in the cache
+        if new_rows:
+            self.emit(f"if ({condition}) {{")
             self.depth += 1
-            for buffer, start in fresh:
-                self.line(self.asked(buffer, start, "block", "end", ", 0, 2"))
+            for buffer, start in new_rows:
+                self.emit(self.prefetch_text(buffer, start, "block", "end", ", 0, 2"))
             self.close(1)
 
-    def asked(self, buffer: Buffer, start: IndexExpr, first: str, stop: str, how: str = "") -> str:
-        """The loop that asks for the lines of a stretch of a buffer before they are used."""
-        step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
-        loop = f"for (int64_t p = {first}; p < {stop}; p += {step})"
-        return f"{loop} __builtin_prefetch(&{place} + p{how});"
+    def prefetch_text(
+        self, buffer: Buffer, row_start: IndexExpr, start: str, stop: str, hints: str = ""
+    ) -> str:
+        """Return a loop that prefetches the cache lines of part of a buffer."""
+        step, first_element = _CACHE_LINE // buffer.dtype.itemsize, self.element_text(buffer, row_start)
+        loop = f"for (int64_t p = {start}; p < {stop}; p += {step})"
+        return f"{loop} __builtin_prefetch(&{first_element} + p{hints});"
 
-    def references(
+    def emit_initial_means(
         self,
-        squares: Sequence[Squares],
+        square_sums: Sequence[OnlineSquareSum],
         lead: Sequence[tuple[Var, str]],
         last: Var,
-        block: int,
+        block_size: int,
         bounds: tuple[str, str],
     ) -> None:
-        """What the first block's squares are about."""
+        """Emit the mean of the first block, the first reference of sums of squares."""
         start, stop = bounds
-        self.line("{")
+        self.emit("{")
         self.depth += 1
         for var, value in lead:
-            self.line(f"const int64_t {self.named(var)} = {value};")
-        self.line(f"const int64_t end = {start} + {block} < {stop} ? {start} + {block} : {stop};")
+            self.emit(f"const int64_t {self.loop_name(var)} = {value};")
+        self.emit(f"const int64_t end = {start} + {block_size} < {stop} ? {start} + {block_size} : {stop};")
         if self.lane is not None:
-            self.parts_of_tile()
-            self.inside = True
-        for acc in squares:
-            self.put_lines(acc.declared("part"))
+            self.open_tile_parts()
+            self.in_tile_part = True
+        for acc in square_sums:
+            self.emit_all(acc.declarations("block"))
         if self.lane is not None:
-            self.in_lanes([line for acc in squares for line in acc.reset("part")])
+            self.emit_in_lanes([line for acc in square_sums for line in acc.reset("block")])
         else:
-            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in squares))
-        self.loop(last, start, "end")
-        begun = self.lane_by_lane()
-        for acc, value in zip(squares, self.exprs([acc.step.body for acc in squares]), strict=True):
-            self.put_lines(acc.first(value))
-        self.end_of_body(())
-        self.close(begun + 1)
-        self.in_lanes([line for acc in squares for line in acc.begun(f"end - ({start})")])
+            self.emit("#pragma omp simd" + "".join(acc.omp_clauses("block") for acc in square_sums))
+        self.open_loop(last, start, "end")
+        num_opened = self.open_lane_loops()
+        for acc, value in zip(
+            square_sums, self.emit_exprs([acc.step.body for acc in square_sums]), strict=True
+        ):
+            self.emit_all(acc.add_to_first_sum(value))
+        self.end_body(())
+        self.close(num_opened + 1)
+        self.emit_in_lanes([line for acc in square_sums for line in acc.set_first_mean(f"end - ({start})")])
         if self.lane is not None:
             self.close(1)
-            self.inside = False
+            self.in_tile_part = False
         self.close(1)
 
-    def found(self, acc: Accumulator, inner: tuple[Var, ...], block: int, stop: str) -> None:
-        """The place of an extreme, the first of its block. What a vector has computed need not be equal to
-        the last bit, so the block is gone through again without the value that was found."""
+    def emit_arg_search(self, acc: Accumulator, inner: tuple[Var, ...], block_size: int, stop: str) -> None:
+        """Emit a scalar search for the index of the first extreme in its block.
+
+        The vector loop may have computed values that differ in the last bit, so its extreme is not used here.
+        """
         *lead, last = inner
-        self.line("{")
+        self.emit("{")
         self.depth += 1
         for var in lead:
-            self.line(f"const int64_t {self.named(var)} = {acc.name}_{self.named(var)};")
-        start = f"{acc.name}_{self.named(last)}"
-        self.line(f"const int64_t end = {start} + {block} < {stop} ? {start} + {block} : {stop};")
-        self.line(f"{acc.type} best = {acc.start};")
-        place = _flat_place(inner)
-        self.line(f"{acc.name}_whole_at = {place(lambda v: start if v is last else self.named(v))};")
-        self.loop(last, start, "end")
-        (value,) = self.exprs([acc.step.body])
-        nan = f" || ({value} != {value} && best == best)" if acc.sees_nan else ""
-        self.line(f"if ({value} {acc.sign} best{nan}) {{")
-        self.line(f"    best = {value};")
-        self.line(f"    {acc.name}_whole_at = {place(self.named)};")
-        self.line("}")
-        self.end_of_body(())
+            self.emit(f"const int64_t {self.loop_name(var)} = {acc.name}_{self.loop_name(var)};")
+        start = f"{acc.name}_{self.loop_name(last)}"
+        self.emit(f"const int64_t end = {start} + {block_size} < {stop} ? {start} + {block_size} : {stop};")
+        self.emit(f"{acc.type} best = {acc.start};")
+        flat_index = _flat_index(inner)
+        self.emit(f"{acc.name}_total_at = {flat_index(lambda v: start if v is last else self.loop_name(v))};")
+        self.open_loop(last, start, "end")
+        (value,) = self.emit_exprs([acc.step.body])
+        nan = f" || ({value} != {value} && best == best)" if acc.propagates_nan else ""
+        self.emit(f"if ({value} {acc.comparison} best{nan}) {{")
+        self.emit(f"    best = {value};")
+        self.emit(f"    {acc.name}_total_at = {flat_index(self.loop_name)};")
+        self.emit("}")
+        self.end_body(())
         self.close(2)
 
-    def elements(
+    def emit_reduction_body(
         self,
-        made: Sequence[Accumulator],
+        accs: Sequence[Accumulator],
         stores: Sequence[Store],
-        place: Callable[..., str],
+        flat_index: Callable[..., str],
         *,
-        blocked: bool,
+        is_blocked: bool,
     ) -> None:
-        """What is done at one turn of the inner loops."""
-        begun = self.lane_by_lane()
-        level = "part" if blocked else "whole"
-        factors = [acc.step.body.args if acc.takes_products(level) else (acc.step.body,) for acc in made]
-        values = iter(self.exprs([*itertools.chain(*factors), *(step.value for step in stores)]))
-        for acc, of in zip(made, factors, strict=True):
-            if len(of) == 2:
-                self.put_lines(acc.add_product(next(values), next(values), level))
+        """Emit the body of the inner loops: add to each reduction, then the stores of the same pass."""
+        num_opened = self.open_lane_loops()
+        level = "block" if is_blocked else "total"
+        operands = [acc.step.body.args if acc.uses_fma(level) else (acc.step.body,) for acc in accs]
+        values = iter(self.emit_exprs([*itertools.chain(*operands), *(step.value for step in stores)]))
+        for acc, pair in zip(accs, operands, strict=True):
+            if len(pair) == 2:
+                self.emit_all(acc.add_with_fma(next(values), next(values), level))
             else:
-                self.put_lines(acc.add(next(values), level, place(self.named)))
+                self.emit_all(acc.add(next(values), level, flat_index(self.loop_name)))
         for step, value in zip(stores, values, strict=True):
-            self.put(step, value)
-        self.end_of_body(stores)
-        self.close(begun)
+            self.emit_store(step, value)
+        self.end_body(stores)
+        self.close(num_opened)
 
-    def along(self, inner: tuple[Var, ...], stores: Sequence[Store], *, parallel: bool) -> None:
-        """Stores for every turn of their inner loops."""
+    def emit_store_loops(self, inner: tuple[Var, ...], stores: Sequence[Store], *, parallel: bool) -> None:
+        """Emit stores for each iteration of their inner loops."""
         if inner:
             *lead, last = inner
             if self.lane is not None:
                 lead = list(inner)
             if parallel and lead:
-                self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-            self.loops(lead)
+                self.emit(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+            self.open_loops(lead)
             if self.lane is None:
                 if parallel and not lead:
-                    self.threaded(last, stores)
+                    self.emit_threaded_loop(last, stores)
                 else:
-                    self.spans(last, stores)
+                    self.emit_loop_with_borders(last, stores)
                 self.close(len(lead))
                 return
-        begun = self.lane_by_lane()
-        self.bodies(stores)
-        self.close(len(inner) + begun)
+        num_opened = self.open_lane_loops()
+        self.emit_stores(stores)
+        self.close(len(inner) + num_opened)
 
-    def lane_by_lane(self) -> int:
-        """Begin loops over the lanes, if there are any, with the lane's own variable; their number."""
+    def open_lane_loops(self) -> int:
+        """Open loops over the lanes, if any, and define the lane's loop variable; return their number."""
         if self.lane is None:
             return 0
-        begun = self.lanes()
-        self.line(f"const int64_t {self.named(self.lane)} = tile + u + l;")
-        return begun
+        num_opened = self.open_lanes()
+        self.emit(f"const int64_t {self.loop_name(self.lane)} = tile + u + l;")
+        return num_opened
 
-    def parts_of_tile(self) -> None:
-        """Begin a loop over the parts of a tile that fit into registers."""
-        self.line(f"for (int64_t u = 0; u < {self.tile}; u += {min(self.tile, _LANES)}) {{")
+    def open_tile_parts(self) -> None:
+        """Open a loop over the parts of a tile, each of which fits into registers."""
+        self.emit(
+            f"for (int64_t u = 0; u < {self.tile_width}; u += {min(self.tile_width, _REGISTER_LANES)}) {{"
+        )
         self.depth += 1
 
-    def lanes(self) -> int:
-        """Begin loops over the lanes of a tile, or of the part of it that is gone through; their number."""
+    def open_lanes(self) -> int:
+        """Open loops over the lanes of a tile, or of its current part; return their number."""
         assert self.lane is not None
-        begun = 1 if self.inside else 2
-        if not self.inside:
-            self.parts_of_tile()
-        self.line("#pragma omp simd")
-        self.line(f"for (int64_t l = 0; l < {min(self.tile, _LANES)}; l++) {{")
+        num_opened = 1 if self.in_tile_part else 2
+        if not self.in_tile_part:
+            self.open_tile_parts()
+        self.emit("#pragma omp simd")
+        self.emit(f"for (int64_t l = 0; l < {min(self.tile_width, _REGISTER_LANES)}; l++) {{")
         self.depth += 1
-        return begun
+        return num_opened
 
-    def in_lanes(self, lines: Sequence[str]) -> None:
-        """Lines for every lane, or as they are where there are none."""
-        begun = self.lanes() if lines and self.lane is not None else 0
-        self.put_lines(lines)
-        self.close(begun)
+    def emit_in_lanes(self, lines: Sequence[str]) -> None:
+        """Emit lines in a loop over the lanes, or as they are where there are none."""
+        num_opened = self.open_lanes() if lines and self.lane is not None else 0
+        self.emit_all(lines)
+        self.close(num_opened)
 
 
-def _unrounded(step: Store) -> Expr:
-    """What is stored, before it is rounded to the buffer's dtype, which storing does."""
+def _value_before_rounding(step: Store) -> Expr:
+    """Return the value of a store without its cast to the buffer's 16-bit dtype: the store rounds anyway."""
     value = step.value
-    rounded = value.op == "cast" and value.dtype == step.buffer.dtype and value.dtype in SHORT
-    return value.args[0] if rounded else value
+    rounds = value.op == "cast" and value.dtype == step.buffer.dtype and value.dtype in SIXTEEN_BIT_FLOATS
+    return value.args[0] if rounds else value
 
 
-def _has_wide_integers(exprs: Sequence[Expr]) -> bool:
-    """Whether floats are made of 64-bit integers, of which there are no vectors before AVX-512."""
+def _converts_int64_to_float(exprs: Sequence[Expr]) -> bool:
+    """Whether int64 values are converted to float32, which cannot be vectorised without AVX-512."""
     casts = [e for e in walk(exprs) if e.op == "cast" and e.dtype == torch.float32]
     return any(e.args[0].dtype == torch.int64 and variables(e.args) for e in casts)
 
 
-def _halves(
+def _find_float16_rows(
     loop: Var, exprs: Sequence[Expr], stores: Sequence[Store] = ()
 ) -> tuple[list[tuple[Buffer, IndexExpr]], list[tuple[Buffer, IndexExpr]]]:
-    """What a loop loads for some expressions, and stores, of float16, an element after the other."""
-    found: list[list[tuple[Buffer, IndexExpr]]] = [[], []]
-    for e in unguarded(exprs):
+    """Return the float16 loads of expressions, and the float16 stores, that are contiguous along a loop."""
+    all_accesses: list[list[tuple[Buffer, IndexExpr]]] = [[], []]
+    for e in unconditional_exprs(exprs):
         if e.op == "load" and not e.args:
-            found[0].append(e.extra)  # type: ignore[arg-type]
-    found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
+            all_accesses[0].append(e.extra)  # type: ignore[arg-type]
+    all_accesses[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]
 
     def is_row(buffer: Buffer, place: IndexExpr) -> bool:
         return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
 
-    loads, stored = ([access for access in accesses if is_row(*access)] for accesses in found)
+    loads, stored = ([access for access in accesses if is_row(*access)] for accesses in all_accesses)
     return loads, stored
 
 
-def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]:
-    """The number of a turn of nested loops."""
+def _flat_index(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]:
+    """Return a function that gives the flattened iteration number of nested loops, from their names."""
 
-    def text(named: Callable[[Var], str]) -> str:
+    def text(loop_name: Callable[[Var], str]) -> str:
         parts, step = [], 1
         for var in reversed(inner):
-            parts.append(named(var) if step == 1 else f"{named(var)} * {mark_size(step)}")
+            parts.append(loop_name(var) if step == 1 else f"{loop_name(var)} * {mark_size(step)}")
             step *= var.extent
         return " + ".join(reversed(parts)) or "0"
 

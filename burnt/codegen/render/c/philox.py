@@ -1,4 +1,4 @@
-"""Random numbers in loops: words are made for a block of turns at a time, four to a counter, then used."""
+"""Find random numbers in loops whose Philox words can be generated a block at a time, four per counter."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 from burnt.codegen.ir import Expr, IndexExpr, Var, walk
 
-__all__ = ["BLOCK", "Words", "words_of"]
+__all__ = ["RANDOM_BLOCK", "RandomWords", "find_random_words"]
 
-BLOCK = 512
-"""Turns of a loop that words are made for."""
-_MOST_STEPS = 8
+RANDOM_BLOCK = 512
+"""Iterations of a loop whose words are generated together."""
+_MAX_STEP = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-    """Random numbers whose counters go evenly along a loop.
+class RandomWords:
+    """A group of random numbers whose positions in a stream advance by the same step in each iteration.
 
     Args:
-        seed: as an element.
-        stream: of them all.
-        first: the counter of the first of them at a turn.
-        step: from one turn to the next.
-        reach: counters from the first of a turn to its last.
-        offsets: how far after the first each is.
+        seed: the load of the seed.
+        stream: the number of the stream.
+        first: position of the group's first word, in terms of the loops.
+        step: distance between the positions of one iteration and the next.
+        reach: distance from the first position to the last within an iteration.
+        offsets: distance of each random number from the first.
     """
 
     seed: Expr
@@ -35,8 +35,8 @@ class Words:
     offsets: dict[Expr, int]
 
 
-def words_of(loop: Var, exprs: Sequence[Expr]) -> list[Words]:
-    """The random numbers of a loop that can be made in blocks."""
+def find_random_words(loop: Var, exprs: Sequence[Expr]) -> list[RandomWords]:
+    """Return the random numbers in a loop that can be generated in blocks."""
     groups: dict[tuple[Expr, object, IndexExpr], dict[Expr, int]] = {}
     for e in walk(exprs):
         if e.op not in ("uniform", "random") or e.args[1].op != "index":
@@ -44,14 +44,14 @@ def words_of(loop: Var, exprs: Sequence[Expr]) -> list[Words]:
         seed, place = e.args[0], e.args[1].extra[0]
         assert isinstance(place, IndexExpr)
         step = place.stride(loop)
-        if step is not None and 0 < step <= _MOST_STEPS and not place.computed() and seed.op == "load":
+        if step is not None and 0 < step <= _MAX_STEP and not place.computed_exprs() and seed.op == "load":
             groups.setdefault((seed, e.extra[0], place - place.const), {})[e] = place.const
-    found = []
+    result = []
     for (seed, stream, place), counters in groups.items():
         low, high = min(counters.values()), max(counters.values())
         step = place.stride(loop)
         assert step is not None
         assert isinstance(stream, int)
         offsets = {e: counter - low for e, counter in counters.items()}
-        found.append(Words(seed, stream, place + low, step, high - low, offsets))
-    return found
+        result.append(RandomWords(seed, stream, place + low, step, high - low, offsets))
+    return result

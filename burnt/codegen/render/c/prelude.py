@@ -1,7 +1,7 @@
-"""The C that every generated kernel begins with: math, conversions and random numbers for loops of SIMD.
+"""The C prelude of every generated kernel: vectorisable math, conversions and random numbers.
 
-The text lives in `headers/`, one header per subject; a kernel gets it pasted in, so that its source is the
-whole of what is compiled and its hash a key for the cache.
+The code is in `headers/`, one header per subject. It is pasted into each kernel's source, so that the source
+is all that is compiled and its hash can be the cache key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEADERS = ("math.h", "convert.h", "random.h")
 
 @cache
 def source() -> str:
-    """The headers as one text, in an order that needs no include path.
+    """Return the headers as one text, in an order that needs no include path.
 
     Returns:
         C11 with GNU builtins, for gcc and clang: functions named ``<torch's name>_f32`` and ``_f64``,

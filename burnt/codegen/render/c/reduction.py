@@ -1,14 +1,15 @@
-"""Folds in C: what holds a fold's result so far, and how an element, or another part, is added to it.
+"""Print reductions as C: the accumulator of a reduction, and how elements and partial results are added.
 
-A fold has up to three levels. Elements go into a *part* of a few hundred, which the compiler keeps in a
-vector; parts go into the *whole*, in double for sums and products; and where a fold is cut into chunks for
-the threads, the wholes of the chunks are merged in their order, so that the result does not depend on which
-thread was the first.
+A reduction has up to three levels. Elements are added to the result of a *block* of a few hundred, which the
+compiler keeps in a vector register; blocks are added to the *total*, in double for sums and products. Where a
+reduction is cut into *chunks* for the threads, the chunks' totals are merged in order, so that the result
+does not depend on the order in which threads finish.
 
-A sum that needs another fold's result in the same pass (`OnlineReduction`) moves from reference to reference.
-That of exponentials goes through each part once more, when the largest element of all so far is known.
-Squares of a part are about the mean of all before it, which loses nothing: what they are too large by is the
-whole's then. Before the first part its own elements are summed.
+A sum that needs another reduction's result in the same pass (`OnlineReduction`) is computed relative to a
+reference, and corrected when the reference changes. A sum of exponentials reads each block twice: first the
+running maximum is updated, then the exponentials are added. A sum of squares takes differences from the mean
+of all previous blocks, and corrects the total for the new mean; the correction is exact. The first reference
+is the first block's own mean.
 """
 
 from __future__ import annotations
@@ -19,157 +20,159 @@ from burnt.codegen.ir import OnlineReduction, ReductionStep, walk
 from burnt.codegen.render.c.dtypes import C_TYPES, highest, lowest
 from burnt.codegen.render.shape_params import mark_size
 
-__all__ = ["MOVES", "Accumulator", "Exponentials", "Squares", "accumulators"]
+__all__ = ["ONLINE_HELPERS", "Accumulator", "OnlineExpSum", "OnlineSquareSum", "create_accumulators"]
 
-MOVES = """
-static inline double moved_exp(double sum, double from, double to)
+ONLINE_HELPERS = """
+static inline double rescale_exp_sum(double sum, double old_max, double new_max)
 {
-    const double scale = exp_term_f64(from - to);
-    return from < to ? sum * scale : sum;
+    const double scale = exp_term_f64(old_max - new_max);
+    return old_max < new_max ? sum * scale : sum;
 }
-static inline double of_infinity(double sum, double peak, double otherwise)
+static inline double sum_or_limit(double sum, double maximum, double limit)
 {
-    return __builtin_isfinite(peak) ? sum : otherwise;
+    return __builtin_isfinite(maximum) ? sum : limit;
 }
-static inline double moved_squares(double squares, double sum, double turns, double by)
+static inline double shift_square_sum(double squares, double sum, double count, double shift)
 {
-    return squares - by * (2 * sum - turns * by);
+    return squares - shift * (2 * sum - count * shift);
 }
 """
-"""What online sums come to about another reference, and where the largest element is not finite."""
+"""C functions that convert online sums to a new reference, and handle a maximum that is not finite."""
 
 _FMA = {"float": "fma_f32", "double": "fma_f64"}
-_OPS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
-_STARTS = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
+_OPERATORS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+_INITIAL_VALUES = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
 
 
 class Accumulator:
-    """The C of one fold.
+    """The C variables of one reduction, and the statements that update them.
 
     Args:
-        step: the fold.
-        name: what its variables' names begin with.
-        lanes: how many folds side by side, at ``[u + l]``; 0 for a single one.
-        part_lanes: how many of them a part has, at ``[l]``.
+        step: the reduction.
+        name: prefix of its variables' names.
+        lanes: number of reductions computed side by side, indexed by ``[u + l]``; 0 for a single one.
+        block_lanes: how many of them a block has, indexed by ``[l]``.
     """
 
-    def __init__(self, step: ReductionStep, name: str, lanes: int = 0, part_lanes: int = 0) -> None:
+    def __init__(self, step: ReductionStep, name: str, lanes: int = 0, block_lanes: int = 0) -> None:
         self.step = step
         self.name = name
         self.lanes = lanes
-        self.sizes = {"part": part_lanes, "whole": lanes, "parts": lanes}
-        kind, inside = step.reduction.kind, step.body.dtype
-        floating = inside.is_floating_point
+        self.sizes = {"block": block_lanes, "total": lanes, "chunks": lanes}
+        kind, element_dtype = step.reduction.kind, step.body.dtype
+        is_floating = element_dtype.is_floating_point
         self.is_arg = kind.startswith("arg")
-        self.sign = "" if kind in _OPS else ">" if kind.endswith("max") else "<"
-        self.op = _OPS.get(kind, "")
-        self.start = _STARTS.get(kind) or (lowest(inside) if self.sign == ">" else highest(inside))
-        self.result = C_TYPES[step.reduction.dtype]
-        if kind in ("sum", "prod") and floating:
+        self.comparison = "" if kind in _OPERATORS else ">" if kind.endswith("max") else "<"
+        self.op = _OPERATORS.get(kind, "")
+        self.start = _INITIAL_VALUES.get(kind) or (
+            lowest(element_dtype) if self.comparison == ">" else highest(element_dtype)
+        )
+        self.result_type = C_TYPES[step.reduction.dtype]
+        if kind in ("sum", "prod") and is_floating:
             self.type = "double"
         else:
-            self.type = "int64_t" if kind == "sum" else C_TYPES[inside]
-        in_double = kind == "prod" or (kind == "sum" and not lanes and not _as_vectors(step))
-        self.part_type = (
-            self.type if in_double or kind != "sum" else C_TYPES[inside] if floating else self.type
+            self.type = "int64_t" if kind == "sum" else C_TYPES[element_dtype]
+        in_double = kind == "prod" or (kind == "sum" and not lanes and not _is_vectorizable(step))
+        self.block_type = (
+            self.type if in_double or kind != "sum" else C_TYPES[element_dtype] if is_floating else self.type
         )
-        # A vector's maximum does not see NaN; lanes do, one by one.
-        self.flagged = bool(self.sign) and floating and not lanes
-        self.sees_nan = bool(self.sign) and floating
-        self.place_type = "int32_t" if step.turns < 2**31 else "int64_t"
+        # A vectorised max reduction ignores NaN, so a flag records it. Lanes compare elements one by one.
+        self.has_nan_flag = bool(self.comparison) and is_floating and not lanes
+        self.propagates_nan = bool(self.comparison) and is_floating
+        self.index_type = "int32_t" if step.iterations < 2**31 else "int64_t"
 
-    def declared(self, level: str, chunks: int = 0) -> list[str]:
-        """Variables of a level; arrays over chunks, or lanes, are not set yet."""
-        size = (f"[{chunks}]" if chunks else "") + (f"[{self.sizes[level]}]" if self.lanes else "")
-        kind = self.part_type if level == "part" else self.type
-        made = [(kind, f"{self.name}_{level}", self.start)]
-        if self.flagged:
-            made.append(("int", f"{self.name}_{level}_nan", "0"))
-        if self.is_arg and (self.lanes or level == "parts"):
-            made.append((self.place_type, f"{self.name}_{level}_at", "0"))
-        if size:
-            return [f"{kind} {name}{size};" for kind, name, _ in made]
-        return [f"{kind} {name} = {start};" for kind, name, start in made]
+    def declarations(self, level: str, chunks: int = 0) -> list[str]:
+        """Return the declarations of a level's variables; arrays over chunks or lanes are uninitialized."""
+        suffix = (f"[{chunks}]" if chunks else "") + (f"[{self.sizes[level]}]" if self.lanes else "")
+        ctype = self.block_type if level == "block" else self.type
+        variables = [(ctype, f"{self.name}_{level}", self.start)]
+        if self.has_nan_flag:
+            variables.append(("int", f"{self.name}_{level}_nan", "0"))
+        if self.is_arg and (self.lanes or level == "chunks"):
+            variables.append((self.index_type, f"{self.name}_{level}_at", "0"))
+        if suffix:
+            return [f"{ctype} {name}{suffix};" for ctype, name, _ in variables]
+        return [f"{ctype} {name} = {start};" for ctype, name, start in variables]
 
-    def at(self, level: str) -> str:
-        """The lane of a level."""
-        return "" if not self.lanes else "[l]" if level == "part" else "[u + l]"
+    def lane_index(self, level: str) -> str:
+        """Return the subscript of the current lane in a level's variables."""
+        return "" if not self.lanes else "[l]" if level == "block" else "[u + l]"
 
     def reset(self, level: str) -> list[str]:
-        """Set the lanes of a level to where they start."""
-        at = self.at(level)
-        lines = [f"{self.name}_{level}{at} = {self.start};"]
+        """Return the lines that set the current lane of a level to its initial value."""
+        lane = self.lane_index(level)
+        lines = [f"{self.name}_{level}{lane} = {self.start};"]
         if self.is_arg:
-            lines.append(f"{self.name}_{level}_at{at} = 0;")
+            lines.append(f"{self.name}_{level}_at{lane} = 0;")
         return lines
 
-    def clauses(self, level: str) -> str:
-        """What the loop over a level's elements says to the compiler."""
-        name, op = f"{self.name}_{level}", {">": "max", "<": "min"}.get(self.sign, self.op)
-        return f" reduction({op}:{name})" + (f" reduction(|:{name}_nan)" if self.flagged else "")
+    def omp_clauses(self, level: str) -> str:
+        """Return the OpenMP reduction clauses of a loop that adds elements to a level."""
+        name, op = f"{self.name}_{level}", {">": "max", "<": "min"}.get(self.comparison, self.op)
+        return f" reduction({op}:{name})" + (f" reduction(|:{name}_nan)" if self.has_nan_flag else "")
 
-    def takes_products(self, level: str) -> bool:
-        """Whether an element of a level is a product, which goes into the sum unrounded."""
-        body, into = self.step.body, self.part_type if level == "part" else self.type
-        plain = self.op == "+" and not isinstance(self.step, OnlineReduction)
-        return plain and body.op == "mul" and into in _FMA and into == C_TYPES[body.dtype]
+    def uses_fma(self, level: str) -> bool:
+        """Whether elements are products that are added to the level's sum without rounding, by an fma."""
+        body, sum_type = self.step.body, self.block_type if level == "block" else self.type
+        is_plain_sum = self.op == "+" and not isinstance(self.step, OnlineReduction)
+        return is_plain_sum and body.op == "mul" and sum_type in _FMA and sum_type == C_TYPES[body.dtype]
 
-    def add_product(self, left: str, right: str, level: str) -> list[str]:
-        """A product into a level."""
-        into = f"{self.name}_{level}{self.at(level)}"
+    def add_with_fma(self, left: str, right: str, level: str) -> list[str]:
+        """Return the lines that add a product to a level."""
+        into = f"{self.name}_{level}{self.lane_index(level)}"
         return [f"{into} = {_FMA[C_TYPES[self.step.body.dtype]]}({left}, {right}, {into});"]
 
-    def add(self, value: str, level: str, place: str = "") -> list[str]:
-        """An element into a level."""
-        into = f"{self.name}_{level}{self.at(level)}"
-        if not self.sign:
+    def add(self, value: str, level: str, flat_index: str = "") -> list[str]:
+        """Return the lines that add an element to a level; `flat_index` is what argmax and argmin return."""
+        into = f"{self.name}_{level}{self.lane_index(level)}"
+        if not self.comparison:
             return [f"{into} {self.op}= {value};"]
-        if self.flagged:
-            lines = [f"{into} = {value} {self.sign} {into} ? {value} : {into};"]
+        if self.has_nan_flag:
+            lines = [f"{into} = {value} {self.comparison} {into} ? {value} : {into};"]
             return [*lines, f"{self.name}_{level}_nan |= {value} != {value};"]
-        nan = f" || ({value} != {value} && {into} == {into})" if self.sees_nan else ""
+        nan_test = f" || ({value} != {value} && {into} == {into})" if self.propagates_nan else ""
         if not self.is_arg or not self.lanes:
-            return [f"{into} = {value} {self.sign} {into}{nan} ? {value} : {into};"]
-        better, at = f"{self.name}_better", f"{self.name}_{level}_at{self.at(level)}"
+            return [f"{into} = {value} {self.comparison} {into}{nan_test} ? {value} : {into};"]
+        better, at = f"{self.name}_better", f"{self.name}_{level}_at{self.lane_index(level)}"
         return [
-            f"const int {better} = {value} {self.sign} {into}{nan};",
+            f"const int {better} = {value} {self.comparison} {into}{nan_test};",
             f"{into} = {better} ? {value} : {into};",
-            f"{at} = {better} ? {place} : {at};",
+            f"{at} = {better} ? {flat_index} : {at};",
         ]
 
-    def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
-        """Another level's result into a level.
+    def merge(self, source: str, index: str, level: str = "total") -> list[str]:
+        """Return the lines that add one level's result to another level.
 
         Args:
-            source: the other level.
-            index: of it, as in ``[chunk]``, or nothing.
-            level: the level it is merged into.
+            source: the level to add.
+            index: its subscript, as in ``[chunk]``, or an empty string.
+            level: the level it is added to.
         """
-        at, index = self.at(level), index + self.at(source)
-        into, other = f"{self.name}_{level}{at}", f"{self.name}_{source}{index}"
-        if not self.sign:
+        lane, index = self.lane_index(level), index + self.lane_index(source)
+        into, other = f"{self.name}_{level}{lane}", f"{self.name}_{source}{index}"
+        if not self.comparison:
             return [f"{into} {self.op}= {other};"]
-        into_at, other_at = f"{self.name}_{level}_at{at}", f"{self.name}_{source}_at{index}"
-        if self.flagged:
-            nan, other_nan = f"{self.name}_{level}_nan", f"{self.name}_{source}_nan{index}"
+        into_at, other_at = f"{self.name}_{level}_at{lane}", f"{self.name}_{source}_at{index}"
+        if self.has_nan_flag:
+            flag, other_flag = f"{self.name}_{level}_nan", f"{self.name}_{source}_nan{index}"
             if not self.is_arg:
                 return [
-                    f"{into} = {other} {self.sign} {into} ? {other} : {into};",
-                    f"{nan} |= {other_nan};",
+                    f"{into} = {other} {self.comparison} {into} ? {other} : {into};",
+                    f"{flag} |= {other_flag};",
                 ]
             test = (
-                f"{nan} ? {other_nan} && {other_at} < {into_at} : {other_nan} || "
-                f"{other} {self.sign} {into} || ({other} == {into} && {other_at} < {into_at})"
+                f"{flag} ? {other_flag} && {other_at} < {into_at} : {other_flag} || "
+                f"{other} {self.comparison} {into} || ({other} == {into} && {other_at} < {into_at})"
             )
-            keep = [f"{into} = {other};", f"{into_at} = {other_at};", f"{nan} = {other_nan};"]
+            keep = [f"{into} = {other};", f"{into_at} = {other_at};", f"{flag} = {other_flag};"]
             return [f"if ({test}) {{", *[f"    {line}" for line in keep], "}"]
-        better = f"{other} {self.sign} {into}"
-        if self.sees_nan:
+        better = f"{other} {self.comparison} {into}"
+        if self.propagates_nan:
             better += f" || ({other} != {other} && {into} == {into})"
         if not self.is_arg:
             return [f"{into} = {better} ? {other} : {into};"]
         same = f"{other} == {into}"
-        if self.sees_nan:
+        if self.propagates_nan:
             same = f"({same} || ({other} != {other} && {into} != {into}))"
         return [
             f"const int {self.name}_better = {better} || ({same} && {other_at} < {into_at});",
@@ -177,235 +180,247 @@ class Accumulator:
             f"{into_at} = {self.name}_better ? {other_at} : {into_at};",
         ]
 
-    def improved(self) -> str:
-        """Whether the part of a block beats the whole, for the block to be remembered."""
-        whole, part = f"{self.name}_whole", f"{self.name}_part"
-        test = f"{part} {self.sign} {whole}"
-        return f"!{whole}_nan && ({part}_nan || {test})" if self.flagged else test
+    def improvement_test(self) -> str:
+        """Return the test whether the block's extreme beats the total's."""
+        total, block = f"{self.name}_total", f"{self.name}_block"
+        test = f"{block} {self.comparison} {total}"
+        return f"!{total}_nan && ({block}_nan || {test})" if self.has_nan_flag else test
 
-    def take_part(self) -> list[str]:
-        """The part in place of the whole."""
-        lines = [f"{self.name}_whole = {self.name}_part;"]
-        return [*lines, f"{self.name}_whole_nan = {self.name}_part_nan;"] if self.flagged else lines
+    def take_block(self) -> list[str]:
+        """Return the lines that replace the total by the block's result."""
+        lines = [f"{self.name}_total = {self.name}_block;"]
+        return [*lines, f"{self.name}_total_nan = {self.name}_block_nan;"] if self.has_nan_flag else lines
 
-    def copied(self, index: str) -> list[str]:
-        """The whole of a chunk to where it is merged from."""
-        suffixes = ["", "_nan"] if self.flagged else [""]
+    def copy_to_chunk(self, index: str) -> list[str]:
+        """Return the lines that save the total of a chunk in the array over chunks."""
+        suffixes = ["", "_nan"] if self.has_nan_flag else [""]
         if self.is_arg:
             suffixes.append("_at")
-        at = self.at("whole")
-        return [f"{self.name}_parts{s}{index}{at} = {self.name}_whole{s}{at};" for s in suffixes]
+        lane = self.lane_index("total")
+        return [f"{self.name}_chunks{s}{index}{lane} = {self.name}_total{s}{lane};" for s in suffixes]
 
-    def ended(self) -> list[str]:
-        """The result of a fold without lanes, under the fold's own name."""
+    def result_definition(self) -> list[str]:
+        """Return the lines that define the reduction's own name as its result, where there are no lanes."""
         lines = []
         if self.is_arg:
-            return [f"const {self.result} {self.name} = {self.name}_whole_at;"]
-        if self.flagged:
-            lines.append(f'if ({self.name}_whole_nan) {self.name}_whole = __builtin_nanf("");')
-        return [*lines, f"const {self.result} {self.name} = {self.name}_whole;"]
+            return [f"const {self.result_type} {self.name} = {self.name}_total_at;"]
+        if self.has_nan_flag:
+            lines.append(f'if ({self.name}_total_nan) {self.name}_total = __builtin_nanf("");')
+        return [*lines, f"const {self.result_type} {self.name} = {self.name}_total;"]
 
-    def text(self) -> str:
-        """The result, where others read it."""
+    def result_text(self) -> str:
+        """Return the C expression by which other code reads the result."""
         if not self.lanes:
             return self.name
-        return f"({self.result}){self.name}_whole{'_at' if self.is_arg else ''}[u + l]"
+        return f"({self.result_type}){self.name}_total{'_at' if self.is_arg else ''}[u + l]"
 
 
-class Exponentials(Accumulator):
-    """The C of a sum of exponentials beside the largest element, which is known before each part is added.
+class OnlineExpSum(Accumulator):
+    """A sum of exponentials in the same pass as the maximum, which is updated before each block is added.
 
     Args:
         step: the sum.
-        name, lanes, part_lanes: as those of any fold.
-        beside: the largest element.
+        name, lanes, block_lanes: as in `Accumulator`.
+        maximum: the accumulator of the maximum.
     """
 
     step: OnlineReduction
 
     def __init__(
-        self, step: OnlineReduction, name: str, lanes: int, part_lanes: int, beside: Accumulator
+        self, step: OnlineReduction, name: str, lanes: int, block_lanes: int, maximum: Accumulator
     ) -> None:
-        super().__init__(step, name, lanes, part_lanes)
-        self.beside = beside
-        self.inside = C_TYPES[step.body.dtype]
+        super().__init__(step, name, lanes, block_lanes)
+        self.maximum = maximum
+        self.element_type = C_TYPES[step.body.dtype]
 
-    def declared(self, level: str, chunks: int = 0) -> list[str]:
-        """Variables of a level, with what the whole and the elements of a part are about."""
-        lines = super().declared(level, chunks)
-        name, room = self.name, f"[{self.sizes[level]}]" if self.lanes else ""
-        if level == "part":
-            about = f"{name}_about{room};" if room else f"{name}_about = {self.about()};"
-            return [*lines, f"{self.inside} {about}"]
-        if level == "whole":
-            return [*lines, f"double {name}_from{room or ' = -__builtin_inf()'};"]
+    def declarations(self, level: str, chunks: int = 0) -> list[str]:
+        """Return the declarations of a level's variables, with the maximum that the sum is relative to."""
+        lines = super().declarations(level, chunks)
+        name, lanes = self.name, f"[{self.sizes[level]}]" if self.lanes else ""
+        if level == "block":
+            reference = f"{name}_ref{lanes};" if lanes else f"{name}_ref = {self.reference_text()};"
+            return [*lines, f"{self.element_type} {reference}"]
+        if level == "total":
+            return [*lines, f"double {name}_max{lanes or ' = -__builtin_inf()'};"]
         return lines
 
     def reset(self, level: str) -> list[str]:
-        """Set the lanes of a level to where they start."""
-        at = self.at(level)
-        if level == "part":
-            return [*super().reset(level), f"{self.name}_about{at} = {self.about()};"]
-        return [*super().reset(level), f"{self.name}_from{at} = -__builtin_inf();"]
+        """Return the lines that set the current lane of a level to its initial value."""
+        lane = self.lane_index(level)
+        if level == "block":
+            return [*super().reset(level), f"{self.name}_ref{lane} = {self.reference_text()};"]
+        return [*super().reset(level), f"{self.name}_max{lane} = -__builtin_inf();"]
 
-    def about(self) -> str:
-        """What the elements of the next part are about."""
-        at = f"{self.name}_from{self.at('whole')}"
-        return f"__builtin_isinf({at}) ? 0 : {at}"
+    def reference_text(self) -> str:
+        """Return the maximum that the exponentials of the next block are relative to; 0 if it is infinite."""
+        reference = f"{self.name}_max{self.lane_index('total')}"
+        return f"__builtin_isinf({reference}) ? 0 : {reference}"
 
-    def moved(self) -> list[str]:
-        """The whole so far, about what it and the elements of the next part are about."""
-        at = self.at("whole")
-        into, old, new = f"{self.name}_whole{at}", f"{self.name}_from{at}", f"{self.beside.name}_whole{at}"
-        return [f"{into} = moved_exp({into}, {old}, {new});", f"{old} = {new};"]
+    def rescale(self) -> list[str]:
+        """Return the lines that rescale the total to the maximum that includes the next block."""
+        lane = self.lane_index("total")
+        into, old, new = (
+            f"{self.name}_total{lane}",
+            f"{self.name}_max{lane}",
+            f"{self.maximum.name}_total{lane}",
+        )
+        return [f"{into} = rescale_exp_sum({into}, {old}, {new});", f"{old} = {new};"]
 
-    def add(self, value: str, level: str, place: str = "") -> list[str]:
-        """An element into a part."""
-        at = self.at(level)
-        term = "exp_term_f32" if self.inside == "float" else "exp_term_f64"
-        return [f"{self.name}_{level}{at} += {term}({value} - {self.name}_about{at});"]
+    def add(self, value: str, level: str, flat_index: str = "") -> list[str]:
+        """Return the line that adds the exponential of an element to a block."""
+        lane = self.lane_index(level)
+        term = "exp_term_f32" if self.element_type == "float" else "exp_term_f64"
+        return [f"{self.name}_{level}{lane} += {term}({value} - {self.name}_ref{lane});"]
 
-    def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
-        """Another level's result into a level; that of a chunk is about the chunk's own largest element."""
-        if source == "part":
+    def merge(self, source: str, index: str, level: str = "total") -> list[str]:
+        """Return the lines that add one level's result to another; a chunk's has its own maximum."""
+        if source == "block":
             return super().merge(source, index, level)
-        at = self.at("whole")
-        whole, other = f"{self.beside.name}_whole{at}", f"{self.beside.name}_parts{index}{at}"
-        return [f"{self.name}_whole{at} += moved_exp({self.name}_parts{index}{at}, {other}, {whole});"]
+        lane = self.lane_index("total")
+        new_max, chunk_max = f"{self.maximum.name}_total{lane}", f"{self.maximum.name}_chunks{index}{lane}"
+        return [
+            f"{self.name}_total{lane} += "
+            f"rescale_exp_sum({self.name}_chunks{index}{lane}, {chunk_max}, {new_max});"
+        ]
 
-    def settled(self) -> str:
-        """The whole, where the largest element may be infinite or NaN."""
-        peak = self.beside.text()
-        otherwise = f"exp_f64({peak})" if self.step.finite else f"(double){peak} - {peak}"
-        return f"of_infinity({self.name}_whole{self.at('whole')}, {peak}, {otherwise})"
+    def final_text(self) -> str:
+        """Return the total, or its limit where the maximum is infinite or NaN."""
+        maximum = self.maximum.result_text()
+        limit = f"exp_f64({maximum})" if self.step.ignores_infinite_max else f"(double){maximum} - {maximum}"
+        return f"sum_or_limit({self.name}_total{self.lane_index('total')}, {maximum}, {limit})"
 
-    def ended(self) -> list[str]:
-        """The result of a fold without lanes, under the fold's own name."""
-        return [f"const {self.result} {self.name} = {self.settled()};"]
+    def result_definition(self) -> list[str]:
+        """Return the lines that define the reduction's own name as its result, where there are no lanes."""
+        return [f"const {self.result_type} {self.name} = {self.final_text()};"]
 
-    def text(self) -> str:
-        """The result, where others read it."""
-        return f"({self.result}){self.settled()}" if self.lanes else self.name
+    def result_text(self) -> str:
+        """Return the C expression by which other code reads the result."""
+        return f"({self.result_type}){self.final_text()}" if self.lanes else self.name
 
 
-class Squares(Accumulator):
-    """The C of a sum of squares about the mean: of squares, and of elements, about a number close to it."""
+class OnlineSquareSum(Accumulator):
+    """A sum of squared differences from the mean, in the same pass as the mean.
 
-    def __init__(self, step: OnlineReduction, name: str, lanes: int, part_lanes: int) -> None:
-        super().__init__(step, name, lanes, part_lanes)
-        self.inside = C_TYPES[step.body.dtype]
+    Differences are taken from a reference close to the mean; both they and their squares are summed.
+    """
 
-    def declared(self, level: str, chunks: int = 0) -> list[str]:
-        """Variables of a level: squares, elements, what they are about, and how many they are."""
-        lines, name = super().declared(level, chunks), self.name
+    def __init__(self, step: OnlineReduction, name: str, lanes: int, block_lanes: int) -> None:
+        super().__init__(step, name, lanes, block_lanes)
+        self.element_type = C_TYPES[step.body.dtype]
+
+    def declarations(self, level: str, chunks: int = 0) -> list[str]:
+        """Return the declarations of a level's variables: both sums, the reference, and the element count."""
+        lines, name = super().declarations(level, chunks), self.name
         lines += [line.replace(f"{name}_{level}", f"{name}_{level}_sum", 1) for line in lines]
-        if level == "part":
+        if level == "block":
             return lines
-        room = f"[{self.lanes}]" if self.lanes else ""
-        if level == "parts":
+        lanes = f"[{self.lanes}]" if self.lanes else ""
+        if level == "chunks":
             return [
                 *lines,
-                f"{self.inside} {name}_parts_about[{chunks}]{room};",
-                f"int64_t {name}_parts_turns[{chunks}];",
+                f"{self.element_type} {name}_chunks_ref[{chunks}]{lanes};",
+                f"int64_t {name}_chunks_count[{chunks}];",
             ]
-        return [*lines, f"{self.inside} {name}_about{room or ' = 0'};", f"int64_t {name}_turns = 0;"]
+        return [*lines, f"{self.element_type} {name}_ref{lanes or ' = 0'};", f"int64_t {name}_count = 0;"]
 
     def reset(self, level: str) -> list[str]:
-        """Set the lanes of a level to where they start."""
-        at = self.at(level)
-        lines = [f"{self.name}_{level}{suffix}{at} = 0;" for suffix in ("", "_sum")]
-        return [*lines, f"{self.name}_about{at} = 0;"] if level == "whole" else lines
+        """Return the lines that set the current lane of a level to its initial value."""
+        lane = self.lane_index(level)
+        lines = [f"{self.name}_{level}{suffix}{lane} = 0;" for suffix in ("", "_sum")]
+        return [*lines, f"{self.name}_ref{lane} = 0;"] if level == "total" else lines
 
-    def clauses(self, level: str) -> str:
-        """What the loop over a level's elements says to the compiler."""
+    def omp_clauses(self, level: str) -> str:
+        """Return the OpenMP reduction clauses of a loop that adds elements to a level."""
         return f" reduction(+:{self.name}_{level}) reduction(+:{self.name}_{level}_sum)"
 
-    def first(self, value: str) -> list[str]:
-        """An element into the sum of the first part, whose mean is its elements' reference."""
-        return [f"{self.name}_part_sum{self.at('part')} += {value};"]
+    def add_to_first_sum(self, value: str) -> list[str]:
+        """Return the line that adds an element to the sum of the first block, whose mean is the reference."""
+        return [f"{self.name}_block_sum{self.lane_index('block')} += {value};"]
 
-    def begun(self, turns: str) -> list[str]:
-        """The reference of the first part, which may be of a chunk without elements."""
-        mean = f"{self.name}_part_sum{self.at('part')} / ({turns})"
-        return [f"{self.name}_about{self.at('whole')} = {turns} ? {mean} : 0;"]
+    def set_first_mean(self, count: str) -> list[str]:
+        """Return the line that sets the reference to the first block's mean; 0 if the chunk is empty."""
+        mean = f"{self.name}_block_sum{self.lane_index('block')} / ({count})"
+        return [f"{self.name}_ref{self.lane_index('total')} = {count} ? {mean} : 0;"]
 
-    def add(self, value: str, level: str, place: str = "") -> list[str]:
-        """An element into a part."""
-        into, at, off = f"{self.name}_{level}", self.at(level), f"{self.name}_off"
-        square = [f"{into}{at} += {off} * {off};"]
-        if self.part_type == self.inside:
-            square = self.add_product(off, off, level)
+    def add(self, value: str, level: str, flat_index: str = "") -> list[str]:
+        """Return the lines that add an element to a block."""
+        into, lane, difference = f"{self.name}_{level}", self.lane_index(level), f"{self.name}_diff"
+        square = [f"{into}{lane} += {difference} * {difference};"]
+        if self.block_type == self.element_type:
+            square = self.add_with_fma(difference, difference, level)
         return [
-            f"const {self.inside} {off} = {value} - {self.name}_about{self.at('whole')};",
+            f"const {self.element_type} {difference} = {value} - {self.name}_ref{self.lane_index('total')};",
             *square,
-            f"{into}_sum{at} += {off};",
+            f"{into}_sum{lane} += {difference};",
         ]
 
-    def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
-        """A part into the whole, which then moves to the mean so far; or a chunk, moved to the whole's."""
-        name, at = self.name, self.at("whole")
-        whole, total, about = f"{name}_whole{at}", f"{name}_whole_sum{at}", f"{name}_about{at}"
-        if source == "part":
-            other = self.at("part")
+    def merge(self, source: str, index: str, level: str = "total") -> list[str]:
+        """Return the lines that add a block and move the reference, or add a chunk with its own reference."""
+        name, lane = self.name, self.lane_index("total")
+        squares, diff_sum, ref = f"{name}_total{lane}", f"{name}_total_sum{lane}", f"{name}_ref{lane}"
+        if source == "block":
+            block_lane = self.lane_index("block")
             return [
-                f"{whole} += {name}_part{other};",
-                f"{total} += {name}_part_sum{other};",
-                f"const {self.inside} {name}_to = {about} + {total} / {name}_turns;",
-                f"const double {name}_by = (double){name}_to - {about};",
-                f"{whole} = moved_squares({whole}, {total}, {name}_turns, {name}_by);",
-                f"{total} -= {name}_turns * {name}_by;",
-                f"{about} = {name}_to;",
+                f"{squares} += {name}_block{block_lane};",
+                f"{diff_sum} += {name}_block_sum{block_lane};",
+                f"const {self.element_type} {name}_new_ref = {ref} + {diff_sum} / {name}_count;",
+                f"const double {name}_shift = (double){name}_new_ref - {ref};",
+                f"{squares} = shift_square_sum({squares}, {diff_sum}, {name}_count, {name}_shift);",
+                f"{diff_sum} -= {name}_count * {name}_shift;",
+                f"{ref} = {name}_new_ref;",
             ]
-        parts = f"{name}_parts{index}{at}, {name}_parts_sum{index}{at}, {name}_parts_turns{index}"
+        chunk_state = (
+            f"{name}_chunks{index}{lane}, {name}_chunks_sum{index}{lane}, {name}_chunks_count{index}"
+        )
         return [
-            f"const double {name}_by = (double){about} - {name}_parts_about{index}{at};",
-            f"{whole} += moved_squares({parts}, {name}_by);",
-            f"{total} += {name}_parts_sum{index}{at} - {name}_parts_turns{index} * {name}_by;",
+            f"const double {name}_shift = (double){ref} - {name}_chunks_ref{index}{lane};",
+            f"{squares} += shift_square_sum({chunk_state}, {name}_shift);",
+            f"{diff_sum} += {name}_chunks_sum{index}{lane} - {name}_chunks_count{index} * {name}_shift;",
         ]
 
-    def copied(self, index: str) -> list[str]:
-        """The whole of a chunk to where it is merged from."""
-        name, at = self.name, self.at("whole")
-        levels = ((f"{name}_parts", f"{name}_whole"), (f"{name}_parts_sum", f"{name}_whole_sum"))
-        lines = [f"{part}{index}{at} = {whole}{at};" for part, whole in levels]
+    def copy_to_chunk(self, index: str) -> list[str]:
+        """Return the lines that save the total of a chunk in the array over chunks."""
+        name, lane = self.name, self.lane_index("total")
+        levels = ((f"{name}_chunks", f"{name}_total"), (f"{name}_chunks_sum", f"{name}_total_sum"))
+        lines = [f"{chunk}{index}{lane} = {total}{lane};" for chunk, total in levels]
         return [
             *lines,
-            f"{name}_parts_about{index}{at} = {name}_about{at};",
-            f"{name}_parts_turns{index} = {name}_turns;",
+            f"{name}_chunks_ref{index}{lane} = {name}_ref{lane};",
+            f"{name}_chunks_count{index} = {name}_count;",
         ]
 
-    def settled(self) -> str:
-        """The squares about the mean itself."""
-        at = self.at("whole")
-        total = f"{self.name}_whole_sum{at}"
-        return f"{self.name}_whole{at} - {total} * {total} / {mark_size(self.step.turns)}"
+    def final_text(self) -> str:
+        """Return the sum of squared differences from the mean itself."""
+        lane = self.lane_index("total")
+        diff_sum = f"{self.name}_total_sum{lane}"
+        return f"{self.name}_total{lane} - {diff_sum} * {diff_sum} / {mark_size(self.step.iterations)}"
 
-    def ended(self) -> list[str]:
-        """The result of a fold without lanes, under the fold's own name."""
-        return [f"const {self.result} {self.name} = {self.settled()};"]
+    def result_definition(self) -> list[str]:
+        """Return the lines that define the reduction's own name as its result, where there are no lanes."""
+        return [f"const {self.result_type} {self.name} = {self.final_text()};"]
 
-    def text(self) -> str:
-        """The result, where others read it."""
-        return f"({self.result})({self.settled()})" if self.lanes else self.name
+    def result_text(self) -> str:
+        """Return the C expression by which other code reads the result."""
+        return f"({self.result_type})({self.final_text()})" if self.lanes else self.name
 
 
-def accumulators(
-    folds: Sequence[ReductionStep], first: int, lanes: int, part_lanes: int
+def create_accumulators(
+    reductions: Sequence[ReductionStep], first: int, lanes: int, block_lanes: int
 ) -> list[Accumulator]:
-    """The C of folds of one pass, named by numbers from `first` on."""
-    made: dict[ReductionStep, Accumulator] = {}
-    for i, fold in enumerate(folds, first):
-        if not isinstance(fold, OnlineReduction):
-            made[fold] = Accumulator(fold, f"r{i}", lanes, part_lanes)
-        elif fold.kind == "squares":
-            made[fold] = Squares(fold, f"r{i}", lanes, part_lanes)
+    """Return the accumulators of one pass's reductions, named r0, r1 and so on from number `first`."""
+    accs: dict[ReductionStep, Accumulator] = {}
+    for i, reduction in enumerate(reductions, first):
+        if not isinstance(reduction, OnlineReduction):
+            accs[reduction] = Accumulator(reduction, f"r{i}", lanes, block_lanes)
+        elif reduction.kind == "squares":
+            accs[reduction] = OnlineSquareSum(reduction, f"r{i}", lanes, block_lanes)
         else:
-            made[fold] = Exponentials(fold, f"r{i}", lanes, part_lanes, made[fold.beside])
-    return list(made.values())
+            accs[reduction] = OnlineExpSum(reduction, f"r{i}", lanes, block_lanes, accs[reduction.reference])
+    return list(accs.values())
 
 
-def _as_vectors(step: ReductionStep) -> bool:
-    """Whether a fold reads memory element after element, so that lanes of a vector share its rounding."""
+def _is_vectorizable(step: ReductionStep) -> bool:
+    """Whether a reduction reads contiguous memory, so that its sum is spread over the lanes of a vector."""
     if not step.inner:
         return True
     last = step.inner[-1]

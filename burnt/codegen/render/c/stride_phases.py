@@ -1,8 +1,9 @@
-"""Loops in C by their phases: where indices are divided, turns a period apart are alike, and share a text.
+"""Unroll loops whose indices contain divisions by the period after which the index pattern repeats.
 
-The gradient of a pool with stride 2 is an example: an element is in windows ``i // 2`` and ``i // 2 - 1``, as
-tap ``i % 2`` and ``i % 2 + 2``. Along ``q``, with ``i = 2 * q`` in one text and ``i = 2 * q + 1`` in another,
-nothing is divided, most tests are known, and loads and stores are those of vectors.
+The gradient of pooling with stride 2 is an example: element ``i`` is in the windows ``i // 2`` and
+``i // 2 - 1``, at positions ``i % 2`` and ``i % 2 + 2``. In a loop over ``q`` with one body for ``i = 2 * q``
+and one for ``i = 2 * q + 1``, no index is divided, most tests are constant, and loads and stores are
+vectorised.
 """
 
 from __future__ import annotations
@@ -16,67 +17,67 @@ import torch
 from burnt.codegen.ir import Expr, IndexExpr, Split, Store, Var, index_exprs, rebuild, walk
 from burnt.codegen.lower.registry import const
 
-__all__ = ["period_of", "phases"]
+__all__ = ["index_period", "unroll_period"]
 
-_LONGEST = 4  # turns of a period: more are too much text
+_MAX_PERIOD = 4  # iterations of a period: more make the source too long
 
 
-def period_of(loop: Var, stores: Sequence[Store]) -> int:
-    """After how many turns of a loop whatever is divided in its stores has moved by whole numbers.
+def index_period(loop: Var, stores: Sequence[Store]) -> int:
+    """Return the number of iterations after which every divided index advances by an integer quotient.
 
-    1 where nothing is divided along the loop, or where no short period helps.
+    1 if no index is divided along the loop, or if the period would be too long.
     """
     period = 1
-    for place in (*_places(stores), *(step.place for step in stores)):
-        for atom in _splits(place):
+    for place in (*_load_indices(stores), *(step.offset for step in stores)):
+        for atom in _nested_splits(place):
             if loop not in atom.inner.variables():
                 continue
             step = atom.inner.stride(loop)
             if step is None:
                 return 1
-            period = math.lcm(period, atom.by // math.gcd(step, atom.by))
-    drawn = any(e.op in ("uniform", "random") for e in walk([step.value for step in stores]))
-    return period if period <= min(_LONGEST, loop.extent // 2) and not drawn else 1
+            period = math.lcm(period, atom.divisor // math.gcd(step, atom.divisor))
+    draws_random = any(e.op in ("uniform", "random") for e in walk([step.value for step in stores]))
+    return period if period <= min(_MAX_PERIOD, loop.extent // 2) and not draws_random else 1
 
 
-def phases(
+def unroll_period(
     loop: Var, period: int, stores: Sequence[Store]
 ) -> tuple[Var, list[list[Store]], list[list[Store]]]:
-    """Stores of a loop's whole periods, and of the turns that are left.
+    """Unroll a loop by its period.
 
     Returns:
-        the loop over periods; for each turn of a period its stores in that loop; for each turn after the last
-        whole period its stores.
+        the loop over whole periods; for each iteration of a period, its stores in that loop; for each
+        iteration after the last whole period, its stores.
     """
     periods = Var(loop.extent // period)
-    along = [
-        [_moved(s, loop, IndexExpr.of(periods) * period + turn) for s in stores] for turn in range(period)
+    bodies = [
+        [_substitute(s, loop, IndexExpr.of(periods) * period + i) for s in stores] for i in range(period)
     ]
-    rest = range(loop.extent // period * period, loop.extent)
-    return periods, along, [[_moved(s, loop, IndexExpr.of(turn)) for s in stores] for turn in rest]
+    remainder = range(loop.extent // period * period, loop.extent)
+    return periods, bodies, [[_substitute(s, loop, IndexExpr.of(i)) for s in stores] for i in remainder]
 
 
-def _places(stores: Sequence[Store]) -> Iterator[IndexExpr]:
+def _load_indices(stores: Sequence[Store]) -> Iterator[IndexExpr]:
     for e in walk([step.value for step in stores]):
         yield from index_exprs(e)
 
 
-def _splits(place: IndexExpr) -> Iterator[Split]:
+def _nested_splits(place: IndexExpr) -> Iterator[Split]:
     for atom in place.terms:
         if isinstance(atom, Split):
             yield atom
-            yield from _splits(atom.inner)
+            yield from _nested_splits(atom.inner)
 
 
-def _moved(step: Store, loop: Var, place: IndexExpr) -> Store:
-    """A store at another place of a loop, without the tests that are known there."""
+def _substitute(step: Store, loop: Var, place: IndexExpr) -> Store:
+    """Return a store with the loop's index replaced, and without the tests that become constant."""
     mapping = {loop: place}
-    value = rebuild(step.value, lambda ix: ix.replaced(mapping), _known)
-    return dataclasses.replace(step, place=step.place.replaced(mapping), value=value)
+    value = rebuild(step.value, lambda ix: ix.substitute(mapping), _simplify_known_tests)
+    return dataclasses.replace(step, offset=step.offset.substitute(mapping), value=value)
 
 
-def _known(e: Expr) -> Expr | None:
-    """What an expression comes to whose tests are known by the bounds of loops."""
+def _simplify_known_tests(e: Expr) -> Expr | None:
+    """Simplify an expression whose test is constant within the bounds of the loops; None if there is none."""
     if e.op in ("ge", "lt", "eq") and e.args[0].op == "index" and e.args[1].op == "const":
         (place,), (bound,) = e.args[0].extra, e.args[1].extra
         assert isinstance(place, IndexExpr)

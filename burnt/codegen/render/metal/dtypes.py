@@ -1,4 +1,4 @@
-"""Dtypes in Metal: what they are in registers and in memory, and their constants."""
+"""The Metal types of dtypes, in registers and in memory, and Metal constants."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 from burnt.codegen.render.metal import prelude
 
-__all__ = ["COMPUTE", "MEMORY", "SHORT", "constant", "highest", "lowest"]
+__all__ = ["MEMORY_TYPES", "METAL_TYPES", "SIXTEEN_BIT_FLOATS", "constant", "highest", "lowest"]
 
-COMPUTE = {
+METAL_TYPES = {
     torch.float32: "float", torch.bfloat16: "float", torch.float16: "float", torch.int8: "char",
     torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar",
     torch.uint16: "ushort", torch.uint32: "uint", torch.uint64: "ulong", torch.bool: "bool",
 }  # fmt: skip
-MEMORY = {**COMPUTE, torch.bfloat16: "bfloat", torch.float16: "half"}
-SHORT = (torch.bfloat16, torch.float16)
+MEMORY_TYPES = {**METAL_TYPES, torch.bfloat16: "bfloat", torch.float16: "half"}
+SIXTEEN_BIT_FLOATS = (torch.bfloat16, torch.float16)
 
 
 def constant(value: object, dtype: torch.dtype) -> str:
-    """A number as text.
+    """Return a number of a dtype as a Metal constant.
 
     >>> constant(1, torch.float32), constant(2, torch.int64), constant(-1.5, torch.bfloat16)
     ('1.0f', '2L', '(-1.5f)')
@@ -33,7 +33,7 @@ def constant(value: object, dtype: torch.dtype) -> str:
             return "(-9223372036854775807L - 1)"
         if dtype == torch.uint64:
             return f"{int(value)}UL"
-        return f"{int(value)}L" if dtype == torch.int64 else f"{COMPUTE[dtype]}({int(value)})"
+        return f"{int(value)}L" if dtype == torch.int64 else f"{METAL_TYPES[dtype]}({int(value)})"
     if math.isnan(value):
         return "NAN"
     if math.isinf(value):
@@ -43,14 +43,14 @@ def constant(value: object, dtype: torch.dtype) -> str:
 
 
 def lowest(dtype: torch.dtype) -> str:
-    """What every element is at least."""
+    """Return the lowest value of a dtype as a Metal constant, minus infinity for floats."""
     if dtype.is_floating_point:
         return "-INFINITY"
     return "0" if dtype == torch.bool else constant(torch.iinfo(dtype).min, dtype)
 
 
 def highest(dtype: torch.dtype) -> str:
-    """What every element is at most."""
+    """Return the highest value of a dtype as a Metal constant, infinity for floats."""
     if dtype.is_floating_point:
         return "INFINITY"
     return "1" if dtype == torch.bool else constant(torch.iinfo(dtype).max, dtype)

@@ -1,4 +1,7 @@
-"""Elements as Metal: the statements that compute expressions at a place of the loops around them."""
+"""Print expressions as Metal statements: loads, arithmetic, checks and stores inside the current loops.
+
+Loops, dispatches and threads are printed by the subclasses in `kernel.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ import torch
 
 from burnt.codegen.ir import Buffer, Expr, Index, IndexExpr, Kernel, Reduction, Scan, Split, Store, Var
 from burnt.codegen.render.metal import prelude
-from burnt.codegen.render.metal.dtypes import COMPUTE, MEMORY, SHORT, constant
+from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES, SIXTEEN_BIT_FLOATS, constant
 from burnt.codegen.render.shape_params import mark_size, mark_step
 from burnt.errors import UnsupportedError
 
-__all__ = ["Elements", "Scratch"]
+__all__ = ["ExprPrinter", "Scratch"]
 
 _INTEGER_INFIX = {"trunc_div": "/", "shl": "<<", "shr": ">>"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
@@ -23,7 +26,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|",
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """Memory of a kernel's own: `count` elements of a dtype, which begin as zeros or as anything."""
+    """Memory that a kernel needs besides its tensors: `count` elements, zeroed or uninitialized."""
 
     name: str
     dtype: torch.dtype
@@ -31,35 +34,35 @@ class Scratch:
     zeros: bool = False
 
 
-class Elements:
-    """Lines of a function, and what is known at the place where the next one goes.
+class ExprPrinter:
+    """The lines of a function printed so far, and the state that printing the next line depends on.
 
     Args:
-        kernel: what is printed.
-        numbers: positions of run-time numbers, in the order in which they are given.
+        kernel: the kernel to print.
+        numbers: positions of the run-time numbers, in the order in which they are passed.
         wide: whether indices need 64 bits.
     """
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int], *, wide: bool) -> None:
         self.kernel = kernel
-        self.position = {number: i for i, number in enumerate(numbers)}
+        self.number_slots = {number: i for i, number in enumerate(numbers)}
         self.has_numbers = False
         self.lines: list[str] = []
         self.depth = 1
-        self.folds: dict[tuple[Reduction, Index], str] = {}
-        self.scans: dict[tuple[Scan, Index], str] = {}
-        self.memory: dict[Buffer | Scratch, None] = {}
+        self.reduction_results: dict[tuple[Reduction, Index], str] = {}
+        self.scan_results: dict[tuple[Scan, Index], str] = {}
+        self.buffers: dict[Buffer | Scratch, None] = {}
         self.written: set[Buffer | Scratch] = set()
-        self.names: dict[Var, str] = {}
-        self.temporary = 0
-        self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.loop_names: dict[Var, str] = {}
+        self.num_values = 0
+        self.index_values: dict[int, str] = {}  # names of the expressions that indices contain
         self.wide = wide
-        self.index = "long" if wide else "int"
+        self.index_type = "long" if wide else "int"
 
     # --- expressions --------------------------------------------------------------------------------------
 
-    def exprs(self, wanted: Sequence[Expr]) -> list[str]:
-        """Statements that compute expressions at the current place; the names of their results."""
+    def emit_exprs(self, exprs: Sequence[Expr]) -> list[str]:
+        """Emit statements that compute expressions in the current loop, and return the result names."""
         memo: dict[tuple[int, str], str] = {}
 
         def visit(expr: Expr, guard: str) -> str:
@@ -69,183 +72,185 @@ class Elements:
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
-                # Where the other one is chosen, a load may be out of bounds.
-                there, elsewhere = (f"{guard} && {t}" if guard else t for t in (test_name, f"!{test_name}"))
-                name = self.define(expr, f"{test_name} ? {visit(yes, there)} : {visit(no, elsewhere)}")
+                # A load in the branch that is not selected may be out of bounds.
+                yes_guard, no_guard = (
+                    f"{guard} && {t}" if guard else t for t in (test_name, f"!{test_name}")
+                )
+                name = self.define(expr, f"{test_name} ? {visit(yes, yes_guard)} : {visit(no, no_guard)}")
             elif expr.op == "const":
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 self.has_numbers = True
-                name = f"numbers[{self.position[expr.extra[0]]}]"  # type: ignore[index]
+                name = f"numbers[{self.number_slots[expr.extra[0]]}]"  # type: ignore[index]
             elif expr.op == "reduced":
-                name = self.folds[expr.extra]  # type: ignore[index]
+                name = self.reduction_results[expr.extra]  # type: ignore[index]
                 if expr.extra[0].kind in ("argmax", "argmin") and not self.wide:  # type: ignore[attr-defined]
-                    name = self.define(expr, name)  # a place, which is counted in 32 bits, is one of 64
+                    name = self.define(expr, name)  # converts the 32-bit index to int64
             elif expr.op == "scanned":
-                name = self.define(expr, self.scans[expr.extra])  # type: ignore[index]
+                name = self.define(expr, self.scan_results[expr.extra])  # type: ignore[index]
             elif expr.op == "load":
-                self.computed |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.load(expr, guard))
+                self.index_values |= {id(a): visit(a, guard) for a in expr.args}
+                name = self.define(expr, self.load_text(expr, guard))
             elif expr.op == "checked":
                 arguments = [visit(a, guard) for a in expr.args]
-                name = self.checked(expr, arguments, guard)
+                name = self.emit_check(expr, arguments, guard)
             elif expr.op == "index":
-                self.computed |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+                self.index_values |= {id(a): visit(a, guard) for a in expr.args}
+                name = self.define(expr, self.index_text(expr.extra[0]))  # type: ignore[arg-type]
             else:
                 arguments = [visit(a, guard) for a in expr.args]
-                name = self.define(expr, _operation(expr, arguments))
+                name = self.define(expr, _operation_text(expr, arguments))
             memo[key] = name
             return name
 
-        return [visit(expr, "") for expr in wanted]
+        return [visit(expr, "") for expr in exprs]
 
-    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
-        """Which of the elements that fail is told is left to chance: one of them."""
+    def emit_check(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """Emit a check and return the name of its value. If several elements fail, any one is reported."""
         test, value, otherwise, shown = arguments
         failed = Scratch("failed", torch.int64, len(self.kernel.checks), zeros=True)
-        self.memory[failed] = None
+        self.buffers[failed] = None
         self.written.add(failed)
         fails = f"{guard} && !{test}" if guard else f"!{test}"
-        place = self.kernel.checks.index(expr.extra[0])
-        self.line(f"if ({fails}) {failed.name}[{place}] = {shown} * 2 + 1;")
+        check_index = self.kernel.checks.index(expr.extra[0])
+        self.emit(f"if ({fails}) {failed.name}[{check_index}] = {shown} * 2 + 1;")
         return self.define(expr, f"{test} ? {value} : {otherwise}")
 
     def define(self, expr: Expr, text: str) -> str:
-        """A name for the element that a text computes."""
-        name = f"v{self.temporary}"
-        self.temporary += 1
-        self.line(f"const {COMPUTE[expr.dtype]} {name} = {text};")
+        """Assign an expression's text to a new constant and return its name."""
+        name = f"v{self.num_values}"
+        self.num_values += 1
+        self.emit(f"const {METAL_TYPES[expr.dtype]} {name} = {text};")
         return name
 
-    def load(self, expr: Expr, guard: str) -> str:
-        """What a load reads, where its guard holds; 0 elsewhere."""
+    def load_text(self, expr: Expr, guard: str) -> str:
+        """Return the text of a load, converted to its compute type; 0 where the guard does not hold."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        self.memory[buffer] = None
-        text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
-        if buffer.dtype in SHORT:
+        self.buffers[buffer] = None
+        text = f"{buffer.name}[{self.index_text(expr.extra[1])}]"  # type: ignore[arg-type]
+        if buffer.dtype in SIXTEEN_BIT_FLOATS:
             text = f"float({text})"
         return f"{guard} ? {text} : 0" if guard else text
 
-    def put(self, step: Store, name: str) -> None:
-        """A line that stores an element."""
+    def emit_store(self, step: Store, name: str) -> None:
+        """Emit the line that stores an element."""
         buffer = step.buffer
-        self.memory[buffer] = None
+        self.buffers[buffer] = None
         self.written.add(buffer)
         value = name
-        if buffer.dtype in SHORT:
-            value = f"{MEMORY[buffer.dtype]}({name})"
+        if buffer.dtype in SIXTEEN_BIT_FLOATS:
+            value = f"{MEMORY_TYPES[buffer.dtype]}({name})"
         elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
             value = f"{name} != 0"
-        self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
+        self.emit(f"{buffer.name}[{self.index_text(step.offset)}] = {value};")
 
-    def place(self, ix: IndexExpr) -> str:
-        """An index as text."""
+    def index_text(self, ix: IndexExpr) -> str:
+        """Return the text of an index."""
         parts = []
         for atom, c in ix.terms.items():
             if isinstance(atom, Split):
                 text = self.split_text(atom)
             elif isinstance(atom, Var):
-                text = self.named(atom)
+                text = self.loop_name(atom)
             else:
-                text = f"{self.index}({self.computed[id(atom.expr)]})"
+                text = f"{self.index_type}({self.index_values[id(atom.expr)]})"
             parts.append(text if c == 1 else f"{text} * {mark_step(c)}")
         if ix.const or not parts:
             parts.append(mark_size(ix.const) if ix.const else "0")
         return " + ".join(parts)
 
     def split_text(self, atom: Split) -> str:
-        """A quotient or remainder as text."""
+        """Return the text of a quotient or remainder in an index."""
         low, _ = atom.inner.bounds()
-        inner = self.place(atom.inner)
+        inner = self.index_text(atom.inner)
         if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark_step(atom.by)})"
-            return f"floor_{kind}({self.index}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
+            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index_type}({mark_step(atom.divisor)})"
+            return f"floor_{kind}({self.index_type}({inner}), {by})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
 
-    def named(self, var: Var) -> str:
-        """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
-        return self.names.setdefault(var, f"i{len(self.names)}")
+    def loop_name(self, var: Var) -> str:
+        """Return a loop's variable name. Numbered by first use, so that equal kernels give equal text."""
+        return self.loop_names.setdefault(var, f"i{len(self.loop_names)}")
 
     # --- lines --------------------------------------------------------------------------------------------
 
-    def line(self, text: str) -> None:
-        """A line, as deep as the loops are."""
+    def emit(self, text: str) -> None:
+        """Append a line, indented by the depth of the loops."""
         self.lines.append("    " * self.depth + text)
 
-    def line_all(self, texts: Sequence[str]) -> None:
-        """Several lines."""
+    def emit_all(self, texts: Sequence[str]) -> None:
+        """Append several lines."""
         for text in texts:
-            self.line(text)
+            self.emit(text)
 
-    def open(self, text: str) -> None:
-        """Begin a loop or a branch."""
-        self.line(f"{text} {{")
+    def open_block(self, text: str) -> None:
+        """Open a loop or a branch."""
+        self.emit(f"{text} {{")
         self.depth += 1
 
-    def close(self) -> None:
-        """End it."""
+    def close_block(self) -> None:
+        """Close the innermost loop or branch."""
         self.depth -= 1
-        self.line("}")
+        self.emit("}")
 
-    def turns(self, loops: Sequence[Var], whole: str) -> None:
-        """The loops' variables, of the number of a turn through all of them."""
+    def emit_loop_variables(self, loops: Sequence[Var], flat_index: str) -> None:
+        """Define the variables of nested loops, from the flattened number of an iteration."""
         loops = [v for v in loops if v.extent > 1]
         for i, var in enumerate(loops):
             size = math.prod(v.extent for v in loops[i + 1 :])
-            text = whole if size == 1 else f"{whole} / {mark_size(size)}"
+            text = flat_index if size == 1 else f"{flat_index} / {mark_size(size)}"
             if i:
                 text = f"{text} % {mark_size(var.extent)}"
-            self.line(f"const {self.index} {self.named(var)} = {text};")
+            self.emit(f"const {self.index_type} {self.loop_name(var)} = {text};")
 
 
-def _operation(expr: Expr, a: list[str]) -> str:
+def _operation_text(expr: Expr, args: list[str]) -> str:
     op, dtype = expr.op, expr.dtype
-    inside = expr.args[0].dtype
-    floating = inside.is_floating_point
+    arg_dtype = expr.args[0].dtype
+    is_floating = arg_dtype.is_floating_point
     if op in _INFIX:
         if op in ("add", "mul") and dtype == torch.bool:
-            return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
-        return f"{a[0]} {_INFIX[op]} {a[1]}"
-    if op in _INTEGER_INFIX and not floating:
-        return f"{a[0]} {_INTEGER_INFIX[op]} {a[1]}"
+            return f"{args[0]} {'|' if op == 'add' else '&'} {args[1]}"
+        return f"{args[0]} {_INFIX[op]} {args[1]}"
+    if op in _INTEGER_INFIX and not is_floating:
+        return f"{args[0]} {_INTEGER_INFIX[op]} {args[1]}"
     if op == "power":
-        return f"power<{COMPUTE[dtype]}>({', '.join(a)})"
+        return f"power<{METAL_TYPES[dtype]}>({', '.join(args)})"
     if op in ("uniform", "random"):
         function = "uniform_f32" if op == "uniform" else "random_below"
-        return f"{function}({', '.join([*a, *map(str, expr.extra)])})"
+        return f"{function}({', '.join([*args, *map(str, expr.extra)])})"
     if op in ("identity", "as"):
-        return a[0]
+        return args[0]
     if op == "cast":
-        return _cast(a[0], inside, dtype)
+        return _cast_text(args[0], arg_dtype, dtype)
     if op == "where":
-        return f"{a[0]} ? {a[1]} : {a[2]}"
+        return f"{args[0]} ? {args[1]} : {args[2]}"
     if op == "neg":
-        return f"-{a[0]}"
+        return f"-{args[0]}"
     if op == "not":
-        return f"~{a[0]}"
+        return f"~{args[0]}"
     if op == "reciprocal":
-        return f"1 / {a[0]}"
+        return f"1 / {args[0]}"
     if op == "relu":
-        return f"{a[0]} < 0 ? 0 : {a[0]}"
-    if op in ("maximum", "minimum", "fmax", "fmin") and not floating:
-        return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
-    if op == "abs" and not floating:
-        return a[0] if not inside.is_signed else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
-    if op == "sign" and not floating:
-        return f"({a[0]} > 0) - ({a[0]} < 0)"
+        return f"{args[0]} < 0 ? 0 : {args[0]}"
+    if op in ("maximum", "minimum", "fmax", "fmin") and not is_floating:
+        return f"{args[0]} {'>' if 'max' in op else '<'} {args[1]} ? {args[0]} : {args[1]}"
+    if op == "abs" and not is_floating:
+        return args[0] if not arg_dtype.is_signed else f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
+    if op == "sign" and not is_floating:
+        return f"({args[0]} > 0) - ({args[0]} < 0)"
     if f"{op}_f32" not in prelude.functions():
         raise UnsupportedError(f"Metal has no {op} yet")
-    return f"{op}_f32({', '.join(a)})"
+    return f"{op}_f32({', '.join(args)})"
 
 
-def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
-    if new in SHORT:
-        return f"float({MEMORY[new]}({value}))"
+def _cast_text(value: str, old: torch.dtype, new: torch.dtype) -> str:
+    if new in SIXTEEN_BIT_FLOATS:
+        return f"float({MEMORY_TYPES[new]}({value}))"
     if new == torch.bool:
         return f"{value} != 0"
     if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8, torch.uint16):
-        return f"{COMPUTE[new]}(int({value}))"  # what lies outside wraps, as in torch
+        return f"{METAL_TYPES[new]}(int({value}))"  # values out of range wrap, as in torch
     if old.is_floating_point and new == torch.uint32:
         return f"uint(long({value}))"
-    return f"{COMPUTE[new]}({value})"
+    return f"{METAL_TYPES[new]}({value})"

@@ -1,17 +1,17 @@
-"""Printing kernels as Metal: a dispatch for each, whose threads share rows, columns or nothing.
+"""Print kernels as Metal: each is one or more dispatches.
 
-*Elementwise*: a thread for each element, or for four neighbours. *Rows*: a simdgroup folds a short row, a
-threadgroup a long one; what each thread has found goes around by shuffles and threadgroup memory. *Columns*:
-where memory runs along an outer loop, neighbouring threads take neighbouring columns, and several share one.
-*Split*: few rows of many elements are cut into chunks; a dispatch leaves what each chunk comes to in scratch
-memory, and the next puts that together. *Scans*: a thread walks a column, a simdgroup or a threadgroup a row.
-Nothing is atomic, so a result is the same in every run.
+*Elementwise*: one thread for each element, or for four adjacent ones. *Rows*: a simdgroup reduces a short
+row, a threadgroup a long one; threads combine their results by shuffles and threadgroup memory. *Columns*:
+where memory is contiguous along an outer loop, adjacent threads take adjacent columns, and several threads
+share a column. *Split*: where there are few rows of many elements, rows are cut into chunks; a dispatch saves
+each chunk's result in scratch memory, and the next one combines them. *Scans*: a thread scans a column; a
+simdgroup or a threadgroup scans a row. No atomics are used, so results are the same in every run.
 
-Arithmetic is torch's: 16-bit floats are computed in float, sums of floats keep what rounding takes from them.
-Metal has no double, which is refused.
+Arithmetic is torch's: 16-bit floats are computed in float, and float sums are compensated (they carry the
+rounding error along). Metal has no double: kernels that need it are refused.
 
-This has been run as C++ on `tests/codegen/render/metal/shim.h`, which emulates threadgroups and simdgroups.
-It has not been run on a Mac.
+The generated code has been run as C++ on `tests/codegen/render/metal/shim.h`, which emulates threadgroups and
+simdgroups. It has not been run on a Mac.
 """
 
 from __future__ import annotations
@@ -36,55 +36,55 @@ from burnt.codegen.ir import (
     index_exprs,
     walk,
 )
-from burnt.codegen.render.metal.dtypes import COMPUTE, MEMORY
-from burnt.codegen.render.metal.expr import Elements, Scratch
+from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES
+from burnt.codegen.render.metal.expr import ExprPrinter, Scratch
 from burnt.codegen.render.metal.reduction import OnlineSum, ReductionState
-from burnt.codegen.render.metal.scan import State, lane_of_scans
+from burnt.codegen.render.metal.scan import ScanState, select_scan_lane
 from burnt.codegen.render.shape_params import mark_size
 from burnt.errors import UnsupportedError
 
-__all__ = ["HEAD", "Dispatch", "Scratch", "print_kernel"]
+__all__ = ["PREAMBLE", "Dispatch", "Scratch", "print_kernel"]
 
-HEAD = """#include <metal_stdlib>
+PREAMBLE = """#include <metal_stdlib>
 using namespace metal;
 
-// Tests for NaN, and sums that keep what rounding takes, must mean what they say. torch asks for safe math,
-// too, unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
+// NaN tests and compensated sums need safe math. torch requests it, too, unless PYTORCH_MPS_FAST_MATH is set.
+// Compilers before Metal 3.2 ignore this line.
 #pragma METAL fp math_mode(safe)
 
-// Nothing is contracted: a number that two kernels compute must be the same in both.
+// No contraction of a * b + c to fma: two kernels that compute the same value must get the same result.
 #pragma METAL fp contract(off)
 """
 
-_SIMD = 32  # lanes of a simdgroup, on every GPU of Apple's
-_GROUP = 256  # threads of a threadgroup: what a kernel with many registers still gets
-_SHORT_ROW = 256  # elements up to which a simdgroup folds a row
-_WORKERS = 8  # threads that share a column
-_CHUNKS = 64
-_FEW_GROUPS, _SPLIT_ELEMENTS = 32, 1 << 14  # what is cut into chunks: fewer groups, of more elements
-_SHORT_SCAN = 16  # elements up to which a thread walks a row alone
-_MANY_ROWS = 256  # rows from which on a thread walks a column alone, and a simdgroup a long row
-_MANY = 1 << 16  # elements from which on a thread takes four neighbours
-_MOST_BUFFERS = 31
+_SIMD_WIDTH = 32  # lanes of a simdgroup, on every Apple GPU
+_GROUP_SIZE = 256  # threads of a threadgroup: also available to kernels that use many registers
+_SHORT_ROW = 256  # elements up to which one simdgroup reduces a row
+_COLUMN_TEAM = 8  # threads that share a column
+_NUM_CHUNKS = 64
+_FEW_GROUPS, _SPLIT_ELEMENTS = 32, 1 << 14  # rows are split if there are fewer groups, with more elements
+_SHORT_SCAN = 16  # elements up to which one thread scans a row
+_MANY_ROWS = 256  # rows from which on one thread scans a column, and one simdgroup a long row
+_MANY_ELEMENTS = 1 << 16  # elements from which on a thread computes four adjacent ones
+_MAX_BUFFERS = 31
 
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-    """A function of the source, and how it is called.
+    """A kernel function of the source, and how to launch it.
 
     Args:
-        name: the function's.
+        name: the function's name.
         text: its source; integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
-        memory: what is bound to its first buffers, in order.
+        buffers: the tensors and scratch memory to bind, in order.
         numbers: whether the run-time numbers are bound after them.
         wide: whether its indices need 64 bits.
-        threads: of the grid, along x, y, z.
-        group: threads of a threadgroup, along x, y, z.
+        threads: size of the grid in threads, along x, y, z.
+        group: size of a threadgroup in threads, along x, y, z.
     """
 
     name: str
     text: str
-    memory: tuple[Buffer | Scratch, ...]
+    buffers: tuple[Buffer | Scratch, ...]
     numbers: bool
     wide: bool
     threads: tuple[int, int, int]
@@ -92,88 +92,89 @@ class Dispatch:
 
 
 def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
-    """The dispatches of a kernel, in the order in which they run.
+    """Return the dispatches of a kernel, in the order in which they run.
 
-    Where the kernel has checks, the scratch memory ``failed`` has a word for each, into which goes
-    ``2 * shown + 1`` of one element that fails, if any does.
+    If the kernel has checks, the scratch memory ``failed`` has one int64 for each. If a check fails, the
+    kernel stores ``2 * shown + 1`` of one failing element there.
 
     Args:
-        kernel: what to print.
-        numbers: positions of run-time numbers, in the order in which they are given.
+        kernel: the kernel to print.
+        numbers: positions of the run-time numbers, in the order in which they are passed.
 
     Raises:
-        UnsupportedError: Metal has no such dtype, or binds fewer buffers.
+        UnsupportedError: Metal lacks a dtype, or a kernel needs more buffers than Metal can bind.
     """
     for expr in walk(kernel.exprs):
         dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
-        if dtype not in COMPUTE and expr.op != "number":
+        if dtype not in METAL_TYPES and expr.op != "number":
             raise UnsupportedError(f"Metal has no {str(dtype).removeprefix('torch.')}", where=kernel.name)
     for step in kernel.steps:
-        if isinstance(step, Store) and step.buffer.dtype not in COMPUTE:
-            found = str(step.buffer.dtype).removeprefix("torch.")
-            raise UnsupportedError(f"Metal has no {found}", where=kernel.name)
+        if isinstance(step, Store) and step.buffer.dtype not in METAL_TYPES:
+            dtype_name = str(step.buffer.dtype).removeprefix("torch.")
+            raise UnsupportedError(f"Metal has no {dtype_name}", where=kernel.name)
     if kernel.kind == "elementwise":
-        return [_Elementwise(kernel, numbers).dispatch()]
+        return [_ElementwisePrinter(kernel, numbers).dispatch()]
     if kernel.kind == "scan":
-        return [_Scanning(kernel, numbers).dispatch()]
-    shape = _Shape.of(kernel)
-    whole = [step for step in kernel.steps if not isinstance(step, ScanStep)]
-    stages = _stages(whole) if shape.chunks > 1 else [whole]
-    made, before = [], 0
+        return [_ScanPrinter(kernel, numbers).dispatch()]
+    layout = _ThreadLayout.of(kernel)
+    all_steps = [step for step in kernel.steps if not isinstance(step, ScanStep)]
+    stages = _split_into_stages(all_steps) if layout.num_chunks > 1 else [all_steps]
+    dispatches, num_previous = [], 0
     for i, steps in enumerate(stages):
         name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
-        printer = _Folding(kernel, numbers, name, shape, steps, before)
-        made.append(printer.dispatch())
-        before += sum(isinstance(step, ReductionStep) for step in steps)
-    return made
+        printer = _ReductionPrinter(kernel, numbers, name, layout, steps, num_previous)
+        dispatches.append(printer.dispatch())
+        num_previous += sum(isinstance(step, ReductionStep) for step in steps)
+    return dispatches
 
 
-def _stages(steps: Sequence[ReductionStep | Store]) -> list[list[ReductionStep | Store]]:
-    """The steps of a kernel that is split: folds that do not need one another together, all stores last."""
+def _split_into_stages(steps: Sequence[ReductionStep | Store]) -> list[list[ReductionStep | Store]]:
+    """Group the steps of a split kernel: independent reductions together, all stores in the last stage."""
     stages: list[list[ReductionStep | Store]] = [[]]
-    here: set[tuple[Reduction, Index]] = set()
+    stage_results: set[tuple[Reduction, Index]] = set()
     for step in steps:
         if isinstance(step, Store):
             continue
-        if any(e.op == "reduced" and e.extra in here for e in walk([step.body])):
+        if any(e.op == "reduced" and e.extra in stage_results for e in walk([step.body])):
             stages.append([])
-            here = set()
+            stage_results = set()
         stages[-1].append(step)
-        here.add((step.reduction, step.index))
+        stage_results.add((step.reduction, step.index))
     return [*stages, [step for step in steps if isinstance(step, Store)]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shape:
-    """How threads share the work of a kernel with folds.
+class _ThreadLayout:
+    """How threads share the work of a kernel with reductions.
 
     Args:
-        lane: the outer loop that neighbouring threads take, in columns; None in rows.
-        team: threads that fold one row or column together.
-        chunks: into how many parts folds are cut; 1 for none.
+        lane: with columns, the outer loop that adjacent threads share; None with rows.
+        team_size: number of threads that reduce one row or column together.
+        num_chunks: number of chunks that reductions are cut into; 1 if they are not split.
     """
 
     lane: Var | None
-    team: int
-    chunks: int
+    team_size: int
+    num_chunks: int
 
     @staticmethod
-    def of(kernel: Kernel) -> _Shape:
+    def of(kernel: Kernel) -> _ThreadLayout:
+        """Choose the thread layout of a kernel."""
         rows = math.prod(v.extent for v in kernel.outer)
         inner = max(math.prod(v.extent for v in step.inner) for step in kernel.steps)
-        lane = _lane(kernel)
+        lane = _select_lane(kernel)
         if lane is not None:
-            team = _WORKERS if inner >= 2 * _WORKERS else 1
-            groups = rows // lane.extent * -(-lane.extent // _SIMD)
+            team = _COLUMN_TEAM if inner >= 2 * _COLUMN_TEAM else 1
+            groups = rows // lane.extent * -(-lane.extent // _SIMD_WIDTH)
         else:
-            team = _SIMD if inner <= _SHORT_ROW else _GROUP
-            groups = rows * team // _GROUP
-        split = groups < _FEW_GROUPS and inner >= _SPLIT_ELEMENTS
-        return _Shape(lane, team, _CHUNKS if split else 1)
+            team = _SIMD_WIDTH if inner <= _SHORT_ROW else _GROUP_SIZE
+            groups = rows * team // _GROUP_SIZE
+        is_split = groups < _FEW_GROUPS and inner >= _SPLIT_ELEMENTS
+        return _ThreadLayout(lane, team, _NUM_CHUNKS if is_split else 1)
 
 
-def _lane(kernel: Kernel) -> Var | None:
-    """The outer loop that memory runs along in most of what folds read; None where it is their own."""
+def _select_lane(kernel: Kernel) -> Var | None:
+    """Return the outer loop along which most reductions' loads are contiguous; None if it is an inner one."""
     votes: dict[Var | None, int] = {}
     for step in kernel.steps:
         if not isinstance(step, ReductionStep):
@@ -184,45 +185,48 @@ def _lane(kernel: Kernel) -> Var | None:
             place: IndexExpr = e.extra[1]  # type: ignore[assignment]
             for v in (*step.inner[-1:], *kernel.outer):
                 if place.stride(v) == 1:
-                    voted = None if v in step.inner else v
-                    votes[voted] = votes.get(voted, 0) + 1
+                    key = None if v in step.inner else v
+                    votes[key] = votes.get(key, 0) + 1
     best = max(votes, key=lambda v: votes[v], default=None)
     return best if best is not None and best.extent >= 8 else None
 
 
-class _Printer(Elements):
-    """A function of the source."""
+class _DispatchPrinter(ExprPrinter):
+    """Print one dispatch: base class of the loop structures."""
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int], name: str) -> None:
-        super().__init__(kernel, numbers, wide=_is_wide(kernel))
+        super().__init__(kernel, numbers, wide=_needs_64_bit_indices(kernel))
         self.name = name
 
-    def finished(self, threads: tuple[int, int, int], group: tuple[int, int, int]) -> Dispatch:
-        if len(self.memory) > _MOST_BUFFERS - 2:
+    def build_dispatch(self, threads: tuple[int, int, int], group: tuple[int, int, int]) -> Dispatch:
+        """Return the dispatch of the lines emitted so far, with the function's signature."""
+        if len(self.buffers) > _MAX_BUFFERS - 2:
             raise UnsupportedError(
-                "a kernel of more tensors than Metal binds",
+                "the kernel has more tensors than Metal can bind",
                 where=self.name,
-                expected=f"{_MOST_BUFFERS - 2}",
-                found=f"{len(self.memory)}",
+                expected=f"{_MAX_BUFFERS - 2}",
+                found=f"{len(self.buffers)}",
             )
         if any(size >= 1 << 32 for size in threads):
-            raise UnsupportedError("more threads than a grid of Metal's has", where=self.name, found=threads)
-        head = []
-        for i, memory in enumerate(self.memory):
-            only = "" if memory in self.written else "const "
-            kind = MEMORY[memory.dtype]
-            head.append(f"    device {only}{kind} *{memory.name} [[buffer({i})]],")
+            raise UnsupportedError(
+                "the kernel needs more threads than a Metal grid can have", where=self.name, found=threads
+            )
+        parameters = []
+        for i, memory in enumerate(self.buffers):
+            const = "" if memory in self.written else "const "
+            metal_type = MEMORY_TYPES[memory.dtype]
+            parameters.append(f"    device {const}{metal_type} *{memory.name} [[buffer({i})]],")
         if self.has_numbers:
-            head.append(f"    constant float *numbers [[buffer({len(self.memory)})]],")
-        head.append("    uint3 at [[thread_position_in_grid]])")
-        text = "\n".join([f"kernel void {self.name}(", *head, "{", *self.lines, "}", ""])
+            parameters.append(f"    constant float *numbers [[buffer({len(self.buffers)})]],")
+        parameters.append("    uint3 at [[thread_position_in_grid]])")
+        text = "\n".join([f"kernel void {self.name}(", *parameters, "{", *self.lines, "}", ""])
         return Dispatch(
-            self.name, text, tuple(self.memory), self.has_numbers, self.wide, threads, group
+            self.name, text, tuple(self.buffers), self.has_numbers, self.wide, threads, group
         )  # fmt: skip
 
 
-class _Elementwise(_Printer):
-    """Stores alone: along x the last loop, along y the one before, along z all others."""
+class _ElementwisePrinter(_DispatchPrinter):
+    """Print a kernel that only stores. The grid's x is the last loop, y the one before, z all others."""
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int]) -> None:
         super().__init__(kernel, numbers, kernel.name)
@@ -232,376 +236,412 @@ class _Elementwise(_Printer):
         lead, last = loops[:-2], loops[-1] if loops else Var(1)
         second = loops[-2] if len(loops) > 1 else Var(1)
         x, y, z = last.extent, second.extent, math.prod(v.extent for v in lead)
-        self.turns(lead, f"{self.index}(at.z)")
+        self.emit_loop_variables(lead, f"{self.index_type}(at.z)")
         if y > 1:
-            self.line(f"const {self.index} {self.named(second)} = {self.index}(at.y);")
-        four = self.takes_four(last)
-        if four:
-            name, end = self.named(last), mark_size(x)
+            self.emit(f"const {self.index_type} {self.loop_name(second)} = {self.index_type}(at.y);")
+        takes_four = self.takes_four_elements(last)
+        if takes_four:
+            name, end = self.loop_name(last), mark_size(x)
             end = f"long({end})" if self.wide else end
-            self.line(f"const {self.index} first = {self.index}(at.x) * 4, end = min(first + 4, {end});")
-            self.open(f"for ({self.index} {name} = first; {name} < end; {name}++)")
+            self.emit(
+                f"const {self.index_type} first = {self.index_type}(at.x) * 4, end = min(first + 4, {end});"
+            )
+            self.open_block(f"for ({self.index_type} {name} = first; {name} < end; {name}++)")
             x = -(-x // 4)
         elif x > 1:
-            self.line(f"const {self.index} {self.named(last)} = {self.index}(at.x);")
+            self.emit(f"const {self.index_type} {self.loop_name(last)} = {self.index_type}(at.x);")
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
-        for step, name in zip(stores, self.exprs([step.value for step in stores]), strict=True):
-            self.put(step, name)
-        if four:
-            self.close()
-        across = min(_GROUP, max(_SIMD, _power_of_two(x)))
-        return self.finished((x, y, z), (across, min(_GROUP // across, _power_of_two(y)), 1))
+        for step, name in zip(stores, self.emit_exprs([step.value for step in stores]), strict=True):
+            self.emit_store(step, name)
+        if takes_four:
+            self.close_block()
+        group_width = min(_GROUP_SIZE, max(_SIMD_WIDTH, _next_power_of_two(x)))
+        return self.build_dispatch(
+            (x, y, z), (group_width, min(_GROUP_SIZE // group_width, _next_power_of_two(y)), 1)
+        )
 
-    def takes_four(self, last: Var) -> bool:
-        """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
-        walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
-        walked += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
-        many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
-        return many and all(place.stride(last) in (0, 1) for place in walked)
+    def takes_four_elements(self, last: Var) -> bool:
+        """Whether there are many elements and all accesses are contiguous along the last loop."""
+        index_exprs_used = [step.offset for step in self.kernel.steps if isinstance(step, Store)]
+        index_exprs_used += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
+        is_large = math.prod(v.extent for v in self.kernel.outer) >= _MANY_ELEMENTS
+        return is_large and all(place.stride(last) in (0, 1) for place in index_exprs_used)
 
 
-class _Folding(_Printer):
-    """Folds and what is made of them: all steps of a kernel, or one stage of a split one."""
+class _ReductionPrinter(_DispatchPrinter):
+    """Print reductions and the stores that use them: all steps of a kernel, or one stage of a split one."""
 
     def __init__(
         self,
         kernel: Kernel,
         numbers: Sequence[int],
         name: str,
-        shape: _Shape,
+        layout: _ThreadLayout,
         steps: Sequence[ReductionStep | Store],
-        before: int,
+        num_previous: int,
     ) -> None:
         super().__init__(kernel, numbers, name)
-        self.shape = shape
+        self.layout = layout
         self.steps = steps
-        self.before = [step for step in kernel.steps if isinstance(step, ReductionStep)][:before]
-        self.shared: list[str] = []  # declarations of threadgroup memory, which come first
+        self.previous = [step for step in kernel.steps if isinstance(step, ReductionStep)][:num_previous]
+        self.shared_declarations: list[str] = []  # declarations of threadgroup memory, at the function's top
 
     def dispatch(self) -> Dispatch:
-        shape, outer = self.shape, self.kernel.outer
+        layout, outer = self.layout, self.kernel.outer
         rows = math.prod(v.extent for v in outer)
-        if shape.lane is None:
-            self.line(f"const int lane = at.x % {shape.team};")
-            if outer or shape.chunks > 1:
-                self.line(f"const {self.index} row = {self.index}(at.x / {shape.team});")
-            self.turns(outer, "row")
-            self.chunk("at.y")
-            threads, group = (rows * shape.team, self.depth_of_grid(), 1), (_GROUP, 1, 1)
+        if layout.lane is None:
+            self.emit(f"const int lane = at.x % {layout.team_size};")
+            if outer or layout.num_chunks > 1:
+                self.emit(f"const {self.index_type} row = {self.index_type}(at.x / {layout.team_size});")
+            self.emit_loop_variables(outer, "row")
+            self.emit_chunk_index("at.y")
+            threads, group = (rows * layout.team_size, self.num_grid_chunks(), 1), (_GROUP_SIZE, 1, 1)
         else:
-            threads, group = self.columns(shape.lane, rows)
-        for fold in self.before:
-            self.gathered(fold, rows)
-        for folds, stores in _groups(self.steps):
-            if folds:
-                self.fold(*folds, rows=rows)
+            threads, group = self.emit_column_indices(layout.lane, rows)
+        for reduction in self.previous:
+            self.combine_chunks(reduction, rows)
+        for reductions, stores in _group_steps(self.steps):
+            if reductions:
+                self.emit_reduction(*reductions, rows=rows)
             else:
-                self.along(stores)
-        self.lines[:0] = self.shared
-        return self.finished(threads, group)
+                self.emit_stores(stores)
+        self.lines[:0] = self.shared_declarations
+        return self.build_dispatch(threads, group)
 
-    def columns(self, lane: Var, rows: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        shape = self.shape
+    def emit_column_indices(self, lane: Var, rows: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Define the indices of a column's thread; return the sizes of the grid and of a threadgroup."""
+        layout = self.layout
         lead = [v for v in self.kernel.outer if v is not lane]
-        others = rows // lane.extent
-        self.line(f"const {self.index} {self.named(lane)} = {self.index}(at.x);")
-        if shape.team > 1:
-            self.line("const int lane = at.y;")
-        if others > 1:
-            whole = "at.z" if shape.chunks == 1 else f"at.z % {mark_size(others)}"
-            self.line(f"const {self.index} others = {self.index}({whole});")
-            self.turns(lead, "others")
-        self.chunk("at.z" if others == 1 else f"at.z / {mark_size(others)}")
-        if shape.chunks > 1:
-            row = self.named(lane)
-            row += f" + others * {mark_size(lane.extent)}" if others > 1 else ""
-            self.line(f"const {self.index} row = {row};")
-        across = _SIMD if shape.team > 1 else _GROUP
-        return (lane.extent, shape.team, others * self.depth_of_grid()), (across, shape.team, 1)
+        num_outer = rows // lane.extent
+        self.emit(f"const {self.index_type} {self.loop_name(lane)} = {self.index_type}(at.x);")
+        if layout.team_size > 1:
+            self.emit("const int lane = at.y;")
+        if num_outer > 1:
+            flat_index = "at.z" if layout.num_chunks == 1 else f"at.z % {mark_size(num_outer)}"
+            self.emit(f"const {self.index_type} outer = {self.index_type}({flat_index});")
+            self.emit_loop_variables(lead, "outer")
+        self.emit_chunk_index("at.z" if num_outer == 1 else f"at.z / {mark_size(num_outer)}")
+        if layout.num_chunks > 1:
+            row = self.loop_name(lane)
+            row += f" + outer * {mark_size(lane.extent)}" if num_outer > 1 else ""
+            self.emit(f"const {self.index_type} row = {row};")
+        group_width = _SIMD_WIDTH if layout.team_size > 1 else _GROUP_SIZE
+        return (lane.extent, layout.team_size, num_outer * self.num_grid_chunks()), (
+            group_width,
+            layout.team_size,
+            1,
+        )
 
-    def depth_of_grid(self) -> int:
-        """How many chunks a grid has: one is enough to store what each row comes to."""
-        return self.shape.chunks if any(isinstance(s, ReductionStep) or s.inner for s in self.steps) else 1
+    def num_grid_chunks(self) -> int:
+        """Return the number of chunks in the grid: one if the stage only stores one result for each row."""
+        return (
+            self.layout.num_chunks if any(isinstance(s, ReductionStep) or s.inner for s in self.steps) else 1
+        )
 
-    def chunk(self, text: str) -> None:
-        if self.shape.chunks > 1:
-            self.line(f"const {self.index} chunk = {text};")
+    def emit_chunk_index(self, text: str) -> None:
+        """Define the chunk's index, where reductions are split."""
+        if self.layout.num_chunks > 1:
+            self.emit(f"const {self.index_type} chunk = {text};")
 
     # --- loops --------------------------------------------------------------------------------------------
 
-    def loop(self, inner: tuple[Var, ...]) -> str:
-        """A loop in which the team's threads, and the chunks, share all turns; the name of the turn."""
+    def open_loop(self, inner: tuple[Var, ...]) -> str:
+        """Open a loop whose iterations the team's threads and the chunks share; return its variable."""
         size = math.prod(v.extent for v in inner)
-        team, chunks = self.shape.team, self.shape.chunks
-        turn = self.named(inner[0]) if len(inner) == 1 else "turn"
-        start, end = "lane" if team > 1 else "0", mark_size(size)
-        if chunks > 1:
-            part, whole = mark_size(-(-size // chunks)), f"long({end})" if self.wide else end
-            start = f"chunk * {part} + lane" if team > 1 else f"chunk * {part}"
-            end = f"min((chunk + 1) * {part}, {whole})"
-        step = f"{turn}++" if team == 1 else f"{turn} += {team}"
-        self.open(f"for ({self.index} {turn} = {start}; {turn} < {end}; {step})")
+        team_size, num_chunks = self.layout.team_size, self.layout.num_chunks
+        iteration = self.loop_name(inner[0]) if len(inner) == 1 else "iteration"
+        start, end = "lane" if team_size > 1 else "0", mark_size(size)
+        if num_chunks > 1:
+            chunk_size, total = mark_size(-(-size // num_chunks)), f"long({end})" if self.wide else end
+            start = f"chunk * {chunk_size} + lane" if team_size > 1 else f"chunk * {chunk_size}"
+            end = f"min((chunk + 1) * {chunk_size}, {total})"
+        step = f"{iteration}++" if team_size == 1 else f"{iteration} += {team_size}"
+        self.open_block(f"for ({self.index_type} {iteration} = {start}; {iteration} < {end}; {step})")
         if len(inner) > 1:
-            self.turns(inner, "turn")
-        return turn
+            self.emit_loop_variables(inner, "iteration")
+        return iteration
 
-    def along(self, stores: list[Store]) -> None:
-        """Stores for every turn of their inner loops; without such loops, by one thread of the team."""
+    def emit_stores(self, stores: list[Store]) -> None:
+        """Emit stores in their inner loops; where there are none, by one thread of the team."""
         inner = stores[0].inner
-        tests = ["lane == 0"] if self.shape.team > 1 else []
-        tests += ["chunk == 0"] if self.shape.chunks > 1 else []
+        conditions = ["lane == 0"] if self.layout.team_size > 1 else []
+        conditions += ["chunk == 0"] if self.layout.num_chunks > 1 else []
         if inner:
-            self.loop(inner)
-        elif tests:
-            self.open(f"if ({' && '.join(tests)})")
-        for step, name in zip(stores, self.exprs([step.value for step in stores]), strict=True):
-            self.put(step, name)
-        if inner or tests:
-            self.close()
+            self.open_loop(inner)
+        elif conditions:
+            self.open_block(f"if ({' && '.join(conditions)})")
+        for step, name in zip(stores, self.emit_exprs([step.value for step in stores]), strict=True):
+            self.emit_store(step, name)
+        if inner or conditions:
+            self.close_block()
 
-    # --- folds --------------------------------------------------------------------------------------------
+    # --- reductions ---------------------------------------------------------------------------------------
 
-    def fold(self, step: ReductionStep, *online: OnlineReduction, rows: int) -> None:
-        """A fold, and sums in the same loop that need it."""
-        state = self.state(step)
-        if not step.inner and self.shape.chunks == 1:
-            (value,) = self.exprs([step.body])
+    def emit_reduction(self, step: ReductionStep, *online: OnlineReduction, rows: int) -> None:
+        """Emit a reduction, and the sums in the same loop that depend on it."""
+        state = self.create_state(step)
+        if not step.inner and self.layout.num_chunks == 1:
+            (value,) = self.emit_exprs([step.body])
             if state.is_arg:
                 value = "0"
-            elif state.keeps_low:
-                value += " + 0.0f"  # a sum begins with 0, and is never -0
-            self.line(f"const {state.kind} {state.name} = {value};")
+            elif state.is_compensated:
+                value += " + 0.0f"  # a sum starts from 0, so it is never -0
+            self.emit(f"const {state.metal_type} {state.name} = {value};")
             return
-        self.line_all(state.begun())
-        sums = [OnlineSum(other, self.state(other), state.name) for other in online]
-        for other in sums:
-            self.line_all(other.begun())
+        self.emit_all(state.declare())
+        online_sums = [OnlineSum(sum_step, self.create_state(sum_step), state.name) for sum_step in online]
+        for online_sum in online_sums:
+            self.emit_all(online_sum.declare())
         if step.inner:
-            turn = self.loop(step.inner)
-            value, *values = self.exprs([step.body, *(other.body for other in online)])
-            self.line_all(state.taking(value, turn))
-            for other, value in zip(sums, values, strict=True):
-                self.line_all(other.taking(value))
-            self.close()
+            iteration = self.open_loop(step.inner)
+            value, *values = self.emit_exprs([step.body, *(sum_step.body for sum_step in online)])
+            self.emit_all(state.add(value, iteration))
+            for online_sum, value in zip(online_sums, values, strict=True):
+                self.emit_all(online_sum.add(value))
+            self.close_block()
         else:
-            self.open("if (chunk == 0 && lane == 0)" if self.shape.team > 1 else "if (chunk == 0)")
-            (value,) = self.exprs([step.body])
-            self.line_all(state.taking(value, "0"))
-            self.close()
-        self.line_all(state.ended())
-        self.together(state)
-        self.leave(state, rows)
-        for other in sums:
-            self.line_all(other.moved(self.turns_of(other.step, "chunk")))
-            self.line_all(other.state.ended())
-            self.together(other.state)
-            self.leave(other.state, rows)
-            if self.shape.chunks == 1:
-                self.line_all(other.settled())
+            self.open_block(
+                "if (chunk == 0 && lane == 0)" if self.layout.team_size > 1 else "if (chunk == 0)"
+            )
+            (value,) = self.emit_exprs([step.body])
+            self.emit_all(state.add(value, "0"))
+            self.close_block()
+        self.emit_all(state.finish())
+        self.combine_team(state)
+        self.save_chunk_results(state, rows)
+        for online_sum in online_sums:
+            self.emit_all(online_sum.rescale(self.count_text(online_sum.step, "chunk")))
+            self.emit_all(online_sum.state.finish())
+            self.combine_team(online_sum.state)
+            self.save_chunk_results(online_sum.state, rows)
+            if self.layout.num_chunks == 1:
+                self.emit_all(online_sum.handle_non_finite())
 
-    def state(self, step: ReductionStep) -> ReductionState:
-        """A fold's state, named."""
-        state = ReductionState.of(step, f"r{len(self.folds)}", self.index)
-        self.folds[step.reduction, step.index] = state.name
+    def create_state(self, step: ReductionStep) -> ReductionState:
+        """Create the state of a reduction, and record the name of its result."""
+        state = ReductionState.of(step, f"r{len(self.reduction_results)}", self.index_type)
+        self.reduction_results[step.reduction, step.index] = state.name
         return state
 
-    def leave(self, state: ReductionState, rows: int) -> None:
-        """What a chunk comes to, for the next stage."""
-        if self.shape.chunks == 1:
+    def save_chunk_results(self, state: ReductionState, rows: int) -> None:
+        """Emit lines that save a chunk's result in scratch memory for the next stage."""
+        if self.layout.num_chunks == 1:
             return
-        once = "if (lane == 0) " if self.shape.team > 1 else ""
-        for scratch, value in self.scratch(state, rows):
-            self.memory[scratch] = None
+        once = "if (lane == 0) " if self.layout.team_size > 1 else ""
+        for scratch, value in self.chunk_buffers(state, rows):
+            self.buffers[scratch] = None
             self.written.add(scratch)
-            self.line(f"{once}{scratch.name}[chunk * {mark_size(rows)} + row] = {value};")
+            self.emit(f"{once}{scratch.name}[chunk * {mark_size(rows)} + row] = {value};")
 
-    def turns_of(self, step: ReductionStep, chunk: str) -> str:
-        """How many turns a chunk has, as a float that can be divided by."""
-        if self.shape.chunks == 1:
-            return f"float({mark_size(step.turns)})"
-        part = mark_size(-(-step.turns // self.shape.chunks))
-        whole = f"long({mark_size(step.turns)})" if self.wide else mark_size(step.turns)
-        return f"float(max(min(({chunk} + 1) * {part}, {whole}) - {chunk} * {part}, {self.index}(1)))"
+    def count_text(self, step: ReductionStep, chunk: str) -> str:
+        """Return the text of the number of iterations of a chunk, as a float, at least 1."""
+        if self.layout.num_chunks == 1:
+            return f"float({mark_size(step.iterations)})"
+        chunk_size = mark_size(-(-step.iterations // self.layout.num_chunks))
+        total = f"long({mark_size(step.iterations)})" if self.wide else mark_size(step.iterations)
+        return (
+            f"float(max(min(({chunk} + 1) * {chunk_size}, {total}) - {chunk} * {chunk_size}, "
+            f"{self.index_type}(1)))"
+        )
 
-    def together(self, state: ReductionState) -> None:
-        """What each thread of a team has found, put together, so that each has all of it."""
-        shape = self.shape
-        if shape.team == 1:
+    def combine_team(self, state: ReductionState) -> None:
+        """Emit lines that combine the results of a team's threads, so that each thread has the total."""
+        layout = self.layout
+        if layout.team_size == 1:
             return
-        if shape.lane is None:
-            self.open(f"for (ushort distance = {_SIMD // 2}; distance > 0; distance /= 2)")
-            self.line_all(state.merging([f"of_lane({name}, distance)" for name in state.parts]))
-            self.close()
-            if shape.team == _SIMD:
+        if layout.lane is None:
+            self.open_block(f"for (ushort distance = {_SIMD_WIDTH // 2}; distance > 0; distance /= 2)")
+            self.emit_all(state.merge([f"shuffle_xor({name}, distance)" for name in state.variables]))
+            self.close_block()
+            if layout.team_size == _SIMD_WIDTH:
                 return
-            count, mine, across, row = _GROUP // _SIMD, f"at.x % {_GROUP} / {_SIMD}", "", "lane % 32 == 0"
+            count, own_part, column, condition = (
+                _GROUP_SIZE // _SIMD_WIDTH,
+                f"at.x % {_GROUP_SIZE} / {_SIMD_WIDTH}",
+                "",
+                "lane % 32 == 0",
+            )
         else:
-            count, mine, across, row = _WORKERS, "lane", f"[at.x % {_SIMD}]", ""
-        for name, kind in state.parts.items():
-            size = f"[{count}]" + (f"[{_SIMD}]" if across else "")
-            self.shared.append(f"    threadgroup {kind} {name}_of{size};")
-        if row:
-            self.open(f"if ({row})")
-        self.line_all([f"{name}_of[{mine}]{across} = {name};" for name in state.parts])
-        if row:
-            self.close()
-        self.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
-        self.line_all([f"{name} = {name}_of[0]{across};" for name in state.parts])
-        self.open(f"for (int part = 1; part < {count}; part++)")
-        self.line_all(state.merging([f"{name}_of[part]{across}" for name in state.parts]))
-        self.close()
+            count, own_part, column, condition = _COLUMN_TEAM, "lane", f"[at.x % {_SIMD_WIDTH}]", ""
+        for name, metal_type in state.variables.items():
+            size = f"[{count}]" + (f"[{_SIMD_WIDTH}]" if column else "")
+            self.shared_declarations.append(f"    threadgroup {metal_type} {name}_shared{size};")
+        if condition:
+            self.open_block(f"if ({condition})")
+        self.emit_all([f"{name}_shared[{own_part}]{column} = {name};" for name in state.variables])
+        if condition:
+            self.close_block()
+        self.emit("threadgroup_barrier(mem_flags::mem_threadgroup);")
+        self.emit_all([f"{name} = {name}_shared[0]{column};" for name in state.variables])
+        self.open_block(f"for (int part = 1; part < {count}; part++)")
+        self.emit_all(state.merge([f"{name}_shared[part]{column}" for name in state.variables]))
+        self.close_block()
 
-    def scratch(self, state: ReductionState, rows: int) -> Iterator[tuple[Scratch, str]]:
-        for name, dtype in zip(state.parts, state.dtypes, strict=True):
-            yield Scratch(f"{name}_chunks", dtype, rows * self.shape.chunks), name
+    def chunk_buffers(self, state: ReductionState, rows: int) -> Iterator[tuple[Scratch, str]]:
+        """Yield the scratch memory and the variable of each value that a chunk saves."""
+        for name, dtype in zip(state.variables, state.dtypes, strict=True):
+            yield Scratch(f"{name}_chunks", dtype, rows * self.layout.num_chunks), name
 
-    def gathered(self, step: ReductionStep, rows: int) -> None:
-        """A fold of an earlier stage, of what its chunks came to."""
-        state = self.state(step)
-        self.line_all(state.begun())
-        self.open(f"for ({self.index} part = 0; part < {self.shape.chunks}; part++)")
-        found = self.parts(state, rows)
-        other = None
+    def combine_chunks(self, step: ReductionStep, rows: int) -> None:
+        """Emit lines that compute an earlier stage's reduction from the results of its chunks."""
+        state = self.create_state(step)
+        self.emit_all(state.declare())
+        self.open_block(f"for ({self.index_type} part = 0; part < {self.layout.num_chunks}; part++)")
+        values = self.load_chunk_results(state, rows)
+        online_sum = None
         if isinstance(step, OnlineReduction):
-            beside = self.folds[step.beside.reduction, step.beside.index]
-            other = OnlineSum(step, state, beside)
-            (reference,) = self.parts(ReductionState.of(step.beside, beside, self.index), rows)
-            found = [other.of_part(found[0], reference, self.turns_of(step, "part"))]
-        self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
-        self.close()
-        self.line_all(state.ended())
-        if other is not None:
-            self.line_all(other.settled())
+            reference = self.reduction_results[step.reference.reduction, step.reference.index]
+            online_sum = OnlineSum(step, state, reference)
+            (chunk_reference,) = self.load_chunk_results(
+                ReductionState.of(step.reference, reference, self.index_type), rows
+            )
+            values = [online_sum.rescale_chunk(values[0], chunk_reference, self.count_text(step, "part"))]
+        self.emit_all(state.add(values[0], "0") if len(values) == 1 else state.merge(values))
+        self.close_block()
+        self.emit_all(state.finish())
+        if online_sum is not None:
+            self.emit_all(online_sum.handle_non_finite())
 
-    def parts(self, state: ReductionState, rows: int) -> list[str]:
-        """What a chunk has left of a fold."""
-        found = []
-        for scratch, _ in self.scratch(state, rows):
-            self.memory[scratch] = None
-            found.append(f"{scratch.name}[part * {mark_size(rows)} + row]")
-        return found
+    def load_chunk_results(self, state: ReductionState, rows: int) -> list[str]:
+        """Return the texts that load a chunk's saved result."""
+        texts = []
+        for scratch, _ in self.chunk_buffers(state, rows):
+            self.buffers[scratch] = None
+            texts.append(f"{scratch.name}[part * {mark_size(rows)} + row]")
+        return texts
 
 
-class _Scanning(_Printer):
-    """Scans, and stores of what they have come to at each turn.
+class _ScanPrinter(_DispatchPrinter):
+    """Print scans, and stores of the running value at each iteration.
 
-    Where memory runs along an outer loop and there are turns enough, a thread walks all of its own. Otherwise
-    a team takes as many elements of a row as it has threads at a time: each simdgroup scans its own by
-    shuffles, and what came before is carried on.
+    Where memory is contiguous along an outer loop with enough iterations, each thread scans a column.
+    Otherwise a team scans a row, as many elements at a time as it has threads: each simdgroup scans its
+    elements by shuffles, and the total is carried to the next elements.
     """
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int]) -> None:
         super().__init__(kernel, numbers, kernel.name)
         self.states = [
-            State(step, f"s{i}") for i, step in enumerate(s for s in kernel.steps if isinstance(s, ScanStep))
+            ScanState(step, f"s{i}")
+            for i, step in enumerate(s for s in kernel.steps if isinstance(s, ScanStep))
         ]
         self.stores = [step for step in kernel.steps if isinstance(step, Store)]
-        ((self.along,),) = {step.inner for step in kernel.steps}
+        ((self.scan_loop,),) = {step.inner for step in kernel.steps}
 
     def dispatch(self) -> Dispatch:
-        rows, turns = math.prod(v.extent for v in self.kernel.outer), self.along.extent
-        lane = lane_of_scans(self.kernel)
-        if turns < _SHORT_SCAN or (lane is not None and (rows >= _MANY_ROWS or turns <= _SHORT_ROW)):
-            self.alone(lane)
-            return self.finished((rows, 1, 1), (_GROUP, 1, 1))
-        team = _SIMD if rows >= _MANY_ROWS or turns <= _SHORT_ROW else _GROUP
-        self.as_team(team)
-        return self.finished((rows * team, 1, 1), (_GROUP, 1, 1))
+        rows, extent = math.prod(v.extent for v in self.kernel.outer), self.scan_loop.extent
+        lane = select_scan_lane(self.kernel)
+        if extent < _SHORT_SCAN or (lane is not None and (rows >= _MANY_ROWS or extent <= _SHORT_ROW)):
+            self.emit_thread_scan(lane)
+            return self.build_dispatch((rows, 1, 1), (_GROUP_SIZE, 1, 1))
+        team_size = _SIMD_WIDTH if rows >= _MANY_ROWS or extent <= _SHORT_ROW else _GROUP_SIZE
+        self.emit_team_scan(team_size)
+        return self.build_dispatch((rows * team_size, 1, 1), (_GROUP_SIZE, 1, 1))
 
-    def alone(self, lane: Var | None) -> None:
-        """A thread for each turn of the outer loops, neighbours along `lane`."""
+    def emit_thread_scan(self, lane: Var | None) -> None:
+        """Emit a scan by one thread for each iteration of the outer loops; adjacent threads along `lane`."""
         lead = [v for v in self.kernel.outer if v is not lane]
-        self.turns([*lead, *([lane] if lane is not None else [])], f"{self.index}(at.x)")
+        self.emit_loop_variables([*lead, *([lane] if lane is not None else [])], f"{self.index_type}(at.x)")
         for state in self.states:
-            self.line_all(state.begun(state.parts))
-        turn = self.named(self.along)
-        self.open(f"for ({self.index} {turn} = 0; {turn} < {mark_size(self.along.extent)}; {turn}++)")
-        for state, element in self.elements(turn):
-            self.line_all(state.joined(state.parts, element))
-        self.put_all()
-        self.close()
+            self.emit_all(state.declare_initial(state.variables))
+        iteration = self.loop_name(self.scan_loop)
+        self.open_block(
+            f"for ({self.index_type} {iteration} = 0; {iteration} < {mark_size(self.scan_loop.extent)}; "
+            f"{iteration}++)"
+        )
+        for state, element in self.emit_elements(iteration):
+            self.emit_all(state.combine(state.variables, element))
+        self.emit_scan_stores()
+        self.close_block()
 
-    def as_team(self, team: int) -> None:
-        """As many threads for each turn of the outer loops."""
-        if team > _SIMD:
+    def emit_team_scan(self, team_size: int) -> None:
+        """Emit a scan by a team of threads for each iteration of the outer loops."""
+        if team_size > _SIMD_WIDTH:
             for state in self.states:
-                for name, kind in zip(state.named("_of"), state.kinds, strict=True):
-                    self.line(f"threadgroup {kind} {name}[{team // _SIMD}];")
-        self.line(f"const int lane = at.x % {_SIMD};")
-        self.turns(self.kernel.outer, f"{self.index}(at.x / {team})")
+                for name, metal_type in zip(state.variable_names("_shared"), state.types, strict=True):
+                    self.emit(f"threadgroup {metal_type} {name}[{team_size // _SIMD_WIDTH}];")
+        self.emit(f"const int lane = at.x % {_SIMD_WIDTH};")
+        self.emit_loop_variables(self.kernel.outer, f"{self.index_type}(at.x / {team_size})")
         for state in self.states:
-            self.line_all(state.begun(state.named("_before")))
-        turn, end = self.named(self.along), mark_size(self.along.extent)
+            self.emit_all(state.declare_initial(state.variable_names("_before")))
+        iteration, end = self.loop_name(self.scan_loop), mark_size(self.scan_loop.extent)
         end = f"long({end})" if self.wide else end
-        self.open(f"for ({self.index} first = 0; first < {end}; first += {team})")
-        self.line(f"const {self.index} own = first + at.x % {team};")
-        # Threads past the end take the last element: what they come to goes nowhere.
-        self.line(f"const {self.index} {turn} = min(own, {end} - 1);")
-        elements = self.elements(turn)
+        self.open_block(f"for ({self.index_type} first = 0; first < {end}; first += {team_size})")
+        self.emit(f"const {self.index_type} own = first + at.x % {team_size};")
+        # Threads past the end load the last element; their results are not stored.
+        self.emit(f"const {self.index_type} {iteration} = min(own, {end} - 1);")
+        elements = self.emit_elements(iteration)
         for state, element in elements:
-            self.line_all(state.declared(state.parts, element))
-        self.open(f"for (ushort distance = 1; distance < {_SIMD}; distance *= 2)")
+            self.emit_all(state.declare(state.variables, element))
+        self.open_block(f"for (ushort distance = 1; distance < {_SIMD_WIDTH}; distance *= 2)")
         for state, _ in elements:
-            below = state.named("_below")
-            self.line_all(state.declared(below, [f"of_lane_below({p}, distance)" for p in state.parts]))
-            self.line_all(state.joined(below, state.parts))
-            self.open("if (lane >= distance)")
-            self.line_all(state.copied(state.parts, below))
-            self.close()
-        self.close()
-        if team > _SIMD:
-            self.over_simdgroups(team // _SIMD, f"at.x % {team} / {_SIMD}")
+            below = state.variable_names("_below")
+            self.emit_all(state.declare(below, [f"shuffle_up({p}, distance)" for p in state.variables]))
+            self.emit_all(state.combine(below, state.variables))
+            self.open_block("if (lane >= distance)")
+            self.emit_all(state.assign(state.variables, below))
+            self.close_block()
+        self.close_block()
+        if team_size > _SIMD_WIDTH:
+            self.combine_simdgroups(team_size // _SIMD_WIDTH, f"at.x % {team_size} / {_SIMD_WIDTH}")
         for state, _ in elements:
-            before = state.named("_before")
-            self.line_all(state.joined(before, state.parts))
-            self.line_all(state.copied(state.parts, before))
-            if team == _SIMD:
-                self.line_all(state.copied(before, [f"of_last_lane({p})" for p in state.parts]))
+            before = state.variable_names("_before")
+            self.emit_all(state.combine(before, state.variables))
+            self.emit_all(state.assign(state.variables, before))
+            if team_size == _SIMD_WIDTH:
+                self.emit_all(state.assign(before, [f"broadcast_last_lane({p})" for p in state.variables]))
             else:
-                self.line_all(state.copied(before, state.named("_whole")))
-        self.open(f"if (own < {end})")
-        self.put_all()
-        self.close()
-        self.close()
+                self.emit_all(state.assign(before, state.variable_names("_total")))
+        self.open_block(f"if (own < {end})")
+        self.emit_scan_stores()
+        self.close_block()
+        self.close_block()
 
-    def over_simdgroups(self, count: int, mine: str) -> None:
-        """What came before a simdgroup's own elements, and what has come with those of the whole tile."""
-        self.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
-        self.open(f"if (lane == {_SIMD - 1})")
+    def combine_simdgroups(self, count: int, own_part: str) -> None:
+        """Emit lines that compute the running value before a simdgroup's elements, and at the tile's end."""
+        self.emit("threadgroup_barrier(mem_flags::mem_threadgroup);")
+        self.open_block(f"if (lane == {_SIMD_WIDTH - 1})")
         for state in self.states:
-            self.line_all(state.copied([f"{name}[{mine}]" for name in state.named("_of")], state.parts))
-        self.close()
-        self.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
+            self.emit_all(
+                state.assign(
+                    [f"{name}[{own_part}]" for name in state.variable_names("_shared")], state.variables
+                )
+            )
+        self.close_block()
+        self.emit("threadgroup_barrier(mem_flags::mem_threadgroup);")
         for state in self.states:
-            self.line_all(state.declared(state.named("_whole"), state.named("_before")))
-        self.open(f"for (int part = 0; part < {count}; part++)")
+            self.emit_all(state.declare(state.variable_names("_total"), state.variable_names("_before")))
+        self.open_block(f"for (int part = 0; part < {count}; part++)")
         for state in self.states:
-            whole = state.named("_whole")
-            self.line_all(state.joined(whole, [f"{name}[part]" for name in state.named("_of")]))
-            self.open(f"if (part + 1 == {mine})")
-            self.line_all(state.copied(state.named("_before"), whole))
-            self.close()
-        self.close()
+            total = state.variable_names("_total")
+            self.emit_all(state.combine(total, [f"{name}[part]" for name in state.variable_names("_shared")]))
+            self.open_block(f"if (part + 1 == {own_part})")
+            self.emit_all(state.assign(state.variable_names("_before"), total))
+            self.close_block()
+        self.close_block()
 
-    def elements(self, turn: str) -> list[tuple[State, list[str]]]:
-        """The elements of a turn as states of their own."""
-        values = self.exprs([state.step.body for state in self.states])
-        return [(s, s.element(v, turn)) for s, v in zip(self.states, values, strict=True)]
+    def emit_elements(self, iteration: str) -> list[tuple[ScanState, list[str]]]:
+        """Emit the elements of an iteration, and return each as the values of a scan state."""
+        values = self.emit_exprs([state.step.body for state in self.states])
+        return [(s, s.element_values(v, iteration)) for s, v in zip(self.states, values, strict=True)]
 
-    def put_all(self) -> None:
+    def emit_scan_stores(self) -> None:
+        """Emit the stores that use the running values."""
         for state in self.states:
-            self.scans[state.step.scan, state.step.index] = state.text()
-        for step, name in zip(self.stores, self.exprs([step.value for step in self.stores]), strict=True):
-            self.put(step, name)
+            self.scan_results[state.step.scan, state.step.index] = state.result_text()
+        for step, name in zip(
+            self.stores, self.emit_exprs([step.value for step in self.stores]), strict=True
+        ):
+            self.emit_store(step, name)
 
 
-def _groups(steps: Sequence[ReductionStep | Store]) -> list[tuple[list[Any], list[Store]]]:
-    """The steps: a fold with what needs it in its loop, or neighbouring stores of the same loops."""
+def _group_steps(steps: Sequence[ReductionStep | Store]) -> list[tuple[list[Any], list[Store]]]:
+    """Group steps: a reduction with the online sums that depend on it, or adjacent stores in equal loops."""
     groups: list[tuple[list[Any], list[Store]]] = []
     for step in steps:
-        folds, stores = groups[-1] if groups else ([], [])
+        reductions, stores = groups[-1] if groups else ([], [])
         if isinstance(step, OnlineReduction):
-            folds.append(step)
+            reductions.append(step)
         elif isinstance(step, ReductionStep):
             groups.append(([step], []))
         elif stores and stores[0].inner == step.inner:
@@ -611,8 +651,8 @@ def _groups(steps: Sequence[ReductionStep | Store]) -> list[tuple[list[Any], lis
     return groups
 
 
-def _is_wide(kernel: Kernel) -> bool:
-    """Whether an index, or what it is summed of, may be beyond 32 bits."""
+def _needs_64_bit_indices(kernel: Kernel) -> bool:
+    """Whether an index, or a term of one, may exceed 32 bits."""
 
     def reach(ix: IndexExpr) -> int:
         total = abs(ix.const)
@@ -623,12 +663,15 @@ def _is_wide(kernel: Kernel) -> bool:
             total += max(abs(low), abs(high))
         return total
 
-    found = [reach(p) for e in walk(kernel.exprs) for p in index_exprs(e)]
-    found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
-    turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
-    # A loop steps past its end by a team's width at most, and chunks are rounded up.
-    return max([*found, *(t + _CHUNKS * _GROUP for t in turns)]) >= 1 << 31
+    largest = [reach(p) for e in walk(kernel.exprs) for p in index_exprs(e)]
+    largest += [reach(step.offset) for step in kernel.steps if isinstance(step, Store)]
+    num_iterations = [
+        math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))
+    ]
+    # A loop variable exceeds its end by at most the team size, and chunk sizes are rounded up.
+    return max([*largest, *(t + _NUM_CHUNKS * _GROUP_SIZE for t in num_iterations)]) >= 1 << 31
 
 
-def _power_of_two(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()

@@ -1,8 +1,8 @@
-"""The functions that generated Metal calls: those of the C prelude in Metal's words, and Metal's own.
+"""The functions that generated Metal calls: C functions converted to Metal, and Metal's own.
 
-`c/math.h` is written with the compiler's builtins, one float at a time, so its text says the same in Metal
-once types and builtins have their names there. What it computes in double has another text in
-`metal/math.metal`, by the same name. A kernel's source holds only the functions that it calls.
+`c/headers/math.h` computes one float at a time with compiler builtins, so its text is valid Metal once types
+and builtins are renamed. Functions that use double in C have a Metal version of the same name in
+`metal/headers/math.metal`. A kernel's source includes only the functions that it calls.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 __all__ = ["decimal", "functions", "source"]
 
-_WORDS = (
+_C_TO_METAL = (
     (r"static inline ", "inline "),
-    # sqrt alone is an approximation where fast math is on.
+    # With fast math, plain sqrt is an approximation.
     (r"__builtin_sqrtf\b", "precise::sqrt"),
     (r"__builtin_fabsf\b", "fabs"),
     (r"__builtin_rintf\b", "rint"),
@@ -28,13 +28,13 @@ _WORDS = (
     (r"\bBURNT_ROUND_F32\b", "0x1.8p23f"),
     (r"\b(float|int32_t|uint32_t) \*(?=\w)", r"thread \1 *"),
 )
-# Metal's C++ is older than floats in hexadecimal.
-_HEXADECIMAL = re.compile(r"0x[0-9a-f]+(?:\.[0-9a-f]*)?p[+-]?\d+(?=f)")
-_NAME = re.compile(r"^(?:static |template .*> )*(?:inline|constant) [^\n]*?(\w+)[(\[]")
+# Metal's C++ version has no hexadecimal float literals.
+_HEX_FLOAT = re.compile(r"0x[0-9a-f]+(?:\.[0-9a-f]*)?p[+-]?\d+(?=f)")
+_DEFINITION = re.compile(r"^(?:static |template .*> )*(?:inline|constant) [^\n]*?(\w+)[(\[]")
 
 
 def decimal(value: float) -> str:
-    """The shortest text that is this float32 and reads as a float.
+    """Return the shortest decimal text that is exactly this float32 and has a point or an exponent.
 
     >>> decimal(0.1), decimal(3.0), decimal(2.0**-149)
     ('0.1', '3.0', '1e-45')
@@ -49,67 +49,67 @@ def decimal(value: float) -> str:
 
 @cache
 def functions() -> dict[str, str]:
-    """The text of every function in Metal, by name; overloads together.
+    """Return the Metal text of every function by name; overloads are joined.
 
     >>> print(functions()["rsqrt_f32"])
     inline float rsqrt_f32(float x) { return 1.0f / precise::sqrt(x); }
     """
     render = resources.files("burnt.codegen.render")
-    found: dict[str, str] = {}
-    for name, text in _parts((render / "c" / "headers" / "math.h").read_text(encoding="utf-8")):
+    from_c: dict[str, str] = {}
+    for name, text in _definitions((render / "c" / "headers" / "math.h").read_text(encoding="utf-8")):
         if re.search(r"\b(double|__builtin_memcpy)\b", text):
-            continue  # of those that others need, metal/math.metal has its own
-        for pattern, word in _WORDS:
-            text = re.sub(pattern, word, text)
-        found[name] = _HEXADECIMAL.sub(lambda m: decimal(float.fromhex(m[0])), text)
-    own: dict[str, list[str]] = {}
+            continue  # math.metal has its own version of those that are needed
+        for pattern, replacement in _C_TO_METAL:
+            text = re.sub(pattern, replacement, text)
+        from_c[name] = _HEX_FLOAT.sub(lambda m: decimal(float.fromhex(m[0])), text)
+    metal_texts: dict[str, list[str]] = {}
     for file in ("math.metal", "random.metal"):
-        for name, text in _parts((render / "metal" / "headers" / file).read_text(encoding="utf-8")):
-            own.setdefault(name, []).append(text)
-    return found | {name: "\n".join(texts) for name, texts in own.items()}
+        for name, text in _definitions((render / "metal" / "headers" / file).read_text(encoding="utf-8")):
+            metal_texts.setdefault(name, []).append(text)
+    return from_c | {name: "\n".join(texts) for name, texts in metal_texts.items()}
 
 
 @cache
-def _calls(name: str) -> tuple[str, ...]:
+def _called_functions(name: str) -> tuple[str, ...]:
     words = re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", functions()[name], flags=re.S))
     return tuple(dict.fromkeys(word for word in words if word in functions() and word != name))
 
 
 def source(text: str) -> str:
-    """The functions that a text calls, and those that they call, each before it is needed.
+    """Return the functions that a text calls, directly or indirectly, each before its first use.
 
     >>> source("y0[i0] = sigmoid_f32(v0);").count("inline ")
     7
     """
-    order: dict[str, None] = {}
+    ordered: dict[str, None] = {}
 
-    def need(name: str) -> None:
-        if name not in order:
-            for other in _calls(name):
-                need(other)
-            order[name] = None
+    def add_with_callees(name: str) -> None:
+        if name not in ordered:
+            for callee in _called_functions(name):
+                add_with_callees(callee)
+            ordered[name] = None
 
     for word in re.findall(r"\w+", text):
         if word in functions():
-            need(word)
-    return "".join(f"{functions()[name]}\n\n" for name in order)
+            add_with_callees(word)
+    return "".join(f"{functions()[name]}\n\n" for name in ordered)
 
 
-def _parts(text: str) -> Iterator[tuple[str, str]]:
-    """The functions and tables of a file, with the comment right above each."""
+def _definitions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each function and table of a file, with the comment right above it."""
     lines = iter(text.splitlines())
     comment: list[str] = []
     for line in lines:
-        found = _NAME.match(line)
+        match = _DEFINITION.match(line)
         if line.startswith("/*"):
             comment = [line]
             while not comment[-1].endswith("*/"):
                 comment.append(next(lines))
-        elif found is not None:
+        elif match is not None:
             block = [line]
             while sum(part.count("{") - part.count("}") for part in block):
                 block.append(next(lines))
-            yield found[1], "\n".join([*comment, *block])
+            yield match[1], "\n".join([*comment, *block])
             comment = []
         else:
             comment = []

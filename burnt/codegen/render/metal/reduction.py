@@ -1,7 +1,7 @@
-"""Folds in Metal: what a thread knows of one, and how an element, or what another thread knows, is added.
+"""Print reductions as Metal: a thread's accumulator, and how elements and other threads' results are added.
 
-A sum that needs another fold's result in the same loop is about the thread's own largest element or mean
-until those of all threads are known.
+A sum that needs another reduction's result in the same loop is first computed relative to the thread's own
+maximum or mean, and corrected once the maximum or mean of all threads is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from burnt.codegen.ir import OnlineReduction, ReductionStep
-from burnt.codegen.render.metal.dtypes import COMPUTE, highest, lowest
+from burnt.codegen.render.metal.dtypes import METAL_TYPES, highest, lowest
 from burnt.codegen.render.shape_params import mark_size
 
 __all__ = ["OnlineSum", "ReductionState"]
@@ -20,142 +20,155 @@ __all__ = ["OnlineSum", "ReductionState"]
 
 @dataclasses.dataclass(frozen=True)
 class ReductionState:
-    """What a thread knows of a fold: how it begins, takes an element, and is merged with another's.
+    """A thread's accumulator of a reduction.
 
     Args:
-        name: of the result.
-        kind: its type in Metal.
-        fold: the reduction's kind.
-        dtypes: of what goes from thread to thread, for scratch memory.
-        parts: the names of that, with their types.
-        start: the value before the first element.
-        floating: whether elements are floats.
+        name: the name of the result.
+        metal_type: its type in Metal.
+        kind: the reduction's kind.
+        dtypes: dtypes of the values that threads exchange, for scratch memory.
+        variables: names of the variables that hold these values, with their types.
+        initial: the value before the first element.
+        is_floating: whether elements are floats.
     """
 
     name: str
+    metal_type: str
     kind: str
-    fold: str
     dtypes: tuple[torch.dtype, ...]
-    parts: dict[str, str]
-    start: str
-    floating: bool
+    variables: dict[str, str]
+    initial: str
+    is_floating: bool
 
     @staticmethod
-    def of(step: ReductionStep, name: str, index: str) -> ReductionState:
-        """The state of a fold, which counts places in a type."""
-        inside, fold = step.body.dtype, step.reduction.kind
-        floating = inside.is_floating_point
-        dtype = torch.float32 if floating else torch.int64 if inside == torch.int64 else torch.int32
-        if fold in ("sum", "prod") and not floating:
+    def of(step: ReductionStep, name: str, index_type: str) -> ReductionState:
+        """Create the accumulator of a reduction; argmax and argmin give indices of `index_type`."""
+        element_dtype, kind = step.body.dtype, step.reduction.kind
+        is_floating = element_dtype.is_floating_point
+        dtype = torch.float32 if is_floating else torch.int64 if element_dtype == torch.int64 else torch.int32
+        if kind in ("sum", "prod") and not is_floating:
             dtype = torch.int64
-        kind = COMPUTE[dtype]
-        if fold in ("argmax", "argmin"):
-            place = torch.int64 if index == "long" else torch.int32
+        metal_type = METAL_TYPES[dtype]
+        if kind in ("argmax", "argmin"):
+            index_dtype = torch.int64 if index_type == "long" else torch.int32
             return ReductionState(
-                name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
+                name,
+                index_type,
+                kind,
+                (dtype, index_dtype),
+                {f"{name}_best": metal_type, name: index_type},
+                "0",
+                is_floating,
             )
-        start = {
-            "sum": "0", "prod": "1", "any": "0", "all": "1", "max": lowest(inside), "min": highest(inside)
-        }[fold]  # fmt: skip
-        return ReductionState(name, kind, fold, (dtype,), {name: kind}, start, floating)
+        initial = {
+            "sum": "0", "prod": "1", "any": "0", "all": "1",
+            "max": lowest(element_dtype), "min": highest(element_dtype),
+        }[kind]  # fmt: skip
+        return ReductionState(name, metal_type, kind, (dtype,), {name: metal_type}, initial, is_floating)
 
     @property
     def is_arg(self) -> bool:
-        """Whether the place of an extreme is wanted."""
-        return self.fold in ("argmax", "argmin")
+        """Whether the result is the index of an extreme."""
+        return self.kind in ("argmax", "argmin")
 
     @property
-    def keeps_low(self) -> bool:
-        """Whether a thread keeps what rounding takes from a sum."""
-        return self.fold == "sum" and self.floating
+    def is_compensated(self) -> bool:
+        """Whether this is a compensated sum, which carries its rounding error along."""
+        return self.kind == "sum" and self.is_floating
 
-    def begun(self) -> list[str]:
-        """Before the first element."""
+    def declare(self) -> list[str]:
+        """Return the lines that declare the variables, with their values before the first element."""
         name = self.name
         if self.is_arg:
-            best, kind = next(iter(self.parts.items()))
-            return [f"{kind} {best} = 0;", f"{self.kind} {name} = -1;"]
-        if self.keeps_low:
+            best, best_type = next(iter(self.variables.items()))
+            return [f"{best_type} {best} = 0;", f"{self.metal_type} {name} = -1;"]
+        if self.is_compensated:
             return [f"float {name} = 0, {name}_low = 0;"]
-        return [f"{self.kind} {name} = {self.start};"]
+        return [f"{self.metal_type} {name} = {self.initial};"]
 
-    def taking(self, value: str, turn: str) -> list[str]:
-        """With one element more, of which the number in the fold is `turn`."""
-        if self.keeps_low:
-            return [f"add_to({self.name}, {self.name}_low, {value});"]
-        return self.merging([value, turn] if self.is_arg else [value])
+    def add(self, value: str, index: str) -> list[str]:
+        """Return the lines that add an element, which has the given index in the reduction."""
+        if self.is_compensated:
+            return [f"add_compensated({self.name}, {self.name}_low, {value});"]
+        return self.merge([value, index] if self.is_arg else [value])
 
-    def ended(self) -> list[str]:
-        """After the last element."""
-        return [f"{self.name} = sum_of({self.name}, {self.name}_low);"] if self.keeps_low else []
+    def finish(self) -> list[str]:
+        """Return the lines that follow the last element."""
+        return (
+            [f"{self.name} = compensated_sum({self.name}, {self.name}_low);"] if self.is_compensated else []
+        )
 
-    def merging(self, others: Sequence[str]) -> list[str]:
-        """With what another thread has found."""
+    def merge(self, others: Sequence[str]) -> list[str]:
+        """Return the lines that add the values of another thread."""
         name = self.name
         if self.is_arg:
-            best, kind = next(iter(self.parts.items()))
-            test = "is_larger" if self.fold == "argmax" else "is_smaller"
+            best, best_type = next(iter(self.variables.items()))
+            test = "is_larger" if self.kind == "argmax" else "is_smaller"
             return [
-                f"const {kind} other = {others[0]};",
-                f"const {self.kind} other_at = {others[1]};",
+                f"const {best_type} other = {others[0]};",
+                f"const {self.metal_type} other_at = {others[1]};",
                 f"if ({test}(other, other_at, {best}, {name})) {{",
                 f"    {best} = other;",
                 f"    {name} = other_at;",
                 "}",
             ]
         (other,) = others
-        if self.fold in ("max", "min"):
-            function = f"{self.fold}imum_f32" if self.floating else self.fold
-            other = other if self.floating else f"{self.kind}({other})"
+        if self.kind in ("max", "min"):
+            function = f"{self.kind}imum_f32" if self.is_floating else self.kind
+            other = other if self.is_floating else f"{self.metal_type}({other})"
             return [f"{name} = {function}({name}, {other});"]
-        op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}[self.fold]
+        op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}[self.kind]
         return [f"{name} = {name} {op} {other};"]
 
 
 class OnlineSum:
-    """A thread's sum about its own largest element, or mean, while another fold finds that of all.
+    """A thread's sum relative to its own maximum or mean, in the same loop that computes the total one.
 
     Args:
         step: the sum.
-        state: of it.
-        beside: the other fold's result.
+        state: the sum's accumulator.
+        reference: name of the other reduction's result: the maximum, or the sum of all elements.
     """
 
-    def __init__(self, step: OnlineReduction, state: ReductionState, beside: str) -> None:
-        self.step, self.state, self.beside = step, state, beside
-        self.name, self.of_exp = state.name, step.kind == "exp"
+    def __init__(self, step: OnlineReduction, state: ReductionState, reference: str) -> None:
+        self.step, self.state, self.reference = step, state, reference
+        self.name, self.is_exp = state.name, step.kind == "exp"
 
-    def begun(self) -> list[str]:
-        """Before the first element."""
-        own = "top = -INFINITY" if self.of_exp else f"mean = 0, {self.name}_turns = 0"
-        return [*self.state.begun(), f"float {self.name}_{own};"]
+    def declare(self) -> list[str]:
+        """Return the lines that declare the variables, with their values before the first element."""
+        variables = "max = -INFINITY" if self.is_exp else f"mean = 0, {self.name}_count = 0"
+        return [*self.state.declare(), f"float {self.name}_{variables};"]
 
-    def taking(self, value: str) -> list[str]:
-        """With one element more."""
+    def add(self, value: str) -> list[str]:
+        """Return the lines that add an element."""
         name = self.name
-        if self.of_exp:
-            return [f"add_exp_to({name}_top, {name}, {name}_low, {value}, 1.0f, 0.0f);"]
-        return [f"add_square_to({name}_mean, {name}, {name}_turns, {value});"]
+        if self.is_exp:
+            return [f"add_exp_sum({name}_max, {name}, {name}_low, {value}, 1.0f, 0.0f);"]
+        return [f"add_square({name}_mean, {name}, {name}_count, {value});"]
 
-    def moved(self, turns: str) -> list[str]:
-        """About what all threads have found: the largest, or the sum of so many elements."""
+    def rescale(self, count: str) -> list[str]:
+        """Return lines that make the sum relative to all threads' maximum, or mean of `count` elements."""
         name = self.name
-        if not self.of_exp:
+        if not self.is_exp:
             return [
-                f"{name} = moved_squares({name}, {name}_turns, {name}_mean, {self.beside} / {turns});",
+                f"{name} = shift_square_sum({name}, {name}_count, {name}_mean, {self.reference} / {count});",
             ]
-        return [f"{n} = moved_exp({n}, {name}_top, {self.beside});" for n in (name, f"{name}_low")]
+        return [f"{n} = rescale_exp_sum({n}, {name}_max, {self.reference});" for n in (name, f"{name}_low")]
 
-    def of_part(self, part: str, reference: str, turns: str) -> str:
-        """A chunk's, about what all of them have found."""
-        if self.of_exp:
-            return f"moved_exp({part}, {reference}, {self.beside})"
-        whole = f"{self.beside} / float({mark_size(self.step.turns)})"
-        return f"moved_squares({part}, {turns}, {reference} / {turns}, {whole})"
+    def rescale_chunk(self, value: str, chunk_reference: str, count: str) -> str:
+        """Return the text of a chunk's sum relative to the maximum or mean of all chunks."""
+        if self.is_exp:
+            return f"rescale_exp_sum({value}, {chunk_reference}, {self.reference})"
+        mean = f"{self.reference} / float({mark_size(self.step.iterations)})"
+        return f"shift_square_sum({value}, {count}, {chunk_reference} / {count}, {mean})"
 
-    def settled(self) -> list[str]:
-        """Where the largest element is infinite or NaN."""
-        if not self.of_exp:
+    def handle_non_finite(self) -> list[str]:
+        """Return the lines that set the result where the maximum is infinite or NaN."""
+        if not self.is_exp:
             return []
-        otherwise = f"exp_f32({self.beside})" if self.step.finite else f"{self.beside} - {self.beside}"
-        return [f"{self.name} = abs_f32({self.beside}) < INFINITY ? {self.name} : {otherwise};"]
+        limit = (
+            f"exp_f32({self.reference})"
+            if self.step.ignores_infinite_max
+            else f"{self.reference} - {self.reference}"
+        )
+        return [f"{self.name} = abs_f32({self.reference}) < INFINITY ? {self.name} : {limit};"]

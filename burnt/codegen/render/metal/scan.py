@@ -1,8 +1,8 @@
-"""Scans in Metal: what holds a running value, and how another that comes after it joins.
+"""Print scans (cumulative sums, maxima and so on) as Metal: the running value and how values are combined.
 
-An element is a running value as well, of itself alone, so that threads can put together what each has found.
-Sums keep what rounding takes from them. A logarithm of a sum is the largest element and the sum of the
-exponentials of all, less that element. Products are float, as Metal has nothing wider.
+An element is the running value of itself alone, so that threads can combine their running values. Float sums
+are compensated. A logsumexp is stored as the maximum and the sum of exponentials relative to it. Products
+are float: Metal has no wider type.
 """
 
 from __future__ import annotations
@@ -12,92 +12,94 @@ from collections.abc import Sequence
 import torch
 
 from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
-from burnt.codegen.render.metal.dtypes import COMPUTE, highest, lowest
+from burnt.codegen.render.metal.dtypes import METAL_TYPES, highest, lowest
 
-__all__ = ["State", "lane_of_scans"]
+__all__ = ["ScanState", "select_scan_lane"]
 
 
-class State:
-    """The running value of a scan: `parts` are its variables, `kinds` their types in Metal.
+class ScanState:
+    """The running value of a scan: `variables` are its variables, `types` their types in Metal.
 
     Args:
         step: the scan.
-        name: what variables begin with.
+        name: prefix of the variables' names.
     """
 
     def __init__(self, step: ScanStep, name: str) -> None:
-        self.step, self.name, self.kind, self.inside = step, name, step.scan.kind, step.body.dtype
-        floating = self.inside.is_floating_point
-        # A simdgroup shuffles 32 bits; what is narrower wraps when it is stored.
-        wide = not floating and (self.kind == "sum" or self.inside == torch.int64)
-        own = "float" if floating else "long" if wide else "int"
-        self.kinds, self.ends = [own], [""]
+        self.step, self.name, self.kind, self.dtype = step, name, step.scan.kind, step.body.dtype
+        is_floating = self.dtype.is_floating_point
+        # A simdgroup shuffles 32 bits; narrower integers wrap when they are stored.
+        is_long = not is_floating and (self.kind == "sum" or self.dtype == torch.int64)
+        value_type = "float" if is_floating else "long" if is_long else "int"
+        self.types, self.suffixes = [value_type], [""]
         if self.kind.startswith("arg"):
-            self.kinds, self.ends = [own, "long"], ["", "_at"]
-        elif self.kind == "sum" and floating:
-            self.kinds, self.ends = [own, own], ["", "_low"]
+            self.types, self.suffixes = [value_type, "long"], ["", "_at"]
+        elif self.kind == "sum" and is_floating:
+            self.types, self.suffixes = [value_type, value_type], ["", "_low"]
         elif self.kind == "logsumexp":
-            self.kinds, self.ends = [own, own, own], ["_top", "", "_low"]
-        self.parts = self.named("")
+            self.types, self.suffixes = [value_type, value_type, value_type], ["_max", "", "_low"]
+        self.variables = self.variable_names("")
 
-    def named(self, suffix: str) -> list[str]:
-        """Names for the parts of another value of the same kind."""
-        return [f"{self.name}{suffix}{end}" for end in self.ends]
+    def variable_names(self, suffix: str) -> list[str]:
+        """Return variable names for another value of the same kind."""
+        return [f"{self.name}{suffix}{end}" for end in self.suffixes]
 
-    def begun(self, names: Sequence[str]) -> list[str]:
-        """Variables for what there is before the first element."""
-        start = {"sum": "0", "prod": "1", "logsumexp": "-INFINITY"}.get(self.kind)
-        if start is None:
-            start = lowest(self.inside) if self.kind.endswith("max") else highest(self.inside)
-        return self.declared(names, [start, "0", "0"][: len(self.kinds)])
+    def declare_initial(self, names: Sequence[str]) -> list[str]:
+        """Return the lines that declare variables with their values before the first element."""
+        value = {"sum": "0", "prod": "1", "logsumexp": "-INFINITY"}.get(self.kind)
+        if value is None:
+            value = lowest(self.dtype) if self.kind.endswith("max") else highest(self.dtype)
+        return self.declare(names, [value, "0", "0"][: len(self.types)])
 
-    def element(self, value: str, turn: str) -> list[str]:
-        """The parts of an element."""
+    def element_values(self, value: str, iteration: str) -> list[str]:
+        """Return the values that represent a single element."""
         if self.kind == "logsumexp":
             return [value, "1.0f", "0.0f"]
-        return [value, *([turn] if self.kind.startswith("arg") else ["0.0f"] * (len(self.kinds) - 1))]
+        return [value, *([iteration] if self.kind.startswith("arg") else ["0.0f"] * (len(self.types) - 1))]
 
-    def declared(self, names: Sequence[str], values: Sequence[str]) -> list[str]:
-        """New variables that hold a value."""
-        return [f"{k} {n} = {v};" for k, n, v in zip(self.kinds, names, values, strict=True)]
+    def declare(self, names: Sequence[str], values: Sequence[str]) -> list[str]:
+        """Return the lines that declare variables and set them to values."""
+        return [
+            f"{ctype} {name} = {value};" for ctype, name, value in zip(self.types, names, values, strict=True)
+        ]
 
-    def copied(self, names: Sequence[str], values: Sequence[str]) -> list[str]:
-        """Variables that hold another value from here on."""
-        return [f"{n} = {v};" for n, v in zip(names, values, strict=True)]
+    def assign(self, names: Sequence[str], values: Sequence[str]) -> list[str]:
+        """Return the lines that set variables to values."""
+        return [f"{name} = {value};" for name, value in zip(names, values, strict=True)]
 
-    def joined(self, own: Sequence[str], later: Sequence[str]) -> list[str]:
-        """A value that comes later joins one."""
+    def combine(self, earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+        """Return the lines that add a later running value to an earlier one."""
         if self.kind == "logsumexp":
-            return [f"add_exp_to({', '.join([*own, *later])});"]
-        if self.kind == "sum" and len(own) == 2:
-            rest = [] if later[1] == "0.0f" else [f"{own[1]} += {later[1]};"]
-            return [f"add_to({own[0]}, {own[1]}, {later[0]});", *rest]
+            return [f"add_exp_sum({', '.join([*earlier, *later])});"]
+        if self.kind == "sum" and len(earlier) == 2:
+            carry = [] if later[1] == "0.0f" else [f"{earlier[1]} += {later[1]};"]
+            return [f"add_compensated({earlier[0]}, {earlier[1]}, {later[0]});", *carry]
         if self.kind in ("sum", "prod"):
-            return [f"{own[0]} = {own[0]} {'+' if self.kind == 'sum' else '*'} {later[0]};"]
-        nan = f" || {later[0]} != {later[0]}" if self.inside.is_floating_point else ""
+            return [f"{earlier[0]} = {earlier[0]} {'+' if self.kind == 'sum' else '*'} {later[0]};"]
+        nan_test = f" || {later[0]} != {later[0]}" if self.dtype.is_floating_point else ""
         sign = ">=" if self.kind.endswith("max") else "<="
-        taken = [f"    {line}" for line in self.copied(own, later)]
-        return [f"if ({later[0]} {sign} {own[0]}{nan}) {{", *taken, "}"]
+        lines = [f"    {line}" for line in self.assign(earlier, later)]
+        return [f"if ({later[0]} {sign} {earlier[0]}{nan_test}) {{", *lines, "}"]
 
-    def text(self) -> str:
-        """What the scan is at this turn."""
+    def result_text(self) -> str:
+        """Return the text of the scan's result at this iteration."""
         if self.kind == "logsumexp":
-            return f"{self.parts[0]} + log_f32({self.parts[1]} + {self.parts[2]})"
+            return f"{self.variables[0]} + log_f32({self.variables[1]} + {self.variables[2]})"
         if self.kind.startswith("arg"):
-            return self.parts[1]
-        if len(self.parts) == 2:
-            return f"sum_of({', '.join(self.parts)})"
-        return f"{COMPUTE[self.step.scan.dtype]}({self.parts[0]})"
+            return self.variables[1]
+        if len(self.variables) == 2:
+            return f"compensated_sum({', '.join(self.variables)})"
+        return f"{METAL_TYPES[self.step.scan.dtype]}({self.variables[0]})"
 
 
-def lane_of_scans(kernel: Kernel) -> Var | None:
-    """The outer loop that memory runs along in most of what scans read and write; None where it is theirs."""
+def select_scan_lane(kernel: Kernel) -> Var | None:
+    """Return the outer loop along which most accesses are contiguous; None if that is the scans' own loop."""
     votes: dict[Var, int] = {}
     for step in kernel.steps:
-        found = [step.place] if isinstance(step, Store) else []
+        indices = [step.offset] if isinstance(step, Store) else []
         exprs = [step.value if isinstance(step, Store) else step.body]
-        found += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-        for place in found:
+        indices += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
+        for place in indices:
             for v in (*kernel.outer, *step.inner):
                 if place.stride(v) in (1, -1):
                     votes[v] = votes.get(v, 0) + 1

@@ -1,4 +1,4 @@
-"""Block sizes of Triton kernels of all kinds: those that walk (`triton_blocks`) and products."""
+"""Block sizes of Triton kernels of both kinds: tiles (`tile_config`) and matmuls (`matmul_config`)."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ AnyStructure: TypeAlias = TileStructure | MatmulStructure
 AnyConfig: TypeAlias = TileConfig | MatmulConfig
 
 
-def select_config(form: AnyStructure, limits: Limits = HOPPER) -> AnyConfig:
-    """Block sizes for a kernel, without measuring; those of a product are such that `limits` has room."""
+def select_config(structure: AnyStructure, limits: Limits = HOPPER) -> AnyConfig:
+    """Select block sizes for a kernel by heuristic; those of a matmul fit `limits`."""
     return (
-        matmul_config.select_config(form, limits)
-        if isinstance(form, MatmulStructure)
-        else tile_config.select_config(form)
+        matmul_config.select_config(structure, limits)
+        if isinstance(structure, MatmulStructure)
+        else tile_config.select_config(structure)
     )
 
 
-def neighbouring_configs(form: AnyStructure, limits: Limits = HOPPER) -> list[AnyConfig]:
-    """Block sizes worth measuring, the picked ones first."""
-    if isinstance(form, MatmulStructure):
-        return [*matmul_config.neighbouring_configs(form, limits)]
-    return [*tile_config.neighbouring_configs(form)]
+def neighbouring_configs(structure: AnyStructure, limits: Limits = HOPPER) -> list[AnyConfig]:
+    """Return block sizes to measure, the selected ones first."""
+    if isinstance(structure, MatmulStructure):
+        return [*matmul_config.neighbouring_configs(structure, limits)]
+    return [*tile_config.neighbouring_configs(structure)]
 
 
-def why_too_large(form: AnyStructure, config: AnyConfig, limits: Limits) -> str | None:
-    """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled."""
-    if isinstance(form, MatmulStructure):
+def why_too_large(structure: AnyStructure, config: AnyConfig, limits: Limits) -> str | None:
+    """Return why these block sizes cannot be fast on a device, or None. An estimate: nothing is compiled."""
+    if isinstance(structure, MatmulStructure):
         assert isinstance(config, MatmulConfig)
-        return matmul_config.why_too_large(form, config, limits)
+        return matmul_config.why_too_large(structure, config, limits)
     assert isinstance(config, TileConfig)
-    return tile_config.why_too_large(form, config, limits)
+    return tile_config.why_too_large(structure, config, limits)
 
 
 def is_risky(config: AnyConfig) -> bool:
-    """Whether compilers are known to fail with such block sizes, or to make wrong kernels."""
+    """Whether Triton is known to fail with such block sizes, or to compile wrong kernels."""
     return isinstance(config, MatmulConfig) and config.specialized
 
 
 def parse_config(text: str) -> AnyConfig:
-    """The block sizes that a text names.
+    """Parse the text of block sizes of either kind.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the text is malformed.
 
     >>> str(parse_config("4x256 w8")), str(parse_config("64x64x32 w4 s3"))
     ('4x256 w8', '64x64x32 w4 s3')

@@ -1,106 +1,106 @@
-"""What `triton.language` lacks for generated kernels: math, division with rest, extremes, as torch has them.
+"""Device functions that `triton.language` lacks: math, division with remainder, reductions, as in torch.
 
-Functions named after torch's, one element in, one out, for float32 and float64. They are formulas, since
-libdevice's functions do not exist in Triton's interpreter; where `tl` has a function that is libdevice's own
+Functions named after torch's take and return one element, float32 or float64. They are formulas, because
+libdevice's functions do not exist in Triton's interpreter. Where `tl` has a function that is libdevice's own
 on a device and NumPy's in the interpreter (log, log2, sin, cos, erf), it is used.
 
-Float32 functions are within 4 ulp of the true value, with torch's special values, denormals alive. They hold
-no float64 instruction, but for those in libdevice's sin and cos of numbers beyond 10^5. Kernels are compiled
-without contraction: where a product must not be rounded, and in polynomials, `tl.fma` is written out. The
-interpreter rounds it, and is less accurate for large arguments of exp, pow and fmod. Float64: a few ulp, for
-pow as many as its exponent times the logarithm. fmod is exact for quotients up to 2^60 in float32 and
-2^150 in float64.
+Float32 functions are within 4 ulp of the true value, return torch's special values and preserve denormals.
+They use no float64 instruction, except in libdevice's sin and cos of numbers beyond 10^5. Kernels are
+compiled without fused multiply-add; where a product must not be rounded, and in polynomials, `tl.fma` is
+explicit. The interpreter rounds it, and is less accurate for large arguments of exp, pow and fmod. Float64
+functions are within a few ulp; pow within its exponent times the logarithm. fmod is exact for quotients up to
+2^60 in float32 and 2^150 in float64.
 
-Polynomials are those of ``c/math.h``, or made in the same way.
+Polynomials are those of ``c/math.h``, or fitted in the same way.
 """
 
 import triton
 import triton.language as tl
 
-# Two functions of a name in `tl` that kernels are to take from here are the extremes: tl.maximum drops NaN.
+# `tl` has functions of these two names, but tl.maximum and tl.minimum drop NaN by default.
 
 
 @triton.jit
 def maximum(a, b):
-    """The larger of two; NaN where either is."""
+    """The larger of two numbers; NaN if either is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
-    """The smaller of two; NaN where either is."""
+    """The smaller of two numbers; NaN if either is NaN."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def fmax(a, b):
-    """The larger of two; the other one where one is NaN."""
+    """The larger of two numbers; the other one if one is NaN."""
     return tl.where((a >= b) | (b != b), a, b)
 
 
 @triton.jit
 def fmin(a, b):
-    """The smaller of two; the other one where one is NaN."""
+    """The smaller of two numbers; the other one if one is NaN."""
     return tl.where((a <= b) | (b != b), a, b)
 
 
 @triton.jit
 def multiply(a, b):
-    """A product, for `tl.reduce`."""
+    """The product, for `tl.reduce`."""
     return a * b
 
 
 @triton.jit
-def either(a, b):
+def bitwise_or(a, b):
     """Bitwise or, for `tl.reduce`."""
     return a | b
 
 
 @triton.jit
-def both(a, b):
+def bitwise_and(a, b):
     """Bitwise and, for `tl.reduce`."""
     return a & b
 
 
 @triton.jit
-def argmax(a, at, b, bt):
-    """The larger of two with its place; NaN is largest, and of equals the first place counts."""
-    take = (a > b) | ((a != a) & (b == b))
-    same = (a == b) | ((a != a) & (b != b))
-    take = take | (same & (at < bt))
-    return tl.where(take, a, b), tl.where(take, at, bt)
+def argmax(value, index, other, other_index):
+    """The larger of two numbers and its index; NaN is largest, and of equal numbers the first is taken."""
+    is_better = (value > other) | ((value != value) & (other == other))
+    is_equal = (value == other) | ((value != value) & (other != other))
+    is_better = is_better | (is_equal & (index < other_index))
+    return tl.where(is_better, value, other), tl.where(is_better, index, other_index)
 
 
 @triton.jit
-def argmin(a, at, b, bt):
-    """The smaller of two with its place; NaN is smallest, and of equals the first place counts."""
-    take = (a < b) | ((a != a) & (b == b))
-    same = (a == b) | ((a != a) & (b != b))
-    take = take | (same & (at < bt))
-    return tl.where(take, a, b), tl.where(take, at, bt)
+def argmin(value, index, other, other_index):
+    """The smaller of two numbers and its index; NaN is smallest, and of equal numbers the first is taken."""
+    is_better = (value < other) | ((value != value) & (other == other))
+    is_equal = (value == other) | ((value != value) & (other != other))
+    is_better = is_better | (is_equal & (index < other_index))
+    return tl.where(is_better, value, other), tl.where(is_better, index, other_index)
 
 
 @triton.jit
-def last_max(a, at, b, bt):
-    """The larger of two with its place; NaN is largest, and of equals the last place counts."""
-    take = (b > a) | ((b != b) & (a == a))
-    same = (a == b) | ((a != a) & (b != b))
-    take = take | (same & (bt > at))
-    return tl.where(take, b, a), tl.where(take, bt, at)
+def last_max(value, index, other, other_index):
+    """The larger of two numbers and its index; NaN is largest, and of equal numbers the last is taken."""
+    is_better = (other > value) | ((other != other) & (value == value))
+    is_equal = (value == other) | ((value != value) & (other != other))
+    is_better = is_better | (is_equal & (other_index > index))
+    return tl.where(is_better, other, value), tl.where(is_better, other_index, index)
 
 
 @triton.jit
-def last_min(a, at, b, bt):
-    """The smaller of two with its place; NaN is smallest, and of equals the last place counts."""
-    take = (b < a) | ((b != b) & (a == a))
-    same = (a == b) | ((a != a) & (b != b))
-    take = take | (same & (bt > at))
-    return tl.where(take, b, a), tl.where(take, bt, at)
+def last_min(value, index, other, other_index):
+    """The smaller of two numbers and its index; NaN is smallest, and of equal numbers the last is taken."""
+    is_better = (other < value) | ((other != other) & (value == value))
+    is_equal = (value == other) | ((value != value) & (other != other))
+    is_better = is_better | (is_equal & (other_index > index))
+    return tl.where(is_better, other, value), tl.where(is_better, other_index, index)
 
 
 @triton.jit
 def log_add_exp(a, b):
-    """log(e^a + e^b), where an infinity of both is that infinity."""
+    """log(e^a + e^b); two equal infinities give that infinity."""
     high = maximum(a, b)
     low = tl.where(a < b, a, b)
     y = high + log1p(exp(low - high))
@@ -108,31 +108,31 @@ def log_add_exp(a, b):
 
 
 @triton.jit
-def add_exp(total, peak, x):
-    """The sum of exponentials about a largest element with one more, about the larger of both."""
-    off = tl.where(x == peak, 0.0, x - peak)
-    scale = exp(-tl.abs(off))
-    return tl.where(off > 0, total * scale + 1, total + scale)
+def online_add_exp(total, maximum_so_far, x):
+    """Add e^x to a sum of exponentials relative to its maximum; make it relative to the larger of both."""
+    difference = tl.where(x == maximum_so_far, 0.0, x - maximum_so_far)
+    scale = exp(-tl.abs(difference))
+    return tl.where(difference > 0, total * scale + 1, total + scale)
 
 
 @triton.jit
-def moved_exp(total, old, new):
-    """The sum of exponentials about a largest element, about another."""
-    return tl.where(old == new, total, total * exp(old - new))
+def rescale_exp(total, old_maximum, new_maximum):
+    """Make a sum of exponentials relative to another maximum."""
+    return tl.where(old_maximum == new_maximum, total, total * exp(old_maximum - new_maximum))
 
 
 @triton.jit
-def add_square(squares, total, turns, x):
-    """The squares about the mean of so many elements of this sum, with one more, about the mean of all."""
-    off = x - total * (1 / tl.maximum(turns, 1))
-    return squares + off * off * (turns / (turns + 1))
+def online_add_square(squares, total, count, x):
+    """Add a number to the squared deviations from the mean of `count` numbers with this total (Welford)."""
+    deviation = x - total * (1 / tl.maximum(count, 1))
+    return squares + deviation * deviation * (count / (count + 1))
 
 
 @triton.jit
-def moved_squares(squares, total, turns, whole, count):
-    """The squares about the mean of so many elements of a sum, about that of more of them."""
-    off = total / tl.maximum(turns, 1) - whole / tl.maximum(count, 1)
-    return squares + turns * off * off
+def rescale_squares(squares, total, count, final_total, final_count):
+    """Turn squared deviations from the mean of a part into those from the mean of all (Chan et al.)."""
+    shift = total / tl.maximum(count, 1) - final_total / tl.maximum(final_count, 1)
+    return squares + count * shift * shift
 
 
 # --- integers ---------------------------------------------------------------------------------------------
@@ -140,22 +140,22 @@ def moved_squares(squares, total, turns, whole, count):
 
 @triton.jit
 def index_div(a, b):
-    """A quotient of an index that may be negative, rounded down; ``b > 0``."""
+    """The quotient of an index that may be negative, rounded down; ``b > 0``."""
     return a // b - (a % b < 0).to(a.dtype)
 
 
 @triton.jit
 def index_mod(a, b):
-    """The rest that belongs to `index_div`."""
-    m = a % b
-    return tl.where(m < 0, m + b, m)
+    """The remainder that belongs to `index_div`."""
+    rest = a % b
+    return tl.where(rest < 0, rest + b, rest)
 
 
-# --- bits and roundings -----------------------------------------------------------------------------------
+# --- bits and rounding ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _negative(x):
+def _has_sign_bit(x):
     """Whether the sign bit is set."""
     if x.dtype == tl.float64:
         return x.to(tl.int64, bitcast=True) < 0
@@ -165,46 +165,46 @@ def _negative(x):
 
 @triton.jit
 def neg(x):
-    """-x; Triton takes the minus sign for 0 - x, which makes 0 of 0, and a constant -0 for 0."""
+    """-x. Triton compiles the minus sign to 0 - x, which is 0, not -0, for 0, and a constant -0 to 0."""
     return x * -1.0
 
 
 @triton.jit
 def copysign(x, y):
-    """|x| with y's sign, also that of 0 and NaN."""
+    """|x| with y's sign, including that of 0 and NaN."""
     a = tl.abs(x)
-    return tl.where(_negative(y), neg(a), a)
+    return tl.where(_has_sign_bit(y), neg(a), a)
 
 
 @triton.jit
 def floor(x):
-    """Downwards; the instruction takes denormals for 0."""
+    """Round down; Triton's own function treats denormals as 0."""
     y = tl.floor(x)
     return tl.where((y == 0) & (x < 0), -1.0, y)
 
 
 @triton.jit
 def ceil(x):
-    """Upwards; what becomes 0 keeps its sign."""
+    """Round up; a result of 0 keeps the sign of x."""
     y = tl.ceil(x)
     return copysign(tl.where((y == 0) & (x > 0), 1.0, y), x)
 
 
 @triton.jit
 def trunc(x):
-    """Towards 0."""
+    """Round towards 0."""
     return copysign(tl.floor(tl.abs(x)), x)
 
 
 @triton.jit
 def round(x):
-    """To the nearest integer, halves to even: adding 2^23 (2^52) leaves no place for a fraction."""
+    """Round to the nearest integer, halves to even: adding 2^23 (2^52) leaves no bits for a fraction."""
     a = tl.abs(x)
     if x.dtype == tl.float64:
-        whole = 4503599627370496.0
+        limit = 4503599627370496.0
     else:
-        whole = 8388608.0
-    return copysign(tl.where(a < whole, (a + whole) - whole, a), x)
+        limit = 8388608.0
+    return copysign(tl.where(a < limit, (a + limit) - limit, a), x)
 
 
 @triton.jit
@@ -215,13 +215,13 @@ def sign(x):
 
 @triton.jit
 def relu(x):
-    """0 for what is negative; NaN stays."""
+    """0 for negative numbers; NaN stays NaN."""
     return tl.where(x < 0, 0.0, x)
 
 
 @triton.jit
 def divide(a, b):
-    """A quotient rounded as IEEE wants it; Triton's own division of float32 is 2 ulp off."""
+    """The correctly rounded quotient; Triton's own float32 division is off by up to 2 ulp."""
     if a.dtype == tl.float64:
         return a / b
     else:
@@ -230,7 +230,7 @@ def divide(a, b):
 
 @triton.jit
 def sqrt(x):
-    """A correctly rounded root."""
+    """The correctly rounded square root."""
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
@@ -259,7 +259,7 @@ def _power_of_two(n):
 
 
 @triton.jit
-def _scale(x, n):
+def _scale_by_power_of_two(x, n):
     """x 2^n in two steps, so that n from -252 to 254 overflows or becomes denormal with one rounding."""
     half = n >> 1
     return x * _power_of_two(half) * _power_of_two(n - half)
@@ -267,13 +267,13 @@ def _scale(x, n):
 
 @triton.jit
 def _clamp(x, low, high):
-    """Between two bounds; NaN stays."""
+    """Clamp between two bounds; NaN stays NaN."""
     x = tl.where(x < low, low, x)
     return tl.where(x > high, high, x)
 
 
 @triton.jit
-def _reduce(x):
+def _reduce_by_ln2(x):
     """x = n ln(2) + r, |r| <= ln(2) / 2, for |x| < 2^20: adding 1.5 2^23 rounds, and leaves n in the bits."""
     t = tl.fma(x, 1.4426950216293335, 12582912.0)
     k = t - 12582912.0
@@ -299,8 +299,8 @@ def exp(x):
         return tl.exp(x)
     else:
         # The fast 2^r is within 2 ulp where r is small; tl.exp alone is 20 ulp off at 80.
-        r, n = _reduce(_clamp(x, -104.0, 89.0))
-        return _scale(tl.exp2(r * 1.4426950216293335), n)
+        r, n = _reduce_by_ln2(_clamp(x, -104.0, 89.0))
+        return _scale_by_power_of_two(tl.exp2(r * 1.4426950216293335), n)
 
 
 @triton.jit
@@ -312,28 +312,28 @@ def exp2(x):
         y = _clamp(x, -151.0, 129.0)
         t = y + 12582912.0
         n = t.to(tl.int32, bitcast=True) - 0x4B400000
-        return _scale(tl.exp2(y - (t - 12582912.0)), n)
+        return _scale_by_power_of_two(tl.exp2(y - (t - 12582912.0)), n)
 
 
 @triton.jit
 def expm1(x):
     """e^x - 1."""
     if x.dtype == tl.float64:
-        # Kahan: what rounding took from e^x is in its logarithm.
+        # Kahan: the logarithm corrects the rounding error of e^x.
         u = tl.exp(x)
         y = (u - 1) * (x / tl.log(u))
         y = tl.where((x < -37.5) | (x > 709), u - 1, y)
         return tl.where(u == 1, x, y)
     else:
-        r, n = _reduce(_clamp(x, -20.0, 89.0))
-        s = _power_of_two(n - 1)  # half of the scale: 2^128 is not a float
+        r, n = _reduce_by_ln2(_clamp(x, -20.0, 89.0))
+        s = _power_of_two(n - 1)  # half of the scale: 2^128 is not a float32
         y = 2.0 * tl.fma(s, _expm1_poly(r), s - 0.5)
         return tl.where(tl.abs(x) < 5.9604644775390625e-08, x, y)
 
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + e^-x); e^-|x| is the exponential that neither overflows nor cancels."""
+    """1 / (1 + e^-x), computed from e^-|x|, which neither overflows nor cancels."""
     e = exp(-tl.abs(x))
     return divide(tl.where(x >= 0, 1.0, e), 1.0 + e)
 
@@ -345,7 +345,7 @@ def tanh(x):
     if x.dtype == tl.float64:
         e = expm1(2 * tl.where(a > 20, 20.0, a))
     else:
-        r, n = _reduce(2.0 * tl.where(a > 10.0, 10.0, a))
+        r, n = _reduce_by_ln2(2.0 * tl.where(a > 10.0, 10.0, a))
         s = _power_of_two(n)
         e = tl.fma(s, _expm1_poly(r), s - 1.0)
     return copysign(divide(e, e + 2.0), x)
@@ -354,8 +354,8 @@ def tanh(x):
 @triton.jit
 def _half_exp(a):
     """e^a / 2, which overflows where sinh and cosh do."""
-    r, n = _reduce(tl.where(a > 90.0, 90.0, a))
-    return _scale(1.0 + _expm1_poly(r), n - 1)
+    r, n = _reduce_by_ln2(tl.where(a > 90.0, 90.0, a))
+    return _scale_by_power_of_two(1.0 + _expm1_poly(r), n - 1)
 
 
 @triton.jit
@@ -406,14 +406,14 @@ def log10(x):
 @triton.jit
 def _log_reduce(x):
     """x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), for x positive and finite: f and e."""
-    tiny = x < 1.1754943508222875e-38
-    u = tl.where(tiny, x * 8388608.0, x).to(tl.int32, bitcast=True) - 0x3F3504F3
-    e = (u >> 23) - tl.where(tiny, 23, 0)
+    is_denormal = x < 1.1754943508222875e-38
+    u = tl.where(is_denormal, x * 8388608.0, x).to(tl.int32, bitcast=True) - 0x3F3504F3
+    e = (u >> 23) - tl.where(is_denormal, 23, 0)
     return ((u & 0x7FFFFF) + 0x3F3504F3).to(tl.float32, bitcast=True) - 1.0, e.to(tl.float32)
 
 
 @triton.jit
-def _log_tail(f):
+def _log1p_remainder(f):
     """log(1 + f) - f for what `_log_reduce` returns."""
     q = tl.fma(f, -0.0763640404, 0.127622053)
     q = tl.fma(q, f, -0.131596148)
@@ -429,13 +429,13 @@ def _log_tail(f):
 def _log1p_positive(x):
     """log(1 + x) with 1 + x positive and finite.
 
-    The mantissa is taken from x rather than from 1 + x, which has lost its low bits; beyond 2^30 the 1 no
-    longer counts, and 2^-e would leave the normal range.
+    The mantissa is computed from x rather than from 1 + x, which has lost x's low bits. Beyond 2^30 the 1 no
+    longer matters, and 2^-e would leave the normal range.
     """
     m, e = _log_reduce(1.0 + x)
     s = _power_of_two(-tl.where(e > 30.0, 30.0, e).to(tl.int32))
     f = tl.where(e > 30.0, m, tl.fma(x, s, s - 1.0))
-    y = tl.fma(e, -1.904652435769094154e-09, _log_tail(f)) + f
+    y = tl.fma(e, -1.904652435769094154e-09, _log1p_remainder(f)) + f
     return tl.fma(e, 0.693147182464599609375, y)
 
 
@@ -444,7 +444,7 @@ def log1p(x):
     """log(1 + x)."""
     u = 1.0 + x
     if x.dtype == tl.float64:
-        # What rounding took from 1 + x, relative to it, is what it took from the logarithm.
+        # The relative rounding error of 1 + x is the absolute error of the logarithm.
         y = tl.log(u) + (x - (u - 1.0)) / u
         return tl.where((u == 1.0) | (x == float("inf")), x, tl.where(u > 0, y, tl.log(u)))
     else:
@@ -487,7 +487,7 @@ def acosh(x):
 
 @triton.jit
 def atanh(x):
-    """Inverse hyperbolic tangent; doubling and halving would cost a denormal its last bit."""
+    """Inverse hyperbolic tangent; small x are returned unchanged: halving would cost a denormal a bit."""
     a = tl.abs(x)
     y = 0.5 * log1p(divide(2.0 * a, 1.0 - a))
     return tl.where(a < (1e-9 if x.dtype == tl.float64 else 2.44140625e-4), x, copysign(y, x))
@@ -498,7 +498,7 @@ def atanh(x):
 
 @triton.jit
 def erf(x):
-    """The error function; libdevice's takes denormals for 0."""
+    """The error function; libdevice's treats denormals as 0."""
     if x.dtype == tl.float64:
         return tl.erf(x)
     else:
@@ -512,7 +512,7 @@ def erfc(x):
     if x.dtype == tl.float64:
         a = tl.where(a > 27.3, 27.3, a)
         q = (a - 3.0) / (a + 3.0)
-        # tl.fma would take the coefficients for float32.
+        # tl.fma would treat the coefficients as float32.
         p = 2.4258404207629788e-09 * q - 6.719815775977803e-09
         p = p * q - 1.76163860578129e-08
         p = p * q + 4.115191140508051e-08
@@ -537,7 +537,7 @@ def erfc(x):
         p = p * q - 0.1356211061245812
         p = p * q + 1.2530080582697296
         s = a * a
-        e = tl.exp(-s) * (1.0 - tl.fma(a, a, -s))  # the second factor: what rounding took from a^2
+        e = tl.exp(-s) * (1.0 - tl.fma(a, a, -s))  # the second factor: the rounding error of a^2
         large = e * p / (1.0 + 2.0 * a)
         small = 1.0 - tl.erf(a)
     else:
@@ -557,14 +557,14 @@ def erfc(x):
         p = tl.fma(p, q, -0.166030198)
         p = tl.fma(p, q, -0.0927636251)
         p = tl.fma(p, q, 1.27697837)
-        r, n = _reduce(-s)
-        r = r - tl.fma(a, a, -s)  # less what rounding took from a^2
+        r, n = _reduce_by_ln2(-s)
+        r = r - tl.fma(a, a, -s)  # less the rounding error of a^2
         e = 1.0 + _expm1_poly(r)
         d = 1.0 + 2.0 * a
         inverse = tl.div_rn(tl.full([], 1.0, tl.float32), d)
         y = p * inverse
-        rest = tl.fma(-y, d, p) - y * (1.0 - (d - 2.0 * a))  # of y, and of d's rounding
-        large = _scale(tl.fma(e, y, e * inverse * rest), n)
+        rest = tl.fma(-y, d, p) - y * (1.0 - (d - 2.0 * a))  # the remainder of y, and the rounding error of d
+        large = _scale_by_power_of_two(tl.fma(e, y, e * inverse * rest), n)
     y = tl.where(a < 0.5, small, large)
     return tl.where(x < 0, 2.0 - y, y)
 
@@ -574,7 +574,7 @@ def erfc(x):
 
 @triton.jit
 def sin(x):
-    """Sine; libdevice's takes denormals for 0."""
+    """Sine; libdevice's treats denormals as 0."""
     if x.dtype == tl.float64:
         return tl.sin(x)
     else:
@@ -588,7 +588,7 @@ def tan(x):
 
 
 @triton.jit
-def _asin_tail(s, z):
+def _asin_remainder(s, z):
     """asin(s) - s for s = sqrt(z) <= 1/2."""
     q = tl.fma(z, 0.0421583056, 0.0241847783)
     q = tl.fma(q, z, 0.0454691499)
@@ -607,7 +607,7 @@ def asin(x):
         large = a > 0.5
         z = tl.where(large, 0.5 - 0.5 * a, a * a)
         s = tl.where(large, tl.sqrt_rn(z), a)
-        t = _asin_tail(s, z)
+        t = _asin_remainder(s, z)
         return copysign(
             tl.where(large, 1.57079637050628662109 - 2.0 * (s + (t + 2.1855694143368964433e-08)), s + t), x
         )
@@ -623,7 +623,7 @@ def acos(x):
         large = a > 0.5
         z = tl.where(large, 0.5 - 0.5 * a, a * a)
         s = tl.where(large, tl.sqrt_rn(z), x)
-        t = _asin_tail(s, z)
+        t = _asin_remainder(s, z)
         rest = t + 4.3711388286737928865e-08
         outer = tl.where(x > 0, 2.0 * (s + t), 3.14159274101257324219 - 2.0 * (s + rest))
         return tl.where(large, outer, 1.57079637050628662109 - (s + rest))
@@ -643,7 +643,7 @@ def _atan_poly(t):
     q = tl.fma(q, z, -0.333332986)
     y = tl.fma(t * z, q, t)
     if t.dtype == tl.float64:
-        # One step of Newton's makes eight digits sixteen.
+        # One Newton step doubles the eight correct digits.
         s = tl.sin(y)
         c = tl.cos(y)
         y = y + tl.fma(t, c, -s) / (c + t * s)
@@ -665,7 +665,7 @@ def atan(x):
 
 @triton.jit
 def atan2(y, x):
-    """The angle of a point, with torch's choices at zeros and infinities."""
+    """The angle of the point (x, y), with torch's results at zeros and infinities."""
     a = tl.abs(y)
     b = tl.abs(x)
     small = tl.where(a > b, b, a)
@@ -676,32 +676,32 @@ def atan2(y, x):
     r = _atan_poly(t)
     if x.dtype == tl.float64:
         r = tl.where(a > b, 1.57079632679489655800 - (r - 6.123233995736766036e-17), r)
-        r = tl.where(_negative(x), 3.14159265358979311600 - (r - 1.2246467991473532072e-16), r)
+        r = tl.where(_has_sign_bit(x), 3.14159265358979311600 - (r - 1.2246467991473532072e-16), r)
     else:
         r = tl.where(a > b, 1.57079637050628662109 - (r + 4.3711388286737928865e-08), r)
-        r = tl.where(_negative(x), 3.14159274101257324219 - (r + 8.742277657347585773e-08), r)
+        r = tl.where(_has_sign_bit(x), 3.14159274101257324219 - (r + 8.742277657347585773e-08), r)
     return tl.where((x != x) | (y != y), float("nan"), copysign(r, y))
 
 
-# --- powers and division with rest ------------------------------------------------------------------------
+# --- powers and division with remainder -------------------------------------------------------------------
 
 
 @triton.jit
 def power(a, b):
-    """A whole number to a whole power of at least 0, as far as its bits go."""
-    whole = a * 0 + b * 0 + 1
+    """An integer to an integer power of at least 0, modulo the integer's range."""
+    result = a * 0 + b * 0 + 1
     for _ in range(a.dtype.primitive_bitwidth):
-        whole = tl.where((b & 1) != 0, whole * a, whole)
+        result = tl.where((b & 1) != 0, result * a, result)
         a = a * a
         b = b >> 1
-    return whole
+    return result
 
 
 @triton.jit
 def _log2_parts(a):
-    """log2(a) as an unevaluated sum of two float32, for a positive and finite.
+    """log2(a) as an unevaluated sum of two float32 numbers, for a positive and finite.
 
-    With s = f / (2 + f) it is 2 / ln(2) (s + s^3 / 3 + ...); s and the first term are kept in two parts.
+    With s = f / (2 + f) it is 2 / ln(2) (s + s^3 / 3 + ...); s and the first term are each held in two parts.
     """
     f, e = _log_reduce(a)
     d = 2.0 + f
@@ -722,7 +722,7 @@ def _log2_parts(a):
 
 @triton.jit
 def pow(x, y):
-    """x^y: 2^(y log2|x|), the logarithm in two parts."""
+    """x^y as 2^(y log2|x|), with the logarithm in two parts."""
     a = tl.abs(x)
     if x.dtype == tl.float64:
         m = tl.exp(y * tl.log(a))
@@ -736,24 +736,24 @@ def pow(x, y):
         n = k.to(tl.int32, bitcast=True) - 0x4B400000
         n = tl.where(n < -252, -252, tl.where(n > 254, 254, n))
         r = (t - (k - 12582912.0)) + rest
-        m = _scale(1.0 + _expm1_poly(r * 0.693147182464599609375), n)
+        m = _scale_by_power_of_two(1.0 + _expm1_poly(r * 0.693147182464599609375), n)
         m = tl.where(t != t, t, m)
-    whole = trunc(y) == y
-    odd = whole & (trunc(0.5 * y) != 0.5 * y)
-    m = tl.where(odd, copysign(m, x), m)
+    is_integer = trunc(y) == y
+    is_odd = is_integer & (trunc(0.5 * y) != 0.5 * y)
+    m = tl.where(is_odd, copysign(m, x), m)
     m = tl.where((x < 0) & (x > float("-inf")) & (trunc(y) != y), float("nan"), m)
-    one = (y == 0) | (x == 1) | ((x == -1) & (tl.abs(y) == float("inf")))
-    return tl.where(one, 1.0, m)
+    is_one = (y == 0) | (x == 1) | ((x == -1) & (tl.abs(y) == float("inf")))
+    return tl.where(is_one, 1.0, m)
 
 
 @triton.jit
 def fmod(x, y):
-    """x - trunc(x / y) y, exact: a step takes as many bits off the quotient as a float has."""
+    """x - trunc(x / y) y, exact: each step removes as many bits of the quotient as a float has."""
     d = tl.abs(y)
     r = tl.abs(x)
     for _ in tl.static_range(3):
-        # No rounding error is left: the rest has no more bits than x and y. It is negative where the
-        # quotient was rounded up.
+        # Exact: the remainder has no more bits than x and y. It is negative where the quotient was
+        # rounded up.
         q = divide(r, d)
         q = tl.where(q > 1e38, 1e38, q)
         r = tl.fma(-tl.floor(q), d, r)
@@ -766,20 +766,20 @@ def fmod(x, y):
 
 @triton.jit
 def remainder(x, y):
-    """The rest with y's sign, as torch's ``%``, which adds y to fmod's."""
+    """The remainder with y's sign, as torch's ``%``: y is added to fmod's result where signs differ."""
     m = fmod(x, y)
-    return tl.where((m != 0) & (_negative(m) != _negative(y)), m + y, m)
+    return tl.where((m != 0) & (_has_sign_bit(m) != _has_sign_bit(y)), m + y, m)
 
 
 @triton.jit
 def trunc_div(a, b):
-    """A quotient rounded towards 0."""
+    """The quotient rounded towards 0."""
     return trunc(divide(a, b))
 
 
 @triton.jit
 def floor_div(a, b):
-    """A quotient rounded down: whole numbers of b in a, not the floor of a rounded quotient."""
+    """The quotient rounded down: how many times b goes into a, not the floor of a rounded quotient."""
     m = fmod(a, b)
     whole = divide(a - m, b)
     lower = whole - ((m != 0) & ((b < 0) != (m < 0))).to(a.dtype)
@@ -795,7 +795,7 @@ def floor_div(a, b):
 
 @triton.jit
 def philox_word(seed, counter, stream):
-    """A word of Philox4x32-10: of the four for ``counter // 4``, the one for what is left."""
+    """A 32-bit word of Philox4x32-10: of the four words for ``counter // 4``, number ``counter % 4``."""
     block = counter.to(tl.uint64) >> 2
     low = block.to(tl.uint32)
     high = (block >> 32).to(tl.uint32)
@@ -807,11 +807,11 @@ def philox_word(seed, counter, stream):
 
 @triton.jit
 def uniform(seed, counter, stream):
-    """[0, 1), every multiple of 2^-24 alike: the upper 24 bits of a word."""
+    """A number in [0, 1), uniform over the multiples of 2^-24: the upper 24 bits of a word."""
     return (philox_word(seed, counter, stream) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
 
 
 @triton.jit
 def random_below(seed, counter, stream, bound):
-    """[0, bound), for a bound of at most 2^32."""
+    """An integer in [0, bound), for a bound of at most 2^32."""
     return ((philox_word(seed, counter, stream).to(tl.uint64) * bound) >> 32).to(tl.int64)

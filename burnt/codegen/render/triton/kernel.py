@@ -1,16 +1,17 @@
-"""Printing kernels as Triton: programs that each take a tile of rows and columns.
+"""Print kernels as Triton programs that each take a tile of rows and columns.
 
-The outer loops of a kernel are *rows*, what its folds and stores walk along are *columns*. A program takes
-`ROWS` rows and `COLS` columns at once, as blocks of shape ``[ROWS, 1]``, ``[1, COLS]`` and ``[ROWS, COLS]``;
-without rows blocks are of one dimension. Steps that walk equally far share a tile, so what they load is
-loaded once. Where a walk is longer than `COLS`, it is a loop, and folds keep an accumulator of the tile's
-shape. Where there are few rows, `CHUNKS` programs share them: each folds a part, and the next kernel folds
-the parts. A sum that needs another fold's result in the same loop (`OnlineReduction`) is about what its own
-lane has come to, and moves to the whole's in the end.
+The outer loops of a kernel are *rows*, the inner loops of its reductions and stores are *columns*. A program
+takes `ROWS` rows and `COLS` columns at once, as blocks of shape ``[ROWS, 1]``, ``[1, COLS]`` and
+``[ROWS, COLS]``; without rows, blocks are one-dimensional. Steps with equally many columns share a tile, so
+what they load is loaded once. If there are more columns than `COLS`, they are a loop, and reductions keep an
+accumulator of the tile's shape. If there are few rows, `CHUNKS` programs share them: each reduces a chunk,
+and the next function combines the partial results. A sum that depends on another reduction in the same loop
+(`OnlineReduction`) is relative to that lane's current value of the other, and is rescaled to the final value
+after the loop.
 
-Integers that come from shapes are arguments, so that one text serves many shapes. Indices are int32 unless
-something reaches beyond. Arithmetic is torch's: 16-bit floats are computed in float32, quotients and roots
-are rounded as IEEE wants it, extremes hand NaN on.
+Integers that come from shapes are arguments, so one text serves many shapes. Indices are int32 unless one
+exceeds it. Arithmetic is torch's: 16-bit floats are computed in float32, division and square root are
+correctly rounded, maximum and minimum propagate NaN.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from burnt.codegen.ir import (
     Var,
 )
 from burnt.codegen.render.triton.configs import AnyConfig, AnyStructure
-from burnt.codegen.render.triton.expr import TL, Elements, TileValue
-from burnt.codegen.render.triton.layout import Layout, Space, computed
+from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue
+from burnt.codegen.render.triton.layout import ColumnSpace, Layout, step_expr
 from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
@@ -52,29 +53,29 @@ __all__ = [
 
 
 def structure_of(kernel: Kernel) -> AnyStructure:
-    """What the choice of a kernel's block sizes depends on."""
-    return matmul_structure(kernel) if kernel.product is not None else Layout(kernel).form()
+    """Return what the choice of a kernel's block sizes depends on."""
+    return matmul_structure(kernel) if kernel.matmul is not None else Layout(kernel).structure()
 
 
 def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
-    """A kernel as Triton, for these block sizes.
+    """Print a kernel as Triton, for these block sizes.
 
     Args:
-        kernel: what to print; its name is that of the last function, ``_part0`` and so on of those before.
-        config: a text holds for all block sizes that need the same loops.
+        kernel: what to print. The last function has its name; those before it are ``NAME_part0`` and so on.
+        config: block sizes. The text is the same for all block sizes that need the same loops.
     """
     if isinstance(config, MatmulConfig):
         return print_matmul(kernel, config)
     layout = Layout(kernel)
-    groups = layout.groups(config)
-    if config.chunks > 1 and layout.divisible:
-        phases, last = [], []
+    groups = layout.group_steps(config)
+    if config.chunks > 1 and layout.can_chunk:
+        chunked_groups, remaining = [], []
         for group in groups:
             if isinstance(group[0], ReductionStep) and group[0].inner:
-                phases.append(group)
+                chunked_groups.append(group)
             else:
-                last += group
-        stages = [[group] for group in phases] + [layout.regrouped(last)]
+                remaining += group
+        stages = [[group] for group in chunked_groups] + [layout.regroup_after_chunks(remaining)]
     else:
         config = dataclasses.replace(config, chunks=1)
         stages = [groups]
@@ -82,467 +83,518 @@ def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
     for i, stage in enumerate(stages):
         name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
         earlier = [step for before in stages[:i] for group in before for step in group]
-        printer = _Printer(layout, config, name, last=i == len(stages) - 1)
-        printer.body(stage, [step for step in earlier if isinstance(step, ReductionStep)])
+        printer = _TilePrinter(layout, config, name, last=i == len(stages) - 1)
+        printer.emit_body(stage, [step for step in earlier if isinstance(step, ReductionStep)])
         texts.append(printer.text())
         functions.append(printer.function())
         helpers |= printer.helpers
-    head = "import triton\nimport triton.language as tl\n"
+    header = "import triton\nimport triton.language as tl\n"
     if helpers:
         names = ", ".join(sorted(helpers))
-        head += f"from burnt.codegen.render.triton.device_math import {names}\n"
-    return TritonSource("\n\n".join([head, *texts]), tuple(functions), config)
+        header += f"from burnt.codegen.render.triton.device_math import {names}\n"
+    return TritonSource("\n\n".join([header, *texts]), tuple(functions), config)
 
 
 class _Accumulator:
-    """How a fold or scan is taken: what it begins with, how two are one, what becomes of the last.
+    """How a reduction or scan is computed: its identity, its combining function and its result.
 
     Args:
-        step: the fold or scan.
-        wide: whether places along it have 64 bits.
+        step: the reduction or scan.
+        needs_int64: whether indices have 64 bits.
     """
 
-    def __init__(self, step: ReductionStep | ScanStep, wide: bool) -> None:
-        fold = step.reduction if isinstance(step, ReductionStep) else step.scan
-        kind, self.dtype = fold.kind, step.body.dtype
-        self.kind, self.result = kind, fold.dtype
-        self.arg = kind.startswith("arg")
-        self.place = torch.int64 if wide else torch.int32
-        self.nowhere = str(torch.iinfo(self.place).max)
-        self.truth = self.dtype == torch.bool
-        self.inside = torch.int32 if self.truth else self.dtype
+    def __init__(self, step: ReductionStep | ScanStep, needs_int64: bool) -> None:
+        reduction = step.reduction if isinstance(step, ReductionStep) else step.scan
+        kind, self.dtype = reduction.kind, step.body.dtype
+        self.kind, self.result_dtype = kind, reduction.dtype
+        self.is_arg = kind.startswith("arg")
+        self.index_dtype = torch.int64 if needs_int64 else torch.int32
+        self.no_index = str(torch.iinfo(self.index_dtype).max)
+        self.is_bool = self.dtype == torch.bool
+        self.compute_dtype = torch.int32 if self.is_bool else self.dtype
         if kind in ("sum", "any"):
-            self.start = "0"
+            self.identity = "0"
         elif kind in ("prod", "all"):
-            self.start = "1"
+            self.identity = "1"
         else:
-            self.start = _extreme(self.inside, lowest=not kind.endswith("min"))
+            self.identity = _extreme_literal(self.compute_dtype, lowest=not kind.endswith("min"))
         # Sums keep to torch's dtype, which `tl.sum` would make wider.
         self.combine = {
-            "sum": "", "prod": "multiply", "any": "either", "all": "both", "max": "maximum",
+            "sum": "", "prod": "multiply", "any": "bitwise_or", "all": "bitwise_and", "max": "maximum",
             "min": "minimum", "argmax": "argmax", "argmin": "argmin",
             "logsumexp": "log_add_exp",
         }[kind]  # fmt: skip
-        if isinstance(step, ScanStep) and self.arg:
-            self.combine, self.nowhere = self.combine.replace("arg", "last_"), "-1"
+        if isinstance(step, ScanStep) and self.is_arg:
+            self.combine, self.no_index = self.combine.replace("arg", "last_"), "-1"
 
     @property
-    def parts(self) -> list[tuple[str, str, torch.dtype]]:
-        """For each block that is kept: what its name ends in, what it begins with, its dtype."""
-        whole = [("", self.start, self.inside)]
-        return [*whole, ("_at", self.nowhere, self.place)] if self.arg else whole
+    def blocks(self) -> list[tuple[str, str, torch.dtype]]:
+        """Return the suffix of the name, the initial value and the dtype of each block of the accumulator."""
+        first = [("", self.identity, self.compute_dtype)]
+        return [*first, ("_at", self.no_index, self.index_dtype)] if self.is_arg else first
 
 
-class _Printer(Elements):
-    """One function: `body` writes its lines, `text` puts the head before them."""
+class _TilePrinter(ExprPrinter):
+    """Print one function: `emit_body` appends its lines, `text` puts the signature before them."""
 
     def __init__(self, layout: Layout, config: TileConfig, name: str, *, last: bool) -> None:
         super().__init__(layout, name)
         self.config, self.last = config, last
-        self.wide = layout.wide(config)
-        self.works: dict[Workspace, None] = {}
+        self.needs_int64 = layout.needs_int64(config)
+        self.workspaces: dict[Workspace, None] = {}
         self.constants: dict[str, int] = {}
-        self.row = self.column = ""
-        self.tiles: dict[int, str] = {}
-        self.earlier: dict[tuple[Reduction, Index], tuple[int, ReductionStep]] = {}
-        self.loops = 0
+        self.row_name = self.column_name = ""
+        self.column_names: dict[int, str] = {}
+        self.partial_reductions: dict[tuple[Reduction, Index], tuple[int, ReductionStep]] = {}
+        self.num_loops = 0
 
     # --- the function -------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        names = [*(b.name for b in self.buffers), *(w.name for w in self.works), *["failed"] * self.may_fail]
-        names += [f'f{n}: "fp64"' if wide else f"f{n}" for n, wide in self.numbers.items()]
+        names = [
+            *(b.name for b in self.buffers),
+            *(w.name for w in self.workspaces),
+            *["failed"] * self.can_fail,
+        ]
+        names += [f'f{n}: "fp64"' if is_double else f"f{n}" for n, is_double in self.scalar_args.items()]
         names += [*self.sizes.values(), *(f"{name}: tl.constexpr" for name in self.constants)]
-        head = f"def {self.name}({', '.join(names)}):"
-        return "\n".join(["@triton.jit", head, *self.lines, ""])
+        header = f"def {self.name}({', '.join(names)}):"
+        return "\n".join(["@triton.jit", header, *self.lines, ""])
 
     def function(self) -> DeviceFunction:
         layout = self.layout
-        rows = math.prod(v.extent for v in layout.rows)
-        programs = math.prod(v.extent for v in layout.lead) * -(-rows // self.constants.get("ROWS", 1))
-        if layout.grid:
-            programs *= -(-layout.spaces[-1].total // self.constants[layout.block(layout.spaces[-1])])
-        if self.chunked:
+        rows = math.prod(v.extent for v in layout.row_loops)
+        programs = math.prod(v.extent for v in layout.program_loops) * -(
+            -rows // self.constants.get("ROWS", 1)
+        )
+        if layout.column_loops:
+            programs *= -(-layout.spaces[-1].total // self.constants[layout.block_name(layout.spaces[-1])])
+        if self.is_chunked:
             programs *= self.config.chunks
-        arguments: list[Buffer | Workspace | FailedFlag | ScalarArg | int] = [*self.buffers, *self.works]
-        arguments += [FailedFlag()] * self.may_fail
-        arguments += [*map(ScalarArg, self.numbers), *self.sizes]
+        arguments: list[Buffer | Workspace | FailedFlag | ScalarArg | int] = [*self.buffers, *self.workspaces]
+        arguments += [FailedFlag()] * self.can_fail
+        arguments += [*map(ScalarArg, self.scalar_args), *self.sizes]
         return DeviceFunction(self.name, tuple(arguments), dict(self.constants), programs)
 
-    def body(
+    def emit_body(
         self, groups: Sequence[Sequence[ReductionStep | ScanStep | Store]], earlier: Sequence[ReductionStep]
     ) -> None:
-        """The lines of a function.
+        """Emit the lines of the function.
 
         Args:
-            groups: the steps, those of one tile and loop together.
-            earlier: folds of the functions before it, of which there are parts.
+            groups: the steps, those that share a tile and a loop grouped together.
+            earlier: reductions whose partial results come from previous functions.
         """
         layout = self.layout
-        self.earlier = {(step.reduction, step.index): (i, step) for i, step in enumerate(earlier)}
-        self.chunked = self.config.chunks > 1 and any(step.inner for group in groups for step in group)
-        self.program()
-        for group in [[step for several in groups for step in several]] if layout.grid else groups:
-            space = layout.space(group[0])
-            if space is not None and (self.chunked or space.total > self.config.cols):
-                self.loop(space, group)
+        self.partial_reductions = {(step.reduction, step.index): (i, step) for i, step in enumerate(earlier)}
+        self.is_chunked = self.config.chunks > 1 and any(step.inner for group in groups for step in group)
+        self.emit_program_indices()
+        for group in [[step for steps in groups for step in steps]] if layout.column_loops else groups:
+            space = layout.space_of(group[0])
+            if space is not None and (self.is_chunked or space.total > self.config.cols):
+                self.emit_loop(space, group)
                 continue
             if space is not None:
-                if space.number not in self.tiles:
-                    self.columns(space, "", self.size(space.total))
-                self.enter(space)
+                if space.index not in self.column_names:
+                    self.emit_columns(space, "", self.size_arg(space.total))
+                self.enter_tile(space)
             for step in group:
                 if isinstance(step, ReductionStep):
-                    self.fold(step)
+                    self.emit_reduction(step)
                 elif isinstance(step, ScanStep):
-                    self.scan(step, [])
-            self.put_all(group)
+                    self.emit_scan(step, [])
+            self.store_all(group)
 
-    def program(self) -> None:
-        """Which rows and columns this program takes: its number is taken apart, the fastest part first."""
+    def emit_program_indices(self) -> None:
+        """Split the program id into the indices of rows and columns, the fastest-varying first."""
         layout = self.layout
-        pid = "tl.program_id(0)" + ".to(tl.int64)" * self.wide
-        rows = math.prod(v.extent for v in layout.rows)
+        pid = "tl.program_id(0)" + ".to(tl.int64)" * self.needs_int64
+        rows = math.prod(v.extent for v in layout.row_loops)
         space = layout.spaces.get(-1)
-        counts = {}
+        part_sizes = {}
         if space is not None:
-            block = self.tile_of(space)
-            counts["start"] = f"tl.cdiv({self.size(space.total)}, {block})"
-        if self.chunked:
+            block = self.tile_width(space)
+            part_sizes["start"] = f"tl.cdiv({self.size_arg(space.total)}, {block})"
+        if self.is_chunked:
             self.constants["CHUNKS"] = self.config.chunks
-            counts["chunk"] = "CHUNKS"
-        if layout.rows:
+            part_sizes["chunk"] = "CHUNKS"
+        if layout.row_loops:
             self.constants["ROWS"] = min(self.config.rows, next_power_of_two(rows))
-            counts["row"] = f"tl.cdiv({self.size(rows)}, ROWS)"
-        if layout.lead:
-            counts["lead"] = ""
-        if not counts:
+            part_sizes["row"] = f"tl.cdiv({self.size_arg(rows)}, ROWS)"
+        if layout.program_loops:
+            part_sizes["lead"] = ""
+        if not part_sizes:
             return
-        taken = {}
-        if len(counts) > 1:
-            self.line(f"pid = {pid}")
+        part_texts = {}
+        if len(part_sizes) > 1:
+            self.emit(f"pid = {pid}")
             pid = "pid"
-            for part, count in list(counts.items())[:-1]:
-                self.line(f"{part} = pid % {count}")
-                self.line(f"pid = pid // {count}")
-                taken[part] = part
-        taken[list(counts)[-1]] = pid
-        if list(counts)[-1] == "chunk":
-            self.line(f"chunk = {pid}")
-        if layout.rows:
-            self.flat("row", f"{taken['row']} * ROWS + tl.arange(0, ROWS)[:, None]", layout.rows, "R")
-        if layout.lead:
+            for part, count in list(part_sizes.items())[:-1]:
+                self.emit(f"{part} = pid % {count}")
+                self.emit(f"pid = pid // {count}")
+                part_texts[part] = part
+        part_texts[list(part_sizes)[-1]] = pid
+        if list(part_sizes)[-1] == "chunk":
+            self.emit(f"chunk = {pid}")
+        if layout.row_loops:
+            self.emit_flat_index(
+                "row", f"{part_texts['row']} * ROWS + tl.arange(0, ROWS)[:, None]", layout.row_loops, "R"
+            )
+        if layout.program_loops:
             if pid != "pid":
-                self.line(f"pid = {pid}")
-            self.peel("pid", layout.lead, "")
+                self.emit(f"pid = {pid}")
+            self.emit_loop_indices("pid", layout.program_loops, "")
         if space is not None:
-            self.columns(space, f"{taken['start']} * {self.block}", self.size(space.total))
-            self.enter(space)
+            self.emit_columns(space, f"{part_texts['start']} * {self.block}", self.size_arg(space.total))
+            self.enter_tile(space)
 
-    def flat(self, name: str, text: str, loops: Sequence[Var], axis: str, end: str = "") -> str:
-        """Lines that name a flat place, the mask of what is inside, and the loops that it is made of."""
+    def emit_flat_index(self, name: str, text: str, loops: Sequence[Var], axis: str, end: str = "") -> str:
+        """Emit a flattened index, its mask and the indices of the loops that it combines; return its name."""
         if len(loops) == 1:
-            name = f"i{len(self.names)}"
-            self.names[loops[0]] = TileValue(name, axis)
-        self.line(f"{name} = {text}")
-        self.line(f"in_{name} = {name} < {end or self.size(math.prod(v.extent for v in loops))}")
+            name = f"i{len(self.loop_values)}"
+            self.loop_values[loops[0]] = TileValue(name, axis)
+        self.emit(f"{name} = {text}")
+        self.emit(f"in_{name} = {name} < {end or self.size_arg(math.prod(v.extent for v in loops))}")
         if axis == "R":
-            self.row, self.masks["R"] = name, f"in_{name}"
+            self.row_name, self.masks["R"] = name, f"in_{name}"
         if len(loops) > 1:
-            self.peel(name, loops, axis)
+            self.emit_loop_indices(name, loops, axis)
         return name
 
-    def peel(self, flat: str, loops: Sequence[Var], axis: str) -> None:
-        """Lines that name the loops of a flat place."""
+    def emit_loop_indices(self, flat: str, loops: Sequence[Var], axis: str) -> None:
+        """Emit the index of each loop of a flattened index."""
         for k, v in enumerate(loops):
-            below = math.prod(u.extent for u in loops[k + 1 :])
-            text = flat if below == 1 else f"{flat} // {self.size(below)}"
-            name = f"i{len(self.names)}"
-            self.names[v] = TileValue(name, axis)
-            self.line(f"{name} = {text} % {self.size(v.extent)}" if k else f"{name} = {text}")
+            inner_size = math.prod(u.extent for u in loops[k + 1 :])
+            text = flat if inner_size == 1 else f"{flat} // {self.size_arg(inner_size)}"
+            name = f"i{len(self.loop_values)}"
+            self.loop_values[v] = TileValue(name, axis)
+            self.emit(f"{name} = {text} % {self.size_arg(v.extent)}" if k else f"{name} = {text}")
 
-    def tile_of(self, space: Space) -> str:
-        self.block = self.layout.block(space)
+    def tile_width(self, space: ColumnSpace) -> str:
+        """Make these columns the current block and return the name of its width."""
+        self.block = self.layout.block_name(space)
         self.constants[self.block] = min(self.config.cols, next_power_of_two(space.total))
         return self.block
 
-    def columns(self, space: Space, start: str, end: str) -> None:
-        """Lines that name the columns of a tile."""
-        text = f"tl.arange(0, {self.tile_of(space)})"
-        text += "[None, :]" if self.layout.rows else ""
-        text += ".to(tl.int64)" if self.wide else ""
+    def emit_columns(self, space: ColumnSpace, start: str, end: str) -> None:
+        """Emit the column indices of a tile."""
+        text = f"tl.arange(0, {self.tile_width(space)})"
+        text += "[None, :]" if self.layout.row_loops else ""
+        text += ".to(tl.int64)" if self.needs_int64 else ""
         text = f"{start} + {text}" if start else text
-        loops = [self.layout.grid] if self.layout.grid else list(space.loops.values())
+        loops = [self.layout.column_loops] if self.layout.column_loops else list(space.loops.values())
         loops.sort(key=len)
-        name = f"col{space.number or ''}"
-        name = self.flat(name, text, loops[0], "C", end)
-        for several in loops[1:]:
-            self.peel(name, several, "C")
-        self.tiles[space.number] = name
+        name = f"col{space.index or ''}"
+        name = self.emit_flat_index(name, text, loops[0], "C", end)
+        for loops_of_step in loops[1:]:
+            self.emit_loop_indices(name, loops_of_step, "C")
+        self.column_names[space.index] = name
 
-    def enter(self, space: Space) -> None:
-        """Make a tile the one that masks are of."""
-        self.block = self.layout.block(space)
-        self.column = self.tiles[space.number]
-        self.masks["C"] = f"in_{self.column}"
+    def enter_tile(self, space: ColumnSpace) -> None:
+        """Make a tile the one whose columns and mask are used."""
+        self.block = self.layout.block_name(space)
+        self.column_name = self.column_names[space.index]
+        self.masks["C"] = f"in_{self.column_name}"
 
-    # --- folds --------------------------------------------------------------------------------------------
+    # --- reductions ---------------------------------------------------------------------------------------
 
-    def fold(self, step: ReductionStep) -> None:
-        """A fold of what a tile holds."""
-        key, name = (step.reduction, step.index), f"r{len(self.folds)}"
+    def emit_reduction(self, step: ReductionStep) -> None:
+        """Emit the reduction of a single tile."""
+        key, name = (step.reduction, step.index), f"r{len(self.reductions)}"
         value = self.visit(step.element if isinstance(step, OnlineReduction) else step.body)
         if not step.inner:
             kind = step.reduction.kind
             if kind.startswith("arg"):
                 value = TileValue("tl.full([], 0, tl.int64)")
             elif kind == "sum" and step.body.dtype.is_floating_point:
-                value = TileValue(f"({self.typed(value, step.body.dtype)} + 0.0)", value.axes)  # never -0
-            self.folds[key] = value
+                value = TileValue(f"({self.as_typed(value, step.body.dtype)} + 0.0)", value.axes)  # never -0
+            self.reductions[key] = value
             return
-        how = _Accumulator(step, self.wide)
-        self.folds[key] = self.finished(how, self.folded(how, self.masked(how, value), name), name)
+        accumulator = _Accumulator(step, self.needs_int64)
+        self.reductions[key] = self.cast_result(
+            accumulator, self.emit_reduce(accumulator, self.masked_blocks(accumulator, value), name), name
+        )
 
-    def masked(self, how: _Accumulator, value: TileValue) -> list[str]:
-        """Blocks of a tile's shape, or one that broadcasts to it along rows, for a fold."""
-        text, column = self.typed(value, how.dtype), self.masks["C"]
-        if how.truth:
+    def masked_blocks(self, accumulator: _Accumulator, value: TileValue) -> list[str]:
+        """Return the blocks to reduce, with the identity in lanes outside of the tile."""
+        text, column = self.as_typed(value, accumulator.dtype), self.masks["C"]
+        if accumulator.is_bool:
             text = f"{text}.to(tl.int32)"
-        if self.layout.rows and (how.arg or "R" not in value.axes):
+        if self.layout.row_loops and (accumulator.is_arg or "R" not in value.axes):
             column = f"{self.masks['R']} & {column}"
-        blocks = [f"tl.where({column}, {text}, {how.start})"]
-        return [*blocks, f"tl.where({column}, {self.column}, {how.nowhere})"] if how.arg else blocks
+        blocks = [f"tl.where({column}, {text}, {accumulator.identity})"]
+        return (
+            [*blocks, f"tl.where({column}, {self.column_name}, {accumulator.no_index})"]
+            if accumulator.is_arg
+            else blocks
+        )
 
-    def folded(self, how: _Accumulator, blocks: Sequence[str], name: str) -> list[str]:
-        """Lines that fold blocks along their columns; the names of what comes out."""
-        along = "1, {}keep_dims=True" if self.layout.rows else "0{}"
-        names = [name + suffix for suffix, _, _ in how.parts]
-        given = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
-        if how.kind == "sum":
-            self.line(f"{name} = tl.sum({given}, {along.format('')})")
+    def emit_reduce(self, accumulator: _Accumulator, blocks: Sequence[str], name: str) -> list[str]:
+        """Emit the reduction of blocks along their columns; return the names of the results."""
+        axis_args = "1, {}keep_dims=True" if self.layout.row_loops else "0{}"
+        names = [name + suffix for suffix, _, _ in accumulator.blocks]
+        operands = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
+        if accumulator.kind == "sum":
+            self.emit(f"{name} = tl.sum({operands}, {axis_args.format('')})")
         else:
-            combine = how.combine + (", " if self.layout.rows else "")
-            combine = combine if self.layout.rows else f", {combine}"
-            self.line(
-                f"{', '.join(names)} = tl.reduce({given}, {along.format(self.helper(combine, how.combine))})"
-            )
+            combine_arg = accumulator.combine + (", " if self.layout.row_loops else "")
+            combine_arg = combine_arg if self.layout.row_loops else f", {combine_arg}"
+            arguments = axis_args.format(self.helper(combine_arg, accumulator.combine))
+            self.emit(f"{', '.join(names)} = tl.reduce({operands}, {arguments})")
         return names
 
-    def finished(self, how: _Accumulator, names: Sequence[str], name: str) -> TileValue:
-        """The result of a fold, in its dtype."""
+    def cast_result(self, accumulator: _Accumulator, names: Sequence[str], name: str) -> TileValue:
+        """Emit the conversion of a reduction's result to its dtype."""
         text = names[-1]
-        if how.truth and not how.arg:
-            self.line(f"{name} = {text} != 0")
-        elif how.arg or (how.kind == "sum" and not how.dtype.is_floating_point):
-            self.line(f"{name} = {text}.to({TL[how.result]})")
-        return TileValue(name, "R" if self.layout.rows else "")
+        if accumulator.is_bool and not accumulator.is_arg:
+            self.emit(f"{name} = {text} != 0")
+        elif accumulator.is_arg or (accumulator.kind == "sum" and not accumulator.dtype.is_floating_point):
+            self.emit(f"{name} = {text}.to({TL_DTYPES[accumulator.result_dtype]})")
+        return TileValue(name, "R" if self.layout.row_loops else "")
 
-    def loop(self, space: Space, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
-        """Steps that walk further than a tile, in one loop."""
-        folds = [step for step in group if isinstance(step, ReductionStep)]
-        self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
-        block, end = self.tile_of(space), self.size(space.total)
-        shape = f"[ROWS, {block}]" if self.layout.rows else f"[{block}]"
-        hows = [_Accumulator(step, self.wide) for step in folds]
-        first = len(self.folds)
-        for k, how in enumerate(hows):
-            for suffix, start, dtype in how.parts:
-                self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
-        online = {step: f"a{first + k}" for k, step in enumerate(folds) if isinstance(step, OnlineReduction)}
-        for later, name in online.items():
-            if later.kind == "squares":
-                self.line(f"{name}_turns = tl.full([], 0, {TL[later.body.dtype]})")
-        carried = self.carried(group)
-        start = f"start{self.loops or ''}"
-        self.loops += 1
-        if self.chunked:
-            self.line(f"length = tl.cdiv(tl.cdiv({end}, {block}), CHUNKS) * {block}")
-            self.line(f"end = tl.minimum((chunk + 1) * length, {end})")
+    def emit_loop(self, space: ColumnSpace, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
+        """Emit one loop for steps with more columns than a tile."""
+        reductions = [step for step in group if isinstance(step, ReductionStep)]
+        self.hoist(map(step_expr, group), {v for loops in space.loops.values() for v in loops})
+        block, end = self.tile_width(space), self.size_arg(space.total)
+        shape = f"[ROWS, {block}]" if self.layout.row_loops else f"[{block}]"
+        accumulators = [_Accumulator(step, self.needs_int64) for step in reductions]
+        first = len(self.reductions)
+        for k, accumulator in enumerate(accumulators):
+            for suffix, start, dtype in accumulator.blocks:
+                self.emit(f"a{first + k}{suffix} = tl.full({shape}, {start}, {TL_DTYPES[dtype]})")
+        online = {
+            step: f"a{first + k}" for k, step in enumerate(reductions) if isinstance(step, OnlineReduction)
+        }
+        for online_step, name in online.items():
+            if online_step.kind == "squares":
+                self.emit(f"{name}_count = tl.full([], 0, {TL_DTYPES[online_step.body.dtype]})")
+        carried = self.emit_carries(group)
+        start = f"start{self.num_loops or ''}"
+        self.num_loops += 1
+        if self.is_chunked:
+            self.emit(f"length = tl.cdiv(tl.cdiv({end}, {block}), CHUNKS) * {block}")
+            self.emit(f"end = tl.minimum((chunk + 1) * length, {end})")
             end = "end"
-        # A counter goes a block beyond the end, which 32 bits may not hold.
-        begin = "chunk * length" if self.chunked else "tl.full([], 0, tl.int64)" if self.wide else "0"
-        self.line(f"for {start} in range({begin}, {end}, {block}):")
+        # The loop variable runs up to a block past the end, which may overflow 32 bits.
+        begin = (
+            "chunk * length" if self.is_chunked else "tl.full([], 0, tl.int64)" if self.needs_int64 else "0"
+        )
+        self.emit(f"for {start} in range({begin}, {end}, {block}):")
         self.depth += 1
-        kept, names = dict(self.memo), dict(self.names)
-        self.columns(space, start, end)
-        self.enter(space)
-        named = {step: f"a{first + k}" for k, step in enumerate(folds)}
-        for later, name in online.items():
-            # Before the other fold knows the elements.
-            self.accumulate_beside(later, name, named[later.beside])
-        for step, how in zip(folds, hows, strict=True):
+        memo_before, loop_values_before = dict(self.memo), dict(self.loop_values)
+        self.emit_columns(space, start, end)
+        self.enter_tile(space)
+        accumulator_names = {step: f"a{first + k}" for k, step in enumerate(reductions)}
+        for online_step, name in online.items():
+            # Before the other reduction includes these elements.
+            self.accumulate_online(online_step, name, accumulator_names[online_step.reference])
+        for step, accumulator in zip(reductions, accumulators, strict=True):
             if step not in online:
-                self.accumulate(how, named[step], self.masked(how, self.visit(step.body)))
-        for scan, names_before in carried:
-            self.scan(scan, names_before)
-        self.put_all(group)
+                self.accumulate(
+                    accumulator,
+                    accumulator_names[step],
+                    self.masked_blocks(accumulator, self.visit(step.body)),
+                )
+        for scan, carry in carried:
+            self.emit_scan(scan, carry)
+        self.store_all(group)
         self.depth -= 1
-        self.memo, self.names = kept, names
-        results = {step: f"r{first + k}" for k, step in enumerate(folds)}
-        for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
+        self.memo, self.loop_values = memo_before, loop_values_before
+        results = {step: f"r{first + k}" for k, step in enumerate(reductions)}
+        for k, (step, accumulator) in enumerate(zip(reductions, accumulators, strict=True)):
             name = results[step]
             if isinstance(step, OnlineReduction):
-                self.moved(step, named[step], named[step.beside], results[step.beside])
-            made = self.folded(how, [f"a{first + k}{suffix}" for suffix, _, _ in how.parts], name)
-            if self.chunked:
-                self.leave(how, made, len(self.earlier) + k)
+                self.rescale_lanes(
+                    step, accumulator_names[step], accumulator_names[step.reference], results[step.reference]
+                )
+            reduced = self.emit_reduce(
+                accumulator, [f"a{first + k}{suffix}" for suffix, _, _ in accumulator.blocks], name
+            )
+            if self.is_chunked:
+                self.store_partials(accumulator, reduced, len(self.partial_reductions) + k)
                 continue
             if isinstance(step, OnlineReduction):
-                self.settled(step, name, results[step.beside])
-            self.folds[step.reduction, step.index] = self.finished(how, made, name)
+                self.replace_nonfinite(step, name, results[step.reference])
+            self.reductions[step.reduction, step.index] = self.cast_result(accumulator, reduced, name)
 
-    def accumulate(self, how: _Accumulator, name: str, blocks: Sequence[str]) -> None:
-        names = [name + suffix for suffix, _, _ in how.parts]
-        if how.kind == "sum":
+    def accumulate(self, accumulator: _Accumulator, name: str, blocks: Sequence[str]) -> None:
+        """Emit the update of an accumulator with a tile."""
+        names = [name + suffix for suffix, _, _ in accumulator.blocks]
+        if accumulator.kind == "sum":
             text = f"{name} + {blocks[0]}"
             # Narrow integers wrap around, as they do in memory.
-            self.line(f"{name} = {text}")
+            self.emit(f"{name} = {text}")
         else:
-            self.line(f"{', '.join(names)} = {self.helper(how.combine)}({', '.join([*names, *blocks])})")
+            self.emit(
+                f"{', '.join(names)} = {self.helper(accumulator.combine)}({', '.join([*names, *blocks])})"
+            )
 
-    # --- sums beside another fold -------------------------------------------------------------------------
+    # --- online reductions --------------------------------------------------------------------------------
 
-    def accumulate_beside(self, step: OnlineReduction, name: str, beside: str) -> None:
-        """A tile's elements into a sum whose lanes are about what the other fold's lanes have come to."""
-        other = _Accumulator(step.beside, self.wide)
-        (block,) = self.masked(other, self.visit(step.body))
+    def accumulate_online(self, step: OnlineReduction, name: str, beside: str) -> None:
+        """Add a tile to an online sum, relative to each lane's current value of the other reduction."""
+        beside_accumulator = _Accumulator(step.reference, self.needs_int64)
+        (block,) = self.masked_blocks(beside_accumulator, self.visit(step.body))
         if step.kind == "exp":
-            self.line(f"{name} = {self.helper('add_exp')}({name}, {beside}, {block})")
+            self.emit(f"{name} = {self.helper('online_add_exp')}({name}, {beside}, {block})")
             return
-        added = f"{self.helper('add_square')}({name}, {beside}, {name}_turns, {block})"
-        self.line(f"{name} = tl.where({self.masks['C']}, {added}, {name})")
-        self.line(f"{name}_turns += 1")
+        updated = f"{self.helper('online_add_square')}({name}, {beside}, {name}_count, {block})"
+        self.emit(f"{name} = tl.where({self.masks['C']}, {updated}, {name})")
+        self.emit(f"{name}_count += 1")
 
-    def moved(self, step: OnlineReduction, name: str, beside: str, whole: str) -> None:
-        """Lanes of such a sum, about what the other fold has come to for all of them."""
+    def rescale_lanes(self, step: OnlineReduction, name: str, beside: str, reference: str) -> None:
+        """Rescale an online sum from each lane's reference to the final value of the other reduction."""
         if step.kind == "exp":
-            self.line(f"{name} = {self.helper('moved_exp')}({name}, {beside}, {whole})")
+            self.emit(f"{name} = {self.helper('rescale_exp')}({name}, {beside}, {reference})")
             return
-        first, end = ("chunk * length", "end") if self.chunked else ("0", self.size(step.turns))
-        lanes = f"tl.arange(0, {self.block})" + ("[None, :]" if self.layout.rows else "")
-        kind = TL[step.body.dtype]
-        self.line(
-            f"{name}_lanes = tl.cdiv(tl.maximum({end} - {first} - {lanes}, 0), {self.block}).to({kind})"
-        )
-        self.line(f"{name}_turns = tl.maximum({end} - {first}, 0).to({kind})")
-        moved = self.helper("moved_squares")
-        self.line(f"{name} = {moved}({name}, {beside}, {name}_lanes, {whole}, {name}_turns)")
+        first, end = ("chunk * length", "end") if self.is_chunked else ("0", self.size_arg(step.iterations))
+        lane_indices = f"tl.arange(0, {self.block})" + ("[None, :]" if self.layout.row_loops else "")
+        tl_dtype = TL_DTYPES[step.body.dtype]
+        remaining = f"tl.maximum({end} - {first} - {lane_indices}, 0)"
+        self.emit(f"{name}_counts = tl.cdiv({remaining}, {self.block}).to({tl_dtype})")
+        self.emit(f"{name}_count = tl.maximum({end} - {first}, 0).to({tl_dtype})")
+        helper = self.helper("rescale_squares")
+        self.emit(f"{name} = {helper}({name}, {beside}, {name}_counts, {reference}, {name}_count)")
 
-    def settled(self, step: OnlineReduction, name: str, peak: str) -> None:
-        """What a sum of exponentials is where the largest element is infinite or NaN."""
+    def replace_nonfinite(self, step: OnlineReduction, name: str, maximum: str) -> None:
+        """Emit the result of a sum of exponentials whose maximum is infinite or NaN."""
         if step.kind == "exp":
-            otherwise = f"{self.helper('exp')}({peak})" if step.finite else f"{peak} - {peak}"
-            self.line(f'{name} = tl.where(tl.abs({peak}) < float("inf"), {name}, {otherwise})')
+            fallback = (
+                f"{self.helper('exp')}({maximum})" if step.ignores_infinite_max else f"{maximum} - {maximum}"
+            )
+            self.emit(f'{name} = tl.where(tl.abs({maximum}) < float("inf"), {name}, {fallback})')
 
     # --- scans --------------------------------------------------------------------------------------------
 
-    def carried(self, group: Sequence[ReductionStep | ScanStep | Store]) -> list[tuple[ScanStep, list[str]]]:
-        """Lines that name what scans have come to before the first tile."""
-        shape = "[ROWS, 1]" if self.layout.rows else "[]"
-        found = []
+    def emit_carries(
+        self, group: Sequence[ReductionStep | ScanStep | Store]
+    ) -> list[tuple[ScanStep, list[str]]]:
+        """Emit the initial values of the results that scans carry from tile to tile."""
+        shape = "[ROWS, 1]" if self.layout.row_loops else "[]"
+        carries = []
         for k, step in enumerate(step for step in group if isinstance(step, ScanStep)):
-            parts = _Accumulator(step, self.wide).parts
+            parts = _Accumulator(step, self.needs_int64).blocks
             for suffix, start, dtype in parts:
-                self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
-            found.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
-        return found
+                self.emit(f"c{k}{suffix} = tl.full({shape}, {start}, {TL_DTYPES[dtype]})")
+            carries.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
+        return carries
 
-    def scan(self, step: ScanStep, before: Sequence[str]) -> None:
-        """A scan of a tile, after what the tiles before have come to."""
-        how, name, axis = _Accumulator(step, self.wide), f"s{len(self.scans)}", 1 if self.layout.rows else 0
+    def emit_scan(self, step: ScanStep, carry: Sequence[str]) -> None:
+        """Emit the scan of a tile, continued from the carry of the tiles before."""
+        accumulator, name, axis = (
+            _Accumulator(step, self.needs_int64),
+            f"s{len(self.scans)}",
+            1 if self.layout.row_loops else 0,
+        )
         blocks = []
-        for (suffix, _, _), text in zip(how.parts, self.masked(how, self.visit(step.body)), strict=True):
-            self.line(f"{name}{suffix}_tile = {text}")
+        for (suffix, _, _), text in zip(
+            accumulator.blocks, self.masked_blocks(accumulator, self.visit(step.body)), strict=True
+        ):
+            self.emit(f"{name}{suffix}_tile = {text}")
             blocks.append(f"{name}{suffix}_tile")
-        names = [name + suffix for suffix, _, _ in how.parts]
-        if how.kind == "sum":
-            self.line(f"{name} = tl.cumsum({blocks[0]}, {axis})")
+        names = [name + suffix for suffix, _, _ in accumulator.blocks]
+        if accumulator.kind == "sum":
+            self.emit(f"{name} = tl.cumsum({blocks[0]}, {axis})")
         else:
-            given = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
-            combine = self.helper(how.combine)
-            self.line(f"{', '.join(names)} = tl.associative_scan({given}, {axis}, {combine})")
-        if before:
-            whole = self.folded(how, blocks, f"{name}_whole")
-            for into, others in ((names, names), (before, whole)):
-                joined = (
-                    f"{before[0]} + {others[0]}"
-                    if how.kind == "sum"
-                    else f"{how.combine}({', '.join([*before, *others])})"
+            operands = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
+            combine = self.helper(accumulator.combine)
+            self.emit(f"{', '.join(names)} = tl.associative_scan({operands}, {axis}, {combine})")
+        if carry:
+            tile_total = self.emit_reduce(accumulator, blocks, f"{name}_whole")
+            for targets, others in ((names, names), (carry, tile_total)):
+                combined = (
+                    f"{carry[0]} + {others[0]}"
+                    if accumulator.kind == "sum"
+                    else f"{accumulator.combine}({', '.join([*carry, *others])})"
                 )
-                self.line(f"{', '.join(into)} = {joined}")
-        value = TileValue(names[-1], "RC" if self.layout.rows else "C")
-        if how.arg or how.inside != how.result:
-            value = self.define(f"{names[-1]}.to({TL[how.result]})", value.axes)
+                self.emit(f"{', '.join(targets)} = {combined}")
+        value = TileValue(names[-1], "RC" if self.layout.row_loops else "C")
+        if accumulator.is_arg or accumulator.compute_dtype != accumulator.result_dtype:
+            value = self.define(f"{names[-1]}.to({TL_DTYPES[accumulator.result_dtype]})", value.axes)
         self.scans[step.scan, step.index] = value
 
-    # --- parts of folds -----------------------------------------------------------------------------------
+    # --- partial results ----------------------------------------------------------------------------------
 
-    def works_of(self, how: _Accumulator, number: int) -> list[Workspace]:
+    def workspaces_of(self, accumulator: _Accumulator, number: int) -> list[Workspace]:
+        """Return the workspaces that hold the partial results of a reduction."""
         size = math.prod(v.extent for v in self.layout.kernel.outer) * self.config.chunks
-        return [Workspace(f"w{number}{suffix}", size, dtype) for suffix, _, dtype in how.parts]
+        return [Workspace(f"w{number}{suffix}", size, dtype) for suffix, _, dtype in accumulator.blocks]
 
-    def place_of_part(self, chunk: str) -> str:
-        """Where the parts of the rows are: one chunk's lie together."""
-        if not self.layout.rows:
+    def partial_offset(self, chunk: str) -> str:
+        """Return the offset of a chunk's partial result; those of one chunk are contiguous."""
+        if not self.layout.row_loops:
             return chunk
         rows = math.prod(v.extent for v in self.layout.kernel.outer)
-        row = self.row
-        if self.layout.lead:
-            row = f"pid * {self.size(self.layout.rows[0].extent)} + {row}"
-        return f"{chunk} * {self.size(rows)} + {row}"
+        row = self.row_name
+        if self.layout.program_loops:
+            row = f"pid * {self.size_arg(self.layout.row_loops[0].extent)} + {row}"
+        return f"{chunk} * {self.size_arg(rows)} + {row}"
 
-    def leave(self, how: _Accumulator, names: Sequence[str], number: int) -> None:
-        """Lines that store a part for the next function."""
-        mask = f", mask={self.masks['R']}" if self.layout.rows else ""
-        for work, name in zip(self.works_of(how, number), names, strict=True):
-            self.works[work] = None
-            self.line(f"tl.store({work.name} + {self.place_of_part('chunk')}, {name}{mask})")
+    def store_partials(self, accumulator: _Accumulator, names: Sequence[str], number: int) -> None:
+        """Store partial results for the next function."""
+        mask = f", mask={self.masks['R']}" if self.layout.row_loops else ""
+        for workspace, name in zip(self.workspaces_of(accumulator, number), names, strict=True):
+            self.workspaces[workspace] = None
+            self.emit(f"tl.store({workspace.name} + {self.partial_offset('chunk')}, {name}{mask})")
 
-    def gathered(self, key: tuple[Reduction, Index]) -> TileValue:
-        """Lines that fold the parts of a fold of the function before."""
-        number, step = self.earlier[key]
-        how, whole = _Accumulator(step, self.wide), ""
+    def combine_partials(self, key: tuple[Reduction, Index]) -> TileValue:
+        """Emit the reduction of a previous function's partial results; return its value."""
+        number, step = self.partial_reductions[key]
+        accumulator, reference = _Accumulator(step, self.needs_int64), ""
         if isinstance(step, OnlineReduction):
-            beside = (step.beside.reduction, step.beside.index)
-            whole = (self.folds[beside] if beside in self.folds else self.gathered(beside)).text
-        blocks, name = self.parts(how, number), f"r{len(self.folds)}"
+            beside = (step.reference.reduction, step.reference.index)
+            reference = (
+                self.reductions[beside] if beside in self.reductions else self.combine_partials(beside)
+            ).text
+        blocks, name = self.load_partials(accumulator, number), f"r{len(self.reductions)}"
         if isinstance(step, OnlineReduction):
-            (other,) = self.parts(_Accumulator(step.beside, self.wide), self.earlier[beside][0])
-            self.line(f"{name}_parts = {blocks[0]}")
-            self.line(f"{name}_beside = {other}")
-            self.moved_parts(step, name, whole)
+            (beside_parts,) = self.load_partials(
+                _Accumulator(step.reference, self.needs_int64), self.partial_reductions[beside][0]
+            )
+            self.emit(f"{name}_parts = {blocks[0]}")
+            self.emit(f"{name}_beside = {beside_parts}")
+            self.rescale_partials(step, name, reference)
             blocks = [f"{name}_parts"]
-        made = self.folded(how, blocks, name)
+        reduced = self.emit_reduce(accumulator, blocks, name)
         if isinstance(step, OnlineReduction):
-            self.settled(step, name, whole)
-        value = self.folds[key] = self.finished(how, made, name)
+            self.replace_nonfinite(step, name, reference)
+        value = self.reductions[key] = self.cast_result(accumulator, reduced, name)
         return value
 
-    def parts(self, how: _Accumulator, number: int) -> list[str]:
-        """What the chunks of a row have left, side by side."""
+    def load_partials(self, accumulator: _Accumulator, number: int) -> list[str]:
+        """Return the loads of the partial results of all chunks of a row."""
         self.constants["CHUNKS"] = self.config.chunks
-        lanes = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.rows else "")
-        mask = f", mask={self.masks['R']}, other=0" if self.layout.rows else ""
-        works = self.works_of(how, number)
-        self.works |= dict.fromkeys(works)
-        return [f"tl.load({work.name} + {self.place_of_part(lanes)}{mask})" for work in works]
+        chunk_indices = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.row_loops else "")
+        mask = f", mask={self.masks['R']}, other=0" if self.layout.row_loops else ""
+        workspaces = self.workspaces_of(accumulator, number)
+        self.workspaces |= dict.fromkeys(workspaces)
+        return [
+            f"tl.load({workspace.name} + {self.partial_offset(chunk_indices)}{mask})"
+            for workspace in workspaces
+        ]
 
-    def moved_parts(self, step: OnlineReduction, name: str, whole: str) -> None:
-        """Parts about what the other fold has come to for all of them."""
+    def rescale_partials(self, step: OnlineReduction, name: str, reference: str) -> None:
+        """Rescale online partial sums to the final value of the other reduction."""
         parts = f"{name}_parts, {name}_beside"
         if step.kind == "exp":
-            self.line(f"{name}_parts = {self.helper('moved_exp')}({parts}, {whole})")
+            self.emit(f"{name}_parts = {self.helper('rescale_exp')}({parts}, {reference})")
             return
         (space,) = self.layout.spaces.values()
-        kind, total, block = TL[step.body.dtype], self.size(space.total), self.tile_of(space)
-        chunks = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.rows else "")
-        self.line(f"length = tl.cdiv(tl.cdiv({total}, {block}), CHUNKS) * {block}")
-        self.line(f"turns = tl.minimum(tl.maximum({total} - {chunks} * length, 0), length).to({kind})")
-        moved = self.helper("moved_squares")
-        self.line(f"{name}_parts = {moved}({parts}, turns, {whole}, tl.full([], {total}, {kind}))")
+        tl_dtype, total, block = (
+            TL_DTYPES[step.body.dtype],
+            self.size_arg(space.total),
+            self.tile_width(space),
+        )
+        chunk_indices = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.row_loops else "")
+        self.emit(f"length = tl.cdiv(tl.cdiv({total}, {block}), CHUNKS) * {block}")
+        remaining = f"tl.maximum({total} - {chunk_indices} * length, 0)"
+        self.emit(f"counts = tl.minimum({remaining}, length).to({tl_dtype})")
+        helper = self.helper("rescale_squares")
+        self.emit(f"{name}_parts = {helper}({parts}, counts, {reference}, tl.full([], {total}, {tl_dtype}))")
 
 
-def _extreme(dtype: torch.dtype, *, lowest: bool) -> str:
+def _extreme_literal(dtype: torch.dtype, *, lowest: bool) -> str:
     if dtype.is_floating_point:
         return f'float("{"-" * lowest}inf")'
     return str(torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max)

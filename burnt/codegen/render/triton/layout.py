@@ -1,9 +1,9 @@
-"""What a Triton kernel's programs take of a kernel's loops: rows, columns, and what is walked together.
+"""Assign the loops of a kernel to the rows and columns of a program's tile.
 
-The outer loops are rows; what folds and stores walk along are columns, in spaces of equal length. Where
-memory runs along an outer loop instead, that loop alone makes the rows, and each turn of the others is a
-program's own. An elementwise kernel has its last loop for columns, or all of them where a tile would be half
-empty.
+Outer loops are rows. The inner loops of reductions, scans and stores are columns; steps with equally many
+inner iterations share a `ColumnSpace`. If memory is contiguous along an outer loop instead, that loop alone
+makes the rows, and each iteration of the other outer loops has a program of its own. In an elementwise
+kernel the last loop is the columns, or all loops are where a tile would be half empty.
 """
 
 from __future__ import annotations
@@ -31,234 +31,253 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.render.triton.tile_config import TileConfig, TileStructure, next_power_of_two
 
-__all__ = ["FAR", "Layout", "Space", "computed", "padding", "reach"]
+__all__ = ["INT32_INDEX_LIMIT", "ColumnSpace", "Layout", "loop_overrun", "max_index", "step_expr"]
 
-FAR = 2**31 - 2**20
-"""Indices beyond need 64 bits; what is added to one in a tile stays below 2^31."""
+INT32_INDEX_LIMIT = 2**31 - 2**20
+"""Larger indices need 64 bits. The margin keeps an index plus the offsets within a tile below 2^31."""
 
 
-class Space:
-    """What steps of a number of turns walk along: one tile, whatever loops it is made of."""
+class ColumnSpace:
+    """The columns of all steps with `total` inner iterations, whatever loops these consist of."""
 
-    def __init__(self, total: int, number: int) -> None:
+    def __init__(self, total: int, index: int) -> None:
         self.total = total
-        self.number = number
+        self.index = index
         self.loops: dict[tuple[int, ...], tuple[Var, ...]] = {}
 
-    def vars(self, inner: Sequence[Var]) -> tuple[Var, ...]:
-        """The loops that stand for those of a step, the same for all steps."""
+    def shared_loops(self, inner: Sequence[Var]) -> tuple[Var, ...]:
+        """Return the loops that replace a step's inner loops, the same for all steps."""
         extents = tuple(v.extent for v in inner)
         return self.loops.setdefault(extents, tuple(Var(e) for e in extents))
 
 
 class Layout:
-    """Which loops of a kernel are rows, which are columns, and which belong to a program each."""
+    """Which loops of a kernel are rows, which are columns, and which get a program per iteration."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.folds = any(isinstance(step, ReductionStep | ScanStep) or step.inner for step in kernel.steps)
-        across = self._across()
-        self.across = across is not None
+        self.has_inner_loop = any(
+            isinstance(step, ReductionStep | ScanStep) or step.inner for step in kernel.steps
+        )
+        column_major_loop = self._find_column_major_loop()
+        self.is_column_major = column_major_loop is not None
         outer = kernel.outer
-        self.spaces: dict[int, Space] = {}
-        self.grid: tuple[Var, ...] = ()
-        self.lead: tuple[Var, ...] = ()
-        self.rows: tuple[Var, ...] = ()
-        if self.folds:
-            self.rows = outer
-            if across is not None:
-                self.rows, self.lead = (across,), tuple(v for v in outer if v is not across)
-        elif across is not None:
-            self.rows = (*(v for v in outer[:-1] if v is not across), across)
-            self.grid = outer[-1:]
-        elif len(outer) > 1 and _fills(outer[-1].extent):
-            self.rows, self.grid = outer[:-1], outer[-1:]
+        self.spaces: dict[int, ColumnSpace] = {}
+        self.column_loops: tuple[Var, ...] = ()
+        self.program_loops: tuple[Var, ...] = ()
+        self.row_loops: tuple[Var, ...] = ()
+        if self.has_inner_loop:
+            self.row_loops = outer
+            if column_major_loop is not None:
+                self.row_loops, self.program_loops = (
+                    (column_major_loop,),
+                    tuple(v for v in outer if v is not column_major_loop),
+                )
+        elif column_major_loop is not None:
+            self.row_loops = (*(v for v in outer[:-1] if v is not column_major_loop), column_major_loop)
+            self.column_loops = outer[-1:]
+        elif len(outer) > 1 and _fills_tile(outer[-1].extent):
+            self.row_loops, self.column_loops = outer[:-1], outer[-1:]
         else:
-            self.grid = outer
-        if self.grid:
-            self.spaces[-1] = Space(math.prod(v.extent for v in self.grid), 0)
+            self.column_loops = outer
+        if self.column_loops:
+            self.spaces[-1] = ColumnSpace(math.prod(v.extent for v in self.column_loops), 0)
         self.steps: list[ReductionStep | ScanStep | Store] = []
-        folds: dict[ReductionStep, ReductionStep] = {}
+        substituted_reductions: dict[ReductionStep, ReductionStep] = {}
         for step in kernel.steps:
             total = math.prod(v.extent for v in step.inner)
             if step.inner:
-                space = self.spaces.setdefault(total, Space(total, len(self.spaces)))
-                mapping = dict(zip(step.inner, map(IndexExpr.of, space.vars(step.inner)), strict=True))
-                inner = space.vars(step.inner)
+                space = self.spaces.setdefault(total, ColumnSpace(total, len(self.spaces)))
+                mapping = dict(
+                    zip(step.inner, map(IndexExpr.of, space.shared_loops(step.inner)), strict=True)
+                )
+                inner_loops = space.shared_loops(step.inner)
                 if isinstance(step, OnlineReduction):
-                    body, beside = substitute(step.body, mapping), folds[step.beside]
-                    step = dataclasses.replace(step, inner=inner, body=body, beside=beside)
+                    body, beside = substitute(step.body, mapping), substituted_reductions[step.reference]
+                    step = dataclasses.replace(step, inner=inner_loops, body=body, reference=beside)
                 elif isinstance(step, ReductionStep):
-                    fold = ReductionStep(step.reduction, step.index, inner, substitute(step.body, mapping))
-                    folds[step], step = fold, fold
+                    reduction = ReductionStep(
+                        step.reduction, step.index, inner_loops, substitute(step.body, mapping)
+                    )
+                    substituted_reductions[step], step = reduction, reduction
                 elif isinstance(step, ScanStep):
-                    index = tuple(ix.replaced(mapping) for ix in step.index)
-                    step = ScanStep(step.scan, index, inner, substitute(step.body, mapping))
+                    index = tuple(ix.substitute(mapping) for ix in step.index)
+                    step = ScanStep(step.scan, index, inner_loops, substitute(step.body, mapping))
                 else:
-                    place, value = step.place.replaced(mapping), substitute(step.value, mapping)
-                    step = Store(step.buffer, inner, place, value, step.loops)
+                    destination, value = step.offset.substitute(mapping), substitute(step.value, mapping)
+                    step = Store(step.buffer, inner_loops, destination, value, step.loops)
             self.steps.append(step)
 
-    def space(self, step: ReductionStep | ScanStep | Store) -> Space | None:
-        """What a step walks along; None for a single element of a row."""
+    def space_of(self, step: ReductionStep | ScanStep | Store) -> ColumnSpace | None:
+        """Return the columns of a step; None for a single element of a row."""
         return self.spaces[math.prod(v.extent for v in step.inner)] if step.inner else None
 
-    def block(self, space: Space) -> str:
-        """The name of a tile's width."""
-        if self.grid and not self.rows:
+    def block_name(self, space: ColumnSpace) -> str:
+        """Return the name of the constant that holds a tile's width."""
+        if self.column_loops and not self.row_loops:
             return "BLOCK"
-        return f"COLS{space.number or ''}"
+        return f"COLS{space.index or ''}"
 
     @property
-    def divisible(self) -> bool:
-        """Whether several programs may share a row: all that is walked is walked equally far."""
+    def can_chunk(self) -> bool:
+        """Whether several programs may share a row: all steps have equally many inner iterations."""
         return (
             any(isinstance(step, ReductionStep) for step in self.steps)
             and len(self.spaces) == 1
             and all(step.inner for step in self.steps if isinstance(step, ReductionStep))
         )
 
-    def form(self) -> TileStructure:
-        """What the choice of block sizes depends on."""
+    def structure(self) -> TileStructure:
+        """Return what the choice of block sizes depends on."""
         cols = max((space.total for space in self.spaces.values()), default=1)
-        walked: dict[Buffer, None] = {}
+        tensors: dict[Buffer, None] = {}
         for step in self.steps:
-            along = set(step.inner or self.grid)
-            for e in walk([computed(step)]):
-                if e.op == "load" and along & e.extra[1].variables():  # type: ignore[attr-defined]
-                    walked[e.extra[0]] = None  # type: ignore[index]
-            if isinstance(step, Store) and along & step.place.variables():
-                walked[step.buffer] = None
+            loops = set(step.inner or self.column_loops)
+            for e in walk([step_expr(step)]):
+                if e.op == "load" and loops & e.extra[1].variables():  # type: ignore[attr-defined]
+                    tensors[e.extra[0]] = None  # type: ignore[index]
+            if isinstance(step, Store) and loops & step.offset.variables():
+                tensors[step.buffer] = None
         return TileStructure(
-            rows=math.prod(v.extent for v in self.rows),
+            rows=math.prod(v.extent for v in self.row_loops),
             cols=cols,
-            programs=math.prod(v.extent for v in self.lead),
-            folds=self.folds,
-            across=self.across,
-            tiles=len(walked),
-            itemsize=min((b.dtype.itemsize for b in walked), default=4),
-            chunks=self.divisible,
+            programs=math.prod(v.extent for v in self.program_loops),
+            has_inner_loop=self.has_inner_loop,
+            is_column_major=self.is_column_major,
+            num_tensors=len(tensors),
+            itemsize=min((b.dtype.itemsize for b in tensors), default=4),
+            can_chunk=self.can_chunk,
         )
 
-    def groups(self, config: TileConfig) -> list[list[ReductionStep | ScanStep | Store]]:
-        """The steps in an order that they can be taken in, those of one loop together."""
+    def group_steps(self, config: TileConfig) -> list[list[ReductionStep | ScanStep | Store]]:
+        """Return the steps in executable order, those that share a loop grouped together."""
         if any(isinstance(step, ScanStep) for step in self.steps):
             return [list(self.steps)]
-        left, done = list(self.steps), set[tuple[Reduction, Index]]()
+        remaining, done = list(self.steps), set[tuple[Reduction, Index]]()
         groups: list[list[ReductionStep | ScanStep | Store]] = []
-        while left:
-            first = next(step for step in left if self._ready(step, done, left))
+        while remaining:
+            first = next(step for step in remaining if self._is_ready(step, done, remaining))
             group = [first]
-            space = self.space(first)
+            space = self.space_of(first)
             if space is not None and (space.total > config.cols or config.chunks > 1):
-                group = [s for s in left if self.space(s) is space and self._ready(s, done, left)]
+                group = [
+                    s for s in remaining if self.space_of(s) is space and self._is_ready(s, done, remaining)
+                ]
                 group.sort(key=lambda step: isinstance(step, Store))
             for step in group:
-                left.remove(step)
+                remaining.remove(step)
             done |= {(s.reduction, s.index) for s in group if isinstance(s, ReductionStep)}
             groups.append(group)
         return groups
 
-    def regrouped(
+    def regroup_after_chunks(
         self, steps: list[ReductionStep | ScanStep | Store]
     ) -> list[list[ReductionStep | ScanStep | Store]]:
-        """What comes after the chunked folds: single rows one by one, what is walked in one loop."""
-        walked = [step for step in steps if step.inner]
-        return [*([step] for step in steps if not step.inner), *([walked] if walked else [])]
+        """Group what follows chunked reductions: single elements one by one, the rest in one loop."""
+        looped = [step for step in steps if step.inner]
+        return [*([step] for step in steps if not step.inner), *([looped] if looped else [])]
 
-    def _ready(
+    def _is_ready(
         self,
         step: ReductionStep | ScanStep | Store,
         done: set[tuple[Reduction, Index]],
-        left: list[ReductionStep | ScanStep | Store],
+        remaining: list[ReductionStep | ScanStep | Store],
     ) -> bool:
-        if any(e.extra not in done for e in walk([computed(step)]) if e.op == "reduced"):
+        """Whether a step's inputs are computed and no remaining step reads what it overwrites."""
+        if any(e.extra not in done for e in walk([step_expr(step)]) if e.op == "reduced"):
             return False
-        # What a store overwrites is read before.
+        # A buffer is read before a store overwrites it.
         return not isinstance(step, Store) or not any(
-            other is not step and _reads(other, step.buffer) for other in left
+            other is not step and _reads_buffer(other, step.buffer) for other in remaining
         )
 
-    def _across(self) -> Var | None:
-        """The outer loop that memory runs along, where the last one, or the folds' own loops, do not."""
+    def _find_column_major_loop(self) -> Var | None:
+        """Return the outer loop that memory is contiguous along, unless the inner or last loop is one."""
         outer = self.kernel.outer
         votes: dict[Var | None, int] = {}
         for step in self.kernel.steps:
-            along = set(step.inner) if self.folds else set(outer[-1:])
-            placed: list[IndexExpr] = [e.extra[1] for e in walk([computed(step)]) if e.op == "load"]  # type: ignore[misc]
+            inner_loops = set(step.inner) if self.has_inner_loop else set(outer[-1:])
+            indices: list[IndexExpr] = [
+                e.extra[1]  # type: ignore[misc]
+                for e in walk([step_expr(step)])
+                if e.op == "load"
+            ]
             if isinstance(step, Store):
-                placed.append(step.place)
-            for place in placed:
-                # What is the same for a whole row is no walk along memory.
-                if not place.variables() & along:
+                indices.append(step.offset)
+            for index in indices:
+                # An index that is constant along a row says nothing about the memory order.
+                if not index.variables() & inner_loops:
                     continue
-                if any(place.stride(v) == 1 for v in along):
-                    # An elementwise walk takes a tile of both loops, which serves both.
-                    votes[None] = votes.get(None, 0) + self.folds
+                if any(index.stride(v) == 1 for v in inner_loops):
+                    # An elementwise tile covers both loops, which suits both memory orders.
+                    votes[None] = votes.get(None, 0) + self.has_inner_loop
                 for v in outer:
-                    if v not in along and place.stride(v) == 1:
+                    if v not in inner_loops and index.stride(v) == 1:
                         votes[v] = votes.get(v, 0) + 1
         best = max(votes, key=lambda v: votes[v], default=None)
         return best if best is not None and votes[best] and best.extent >= 8 else None
 
-    def wide(self, config: TileConfig) -> bool:
-        """Whether an index reaches beyond int32, also in a tile that is partly beyond the end."""
-        rows = math.prod(v.extent for v in self.rows)
-        walked = [
+    def needs_int64(self, config: TileConfig) -> bool:
+        """Whether an index exceeds int32, including in the lanes of a tile beyond the end."""
+        rows = math.prod(v.extent for v in self.row_loops)
+        columns = [
             (loops, [min(config.cols, next_power_of_two(s.total))])
             for s in self.spaces.values()
-            for loops in (*s.loops.values(), self.grid)
+            for loops in (*s.loops.values(), self.column_loops)
         ]
-        beyond = padding([(self.rows, [min(config.rows, next_power_of_two(rows))]), *walked])
-        found = [
-            reach(place, beyond) for s in self.steps for e in walk([computed(s)]) for place in index_exprs(e)
+        overrun = loop_overrun([(self.row_loops, [min(config.rows, next_power_of_two(rows))]), *columns])
+        largest = [
+            max_index(index, overrun)
+            for s in self.steps
+            for e in walk([step_expr(s)])
+            for index in index_exprs(e)
         ]
-        found += [reach(s.place, beyond) for s in self.steps if isinstance(s, Store)]
-        found += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
-        found += [s.total + config.cols * (config.chunks + 1) for s in self.spaces.values()]
-        return max(found) > FAR
+        largest += [max_index(s.offset, overrun) for s in self.steps if isinstance(s, Store)]
+        largest += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
+        largest += [s.total + config.cols * (config.chunks + 1) for s in self.spaces.values()]
+        return max(largest) > INT32_INDEX_LIMIT
 
 
-def computed(step: ReductionStep | ScanStep | Store) -> Expr:
-    """What a step computes."""
+def step_expr(step: ReductionStep | ScanStep | Store) -> Expr:
+    """Return the expression that a step computes."""
     return step.value if isinstance(step, Store) else step.body
 
 
-def _reads(step: ReductionStep | ScanStep | Store, buffer: Buffer) -> bool:
-    return any(e.op == "load" and e.extra[0] is buffer for e in walk([computed(step)]))
+def _reads_buffer(step: ReductionStep | ScanStep | Store, buffer: Buffer) -> bool:
+    return any(e.op == "load" and e.extra[0] is buffer for e in walk([step_expr(step)]))
 
 
-def padding(flat: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Var, int]:
-    """How far loops go beyond their extents, for lanes of a tile that are beyond the end.
+def loop_overrun(axes: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Var, int]:
+    """Return how far loops exceed their extents in the lanes of a tile beyond the end.
 
     Args:
-        flat: the loops of flattened axes, each with the sizes of blocks that it may be gone through in.
+        axes: the loops of each flattened axis, with the block sizes that it may be divided into.
     """
-    found = {}
-    for loops, blocks in flat:
+    overrun = {}
+    for loops, blocks in axes:
         total = math.prod(v.extent for v in loops)
         if loops and total:
-            lanes = max(-total % block for block in blocks)
-            found[loops[0]] = -(-lanes // (total // loops[0].extent))
-    return found
+            num_lanes = max(-total % block for block in blocks)
+            overrun[loops[0]] = -(-num_lanes // (total // loops[0].extent))
+    return overrun
 
 
-def reach(place: IndexExpr, beyond: Mapping[Var, int]) -> int:
-    """The largest number that turns up while an index is computed.
+def max_index(index: IndexExpr, overrun: Mapping[Var, int]) -> int:
+    """Return the largest absolute number that occurs while an index is computed.
 
     Args:
-        place: the index.
-        beyond: how far loops go beyond their extents.
+        index: the index.
+        overrun: how far loops exceed their extents.
     """
-    total = abs(place.const)
-    for atom, c in place.terms.items():
-        low, high = IndexExpr({atom: c}).bounds(beyond)
+    total = abs(index.const)
+    for atom, coefficient in index.terms.items():
+        low, high = IndexExpr({atom: coefficient}).bounds(overrun)
         total += max(abs(low), abs(high))
         if isinstance(atom, Split):
-            total = max(total, reach(atom.inner, beyond))
+            total = max(total, max_index(atom.inner, overrun))
     return total
 
 
-def _fills(extent: int) -> bool:
-    """Whether a tile of a power of two leaves few lanes idle."""
+def _fills_tile(extent: int) -> bool:
+    """Whether a power-of-two tile leaves few lanes idle."""
     return extent >= 1024 or next_power_of_two(extent) <= 1.25 * extent

@@ -1,4 +1,4 @@
-"""Printing kernels with a matrix product: its factors and its tail as functions for `triton_product`."""
+"""Print matmul kernels: operands and epilogue as functions that `matmul_template` calls."""
 
 from __future__ import annotations
 
@@ -27,383 +27,429 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.precision import dot_precision
-from burnt.codegen.render.triton.expr import EVERYWHERE, Elements, TileValue, union
-from burnt.codegen.render.triton.layout import FAR, padding, reach
+from burnt.codegen.render.triton.expr import NO_GUARD, ExprPrinter, TileValue, union_axes
+from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT, loop_overrun, max_index
 from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.schedule.matmul_column_sums import ROWS_PER_CHUNK
 
 __all__ = ["matmul_structure", "print_matmul"]
 
-_SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
-_TAIL = 32  # elements of a tile that a thread finishes at a time
-_MOST_BATCHES = 3  # axes of a descriptor, beside the two of a tile
-_ADDED = 32, 128  # rows and columns of a tile whose parts are added up
+_HALF_DTYPES = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
+_EPILOGUE_ELEMENTS = 32  # elements of a tile that a thread's epilogue handles at a time
+_MAX_BATCH_AXES = 3  # a descriptor has 5 axes, two of them the tile's
+_SPLIT_K_TILE = 32, 128  # rows and columns of a tile whose split-K partial sums are added
 
 
-class _Tensor(NamedTuple):
-    """How a factor lies in memory.
+class _TmaOperand(NamedTuple):
+    """An operand that a tensor descriptor can address, and its memory layout.
 
     Args:
-        buffer: whose memory.
-        start: where in it, in elements.
-        apart: axes and their strides, the batch's and the one of rows or columns, the outermost first.
-        near: the axis whose elements are neighbours.
-        turned: whether these are rows.
+        buffer: the tensor's memory.
+        offset: of the first element, in elements.
+        strided_axes: the batch axes and the non-contiguous matrix axis, with their strides, outermost first.
+        contiguous_axis: the axis of stride 1.
+        is_transposed: whether that is the axis of rows.
     """
 
     buffer: Buffer
-    start: int
-    apart: Sequence[tuple[Var, int]]
-    near: Var
-    turned: bool
+    offset: int
+    strided_axes: Sequence[tuple[Var, int]]
+    contiguous_axis: Var
+    is_transposed: bool
 
 
-class _Product:
-    """A kernel's product: the loops of each of its axes, and its factors.
+class _MatmulLayout:
+    """The matmul of a kernel: its operands, and the loops of each of its axes.
 
     Args:
-        kernel: one that has a product.
+        kernel: a kernel with a matmul.
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        step = kernel.product
+        step = kernel.matmul
         assert step is not None
         self.kernel, self.step = kernel, step
-        *lead, row, column = step.index
+        *batch_index, row, column = step.index
         self.rows = self._loops([row])
         self.columns = self._loops([column])
-        self.batches = self._loops(lead)
+        self.batches = self._loops(batch_index)
         self.terms = step.inner
-        # A factor that needed no conversion is the bare element.
+        # An operand that needed no conversion is the bare element.
         self.left, self.right = step.body.args
         assert isinstance(step.reduction, Matmul)
-        self.stored, self.precision = step.reduction.stored, dot_precision(step.reduction.precision)
-        self.sums = [s for s in kernel.steps if isinstance(s, PartialSum)]
-        folds = [s for s in kernel.steps if isinstance(s, ReductionStep)]
-        self.pool = next((s for s in folds if isinstance(s.reduction, PooledMatmul)), None)
-        stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.sums]
-        pooled = [s for s in stores if self.pool is not None and depends_on(s, self.pool)]
-        self.stores, self.pooled = [s for s in stores if s not in pooled], pooled
+        self.operand_dtype, self.precision = (
+            step.reduction.stored_dtype,
+            dot_precision(step.reduction.precision),
+        )
+        self.column_sums = [s for s in kernel.steps if isinstance(s, PartialSum)]
+        reductions = [s for s in kernel.steps if isinstance(s, ReductionStep)]
+        self.pool = next((s for s in reductions if isinstance(s.reduction, PooledMatmul)), None)
+        stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.column_sums]
+        pooled_stores = [s for s in stores if self.pool is not None and depends_on(s, self.pool)]
+        self.stores, self.pooled_stores = [s for s in stores if s not in pooled_stores], pooled_stores
 
     def _loops(self, index: Sequence[IndexExpr]) -> tuple[Var, ...]:
-        found = {v for ix in index for v in ix.variables()}
-        return tuple(v for v in self.kernel.outer if v in found)
+        """Return the outer loops that an index depends on."""
+        variables = {v for ix in index for v in ix.variables()}
+        return tuple(v for v in self.kernel.outer if v in variables)
 
-    def factors(self) -> tuple[tuple[str, Expr, tuple[Var, ...], tuple[Var, ...]], ...]:
-        """Both factors: on which side, the element, the loops of its rows and of its columns."""
+    def operands(self) -> tuple[tuple[str, Expr, tuple[Var, ...], tuple[Var, ...]], ...]:
+        """Return for both operands the side, the element, and the loops of its rows and of its columns."""
         return (
             ("left", self.left, self.rows, self.terms),
             ("right", self.right, self.terms, self.columns),
         )
 
-    def described(self, expr: Expr, down: Sequence[Var], across: Sequence[Var]) -> _Tensor | None:
-        """The tensor that a factor is, where a descriptor can tell how it lies in memory."""
-        expr = self.stripped(expr)
-        if expr.op != "load" or expr.dtype != self.stored or len(down) != 1 or len(across) != 1:
+    def tma_operand(
+        self, expr: Expr, row_loops: Sequence[Var], column_loops: Sequence[Var]
+    ) -> _TmaOperand | None:
+        """Return the operand's memory layout if a tensor descriptor can address it, else None."""
+        expr = self.strip_casts(expr)
+        if (
+            expr.op != "load"
+            or expr.dtype != self.operand_dtype
+            or len(row_loops) != 1
+            or len(column_loops) != 1
+        ):
             return None
-        buffer, place = expr.extra
+        buffer, index = expr.extra
         assert isinstance(buffer, Buffer)
-        assert isinstance(place, IndexExpr)
-        loops = [*self.batches, *down, *across]
-        if any(v not in loops for v in place.terms):
-            return None  # computed, or through quotients
-        steps = {v: place.terms.get(v, 0) for v in loops}
-        turned = steps[down[0]] == 1
-        near, far = (down[0], across[0]) if turned else (across[0], down[0])
-        held = [v for v in self.batches if steps[v]]
-        whole = 16 // self.stored.itemsize  # elements, that addresses are multiples of
-        apart = [place.const, *(steps[v] for v in (*held, far))]
-        fits = steps[near] == 1 and steps[far] > 0 and len(held) <= _MOST_BATCHES
-        if not fits or any(step < 0 or step % whole for step in apart):
+        assert isinstance(index, IndexExpr)
+        loops = [*self.batches, *row_loops, *column_loops]
+        if any(v not in loops for v in index.terms):
+            return None  # a gather, or a quotient or remainder
+        strides = {v: index.terms.get(v, 0) for v in loops}
+        is_transposed = strides[row_loops[0]] == 1
+        contiguous, strided = (
+            (row_loops[0], column_loops[0]) if is_transposed else (column_loops[0], row_loops[0])
+        )
+        batch_axes = [v for v in self.batches if strides[v]]
+        # Addresses and strides of a descriptor are multiples of 16 bytes.
+        alignment = 16 // self.operand_dtype.itemsize
+        aligned_values = [index.const, *(strides[v] for v in (*batch_axes, strided))]
+        fits = strides[contiguous] == 1 and strides[strided] > 0 and len(batch_axes) <= _MAX_BATCH_AXES
+        if not fits or any(value < 0 or value % alignment for value in aligned_values):
             return None
-        return _Tensor(buffer, place.const, [(v, steps[v]) for v in (*held, far)], near, turned)
+        return _TmaOperand(
+            buffer, index.const, [(v, strides[v]) for v in (*batch_axes, strided)], contiguous, is_transposed
+        )
 
-    def stripped(self, expr: Expr) -> Expr:
-        """A factor without what only gives it the dtype that it is multiplied in."""
-        inside = expr.dtype
-        while expr.op in ("cast", "as") and {expr.dtype, expr.args[0].dtype} <= {inside, self.stored}:
+    def strip_casts(self, expr: Expr) -> Expr:
+        """Return an operand without the casts to the dtype that it is multiplied in."""
+        dtype = expr.dtype
+        while expr.op in ("cast", "as") and {expr.dtype, expr.args[0].dtype} <= {dtype, self.operand_dtype}:
             (expr,) = expr.args
         return expr
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """Batches, rows, columns and terms."""
+        """Return the numbers of batches, rows, columns and terms."""
         batches, rows, columns, terms = (
             math.prod(v.extent for v in loops)
             for loops in (self.batches, self.rows, self.columns, self.terms)
         )
         return batches, rows, columns, terms
 
-    def wide(self, config: MatmulConfig) -> bool:
-        """Whether an index reaches beyond int32, also in a tile that is partly beyond the end."""
+    def needs_int64(self, config: MatmulConfig) -> bool:
+        """Whether an index exceeds int32, including in the lanes of a tile beyond the end."""
         _, rows, columns, terms = self.sizes()
-        added = [*_ADDED, ROWS_PER_CHUNK] if config.split > 1 else [ROWS_PER_CHUNK] * bool(self.sums)
-        blocks = [config.bm, *added], [config.bn, *added], [config.bk]
-        beyond = padding(list(zip((self.rows, self.columns, self.terms), blocks, strict=True)))
-        found = [rows * columns, terms + config.split * config.bk]
+        split_k_blocks = (
+            [*_SPLIT_K_TILE, ROWS_PER_CHUNK]
+            if config.split > 1
+            else [ROWS_PER_CHUNK] * bool(self.column_sums)
+        )
+        blocks = [config.block_m, *split_k_blocks], [config.block_n, *split_k_blocks], [config.block_k]
+        overrun = loop_overrun(list(zip((self.rows, self.columns, self.terms), blocks, strict=True)))
+        largest = [rows * columns, terms + config.split * config.block_k]
         for expr in walk(self.kernel.exprs):
-            found += [reach(place, beyond) for place in index_exprs(expr)]
-        found += [reach(s.place, beyond) for s in (*self.stores, *self.pooled)]
-        return max(found) > FAR
+            largest += [max_index(index, overrun) for index in index_exprs(expr)]
+        largest += [max_index(s.offset, overrun) for s in (*self.stores, *self.pooled_stores)]
+        return max(largest) > INT32_INDEX_LIMIT
 
 
 def matmul_structure(kernel: Kernel) -> MatmulStructure:
-    """What the choice of a kernel's block sizes depends on."""
-    product = _Product(kernel)
-    read = {e.extra[0] for e in walk([product.step.body]) if e.op == "load"}
-    described = [product.described(expr, down, across) for _, expr, down, across in product.factors()]
-    itemsize = product.stored.itemsize
+    """Return what the choice of a matmul kernel's block sizes depends on."""
+    matmul = _MatmulLayout(kernel)
+    tensors = {e.extra[0] for e in walk([matmul.step.body]) if e.op == "load"}
+    tma_operands = [
+        matmul.tma_operand(expr, row_loops, column_loops)
+        for _, expr, row_loops, column_loops in matmul.operands()
+    ]
+    itemsize = matmul.operand_dtype.itemsize
     return MatmulStructure(
-        *product.sizes(),
+        *matmul.sizes(),
         itemsize,
-        len(read),
-        sum(d is not None for d in described),
-        exact=itemsize >= 4 and product.precision == "ieee",
+        len(tensors),
+        sum(d is not None for d in tma_operands),
+        is_exact=itemsize >= 4 and matmul.precision == "ieee",
     )
 
 
 def print_matmul(kernel: Kernel, config: MatmulConfig) -> TritonSource:
-    """A kernel with a matrix product as Triton.
+    """Print a kernel with a matmul as Triton.
 
     Args:
         kernel: what to print.
         config: its block sizes.
     """
-    product = _Product(kernel)
-    if product.sums and config.bm < ROWS_PER_CHUNK:
-        config = dataclasses.replace(config, bm=ROWS_PER_CHUNK)  # it was another kernel's
-    shared = _Shared(product)
-    factors = []
-    for side, expr, down, across in product.factors():
-        piece = _Piece(shared, f"{kernel.name}_{side}")
-        tensor = product.described(expr, down, across) if config.descriptors else None
+    matmul = _MatmulLayout(kernel)
+    if matmul.column_sums and config.block_m < ROWS_PER_CHUNK:
+        # The config was selected for another kernel.
+        config = dataclasses.replace(config, block_m=ROWS_PER_CHUNK)
+    printer = _MatmulPrinter(matmul)
+    operands = []
+    for side, expr, row_loops, column_loops in matmul.operands():
+        function = _FunctionPrinter(printer, f"{kernel.name}_{side}")
+        tensor = matmul.tma_operand(expr, row_loops, column_loops) if config.descriptors else None
         if tensor is None:
-            piece.factor(expr, down, across)
+            function.emit_operand(expr, row_loops, column_loops)
         else:
-            piece.copied(tensor)
-        factors.append(piece)
-    tails = [_Piece(shared, f"{kernel.name}_tail")]
-    if product.pool is not None:
-        tails.insert(0, _Piece(shared, f"{kernel.name}_windows"))
-        tails[0].windows(product.pool)
-    tails[-1].tail()
-    sizes = [tails[-1].size(n) for n in product.sizes()]
-    return shared.printed([*factors, *tails], config, sizes)
+            function.emit_tma_operand(tensor)
+        operands.append(function)
+    epilogues = [_FunctionPrinter(printer, f"{kernel.name}_epilogue")]
+    if matmul.pool is not None:
+        epilogues.insert(0, _FunctionPrinter(printer, f"{kernel.name}_pooled_epilogue"))
+        epilogues[0].emit_pooled_epilogue(matmul.pool)
+    epilogues[-1].emit_epilogue()
+    sizes = [epilogues[-1].size_arg(n) for n in matmul.sizes()]
+    return printer.print_source([*operands, *epilogues], config, sizes)
 
 
-class _Shared:
-    """What the functions of a kernel share: its arguments."""
+class _MatmulPrinter:
+    """Print a matmul kernel; holds the arguments that its functions share."""
 
-    def __init__(self, product: _Product) -> None:
-        self.product = product
+    def __init__(self, matmul: _MatmulLayout) -> None:
+        self.matmul = matmul
         self.buffers: dict[Buffer, None] = {}
-        self.numbers: dict[int, bool] = {}
+        self.scalar_args: dict[int, bool] = {}
         self.sizes: dict[int, str] = {}
         self.helpers: set[str] = set()
 
-    def printed(self, pieces: Sequence[_Piece], config: MatmulConfig, sizes: Sequence[str]) -> TritonSource:
-        """The pieces, and what is launched: one function, or two where sums come in parts.
+    def print_source(
+        self, functions: Sequence[_FunctionPrinter], config: MatmulConfig, sizes: Sequence[str]
+    ) -> TritonSource:
+        """Join the functions and add those to launch: one, or two with split-K.
 
         Args:
-            pieces: both factors and the tail, which is the last, after what it calls.
+            functions: both operands, then the epilogues; the last one is called by the template.
             config: the block sizes.
-            sizes: the names of batches, rows, columns and terms.
+            sizes: the texts of the numbers of batches, rows, columns and terms.
         """
-        product, name = self.product, self.product.kernel.name
-        batches, rows, columns, terms = product.sizes()
-        parts = [Workspace("parts", config.split * batches * rows * columns, torch.float32)] * (
+        matmul, name = self.matmul, self.matmul.kernel.name
+        batches, rows, columns, terms = matmul.sizes()
+        workspaces = [Workspace("parts", config.split * batches * rows * columns, torch.float32)] * (
             config.split > 1
         )
-        # In the order in which launches give them.
-        given: dict[str, Buffer | Workspace | FailedFlag | ScalarArg | int] = {
+        # In the order of the launch arguments.
+        arguments: dict[str, Buffer | Workspace | FailedFlag | ScalarArg | int] = {
             b.name: b for b in self.buffers
         }
-        given |= {work.name: work for work in parts}
-        given |= {"failed": FailedFlag()} if any(piece.may_fail for piece in pieces) else {}
-        given |= {f"f{n}": ScalarArg(n) for n in self.numbers}
-        given |= {text: size for size, text in self.sizes.items()}
-        args, memory = f"({', '.join(given)},)", "parts" if parts else next(iter(given))
-        # Triton specializes warps of loops that copy all that they multiply.
-        specialized = config.specialized and all(piece.describes for piece in pieces[:2])
-        tail = pieces[-1].name
-        functions_given = ", ".join(
-            [*(p.name for p in pieces[:2]), tail, *(str(p.describes) for p in pieces[:2])]
+        arguments |= {work.name: work for work in workspaces}
+        arguments |= {"failed": FailedFlag()} if any(function.can_fail for function in functions) else {}
+        arguments |= {f"f{n}": ScalarArg(n) for n in self.scalar_args}
+        arguments |= {text: size for size, text in self.sizes.items()}
+        args_text, memory = f"({', '.join(arguments)},)", "parts" if workspaces else next(iter(arguments))
+        # Triton specializes the warps of a loop only if it loads both operands by descriptor.
+        specialized = config.specialized and all(function.descriptor_function for function in functions[:2])
+        epilogue = functions[-1].name
+        function_names = ", ".join(
+            [*(p.name for p in functions[:2]), epilogue, *(str(p.descriptor_function) for p in functions[:2])]
         )
-        blocks = {"BM": config.bm, "BN": config.bn, "BK": config.bk}
-        width = max(_TAIL * 32 * config.warps // config.bm, 16)
-        constants = f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.bk == 0}"
-        texts = [piece.text(list(given)) for piece in pieces]
+        blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+        width = max(_EPILOGUE_ELEMENTS * 32 * config.warps // config.block_m, 16)
+        constants = (
+            f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.block_k == 0}"
+        )
+        texts = [function.text(list(arguments)) for function in functions]
 
-        def function(name: str, call: str, programs: int, blocks: dict[str, int]) -> DeviceFunction:
-            names = [*given, *(f"{block}: tl.constexpr" for block in blocks)]
+        def add_function(name: str, call: str, programs: int, blocks: dict[str, int]) -> DeviceFunction:
+            names = [*arguments, *(f"{block}: tl.constexpr" for block in blocks)]
             texts.append("\n".join(["@triton.jit", f"def {name}({', '.join(names)}):", f"    {call}", ""]))
-            return DeviceFunction(name, tuple(given.values()), blocks, programs)
+            return DeviceFunction(name, tuple(arguments.values()), blocks, programs)
 
-        wide = product.wide(config)
-        tiles = config.split * batches * -(-rows // config.bm) * -(-columns // config.bn)
-        functions = [
-            function(
-                f"{name}_part0" if parts else name,
-                f"multiply({args}, {memory}, {', '.join(sizes)}, {functions_given}, BM, BN, BK, "
-                f'{constants}, "{product.precision}", {wide}, {specialized})',
+        wide = matmul.needs_int64(config)
+        tiles = config.split * batches * -(-rows // config.block_m) * -(-columns // config.block_n)
+        launched = [
+            add_function(
+                f"{name}_part0" if workspaces else name,
+                f"matmul({args_text}, {memory}, {', '.join(sizes)}, {function_names}, "
+                f'BLOCK_M, BLOCK_N, BLOCK_K, {constants}, "{matmul.precision}", {wide}, {specialized})',
                 min(config.programs or tiles, tiles),
                 blocks,
             )
         ]
-        if parts:
-            height, width = (ROWS_PER_CHUNK, _ADDED[1] // 2) if product.sums else _ADDED
-            call = f"add_parts({args}, parts, {', '.join(sizes[:3])}, {tail}, {config.split}, HEIGHT, WIDTH, "
+        if workspaces:
+            height, width = (ROWS_PER_CHUNK, _SPLIT_K_TILE[1] // 2) if matmul.column_sums else _SPLIT_K_TILE
+            call = (
+                f"reduce_split_k({args_text}, parts, {', '.join(sizes[:3])}, {epilogue}, {config.split}, "
+                "HEIGHT, WIDTH, "
+            )
             programs = batches * -(-rows // height) * -(-columns // width)
             blocks = {"HEIGHT": height, "WIDTH": width}
-            functions.append(function(name, f"{call}{wide})", programs, blocks))
-        head = "import triton\nimport triton.language as tl\n"
-        used = ["add_parts"] * bool(parts) + ["add_runs"] * bool(product.sums)
-        used += ["by_window", "multiply", "window_of"] if product.pool is not None else ["multiply"]
-        head += f"from burnt.codegen.render.triton.matmul_template import {', '.join(used)}\n"
+            launched.append(add_function(name, f"{call}{wide})", programs, blocks))
+        header = "import triton\nimport triton.language as tl\n"
+        imported = ["reduce_split_k"] * bool(workspaces) + ["store_row_sums"] * bool(matmul.column_sums)
+        imported += ["group_index", "group_rows", "matmul"] if matmul.pool is not None else ["matmul"]
+        header += f"from burnt.codegen.render.triton.matmul_template import {', '.join(imported)}\n"
         if self.helpers:
-            head += f"from burnt.codegen.render.triton.device_math import {', '.join(sorted(self.helpers))}\n"
-        return TritonSource("\n\n".join([head, *texts]), tuple(functions), config)
+            names = ", ".join(sorted(self.helpers))
+            header += f"from burnt.codegen.render.triton.device_math import {names}\n"
+        return TritonSource("\n\n".join([header, *texts]), tuple(launched), config)
 
 
-class _Piece(Elements):
-    """A function of a tile: of a factor, or of sums."""
+class _FunctionPrinter(ExprPrinter):
+    """Print one function of a tile: an operand, or an epilogue."""
 
-    def __init__(self, shared: _Shared, name: str) -> None:
-        super().__init__(shared.product, name)  # type: ignore[arg-type]
-        self.product = shared.product
-        self.bare = False  # what is loaded stays in the dtype that it has in memory
-        self.buffers, self.numbers = shared.buffers, shared.numbers
-        self.sizes, self.helpers = shared.sizes, shared.helpers
+    def __init__(self, printer: _MatmulPrinter, name: str) -> None:
+        super().__init__(printer.matmul, name)  # type: ignore[arg-type]
+        self.matmul = printer.matmul
+        self.keeps_storage_dtype = False  # do not widen loaded 16-bit floats
+        self.buffers, self.scalar_args = printer.buffers, printer.scalar_args
+        self.sizes, self.helpers = printer.sizes, printer.helpers
         self.masks = {"R": "in_row", "C": "in_column"}
-        self.description: str | None = None
-        self.given = "row, column, in_row, in_column, batch, args"
+        self.descriptor_expr: str | None = None
+        self.parameters = "row, column, in_row, in_column, batch, args"
 
-    def gathered(self, key: tuple[Reduction, Index]) -> TileValue:
-        raise AssertionError("a product has no parts of folds")
+    def combine_partials(self, key: tuple[Reduction, Index]) -> TileValue:
+        raise AssertionError("a matmul has no partial results of reductions")
 
-    def shape(self, axes: str) -> str:
+    def block_shape(self, axes: str) -> str:
         return f"[{'row.shape[0]' if 'R' in axes else '1'}, {'column.shape[1]' if 'C' in axes else '1'}]"
 
-    def widened(self, buffer: Buffer) -> str:
-        return "" if self.bare else super().widened(buffer)
+    def widening_cast(self, buffer: Buffer) -> str:
+        return "" if self.keeps_storage_dtype else super().widening_cast(buffer)
 
-    def text(self, given: Sequence[str]) -> str:
-        """The function: its arguments are all of the kernel's."""
-        unpacked = f"    {', '.join(given)}, = args" if len(given) == 1 else f"    {', '.join(given)} = args"
-        lines = ["@triton.jit", f"def {self.name}({self.given}):", unpacked, *self.lines, ""]
-        if self.description is not None:
-            head = f"def {self.describes}(args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):"
-            lines += ["", "@triton.jit", head, unpacked, f"    {self.description}", ""]
+    def text(self, arguments: Sequence[str]) -> str:
+        """Return the function's text; `arguments` are those of the whole kernel."""
+        unpacked = (
+            f"    {', '.join(arguments)}, = args"
+            if len(arguments) == 1
+            else f"    {', '.join(arguments)} = args"
+        )
+        lines = ["@triton.jit", f"def {self.name}({self.parameters}):", unpacked, *self.lines, ""]
+        if self.descriptor_expr is not None:
+            signature = f"def {self.descriptor_function}(args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):"
+            lines += ["", "@triton.jit", signature, unpacked, f"    {self.descriptor_expr}", ""]
         return "\n".join(lines)
 
     @property
-    def describes(self) -> str | None:
-        """The name of the function that describes what is copied."""
-        return None if self.description is None else f"{self.name}_tensor"
+    def descriptor_function(self) -> str | None:
+        """The name of the function that makes the operand's tensor descriptor; None without one."""
+        return None if self.descriptor_expr is None else f"{self.name}_descriptor"
 
-    def factor(self, expr: Expr, rows: Sequence[Var], columns: Sequence[Var]) -> None:
-        """A tile of a factor, in the dtype that it is multiplied in."""
-        self._named(rows, columns)
-        stored = self.product.stored
-        expr = self.product.stripped(expr)
-        inner, tests = expr, []
-        while inner.op == "masked" and inner.args[2].op == "const" and inner.args[2].extra[0] == 0:
-            tests.append(inner.args[0])
-            inner = inner.args[1]
-        loaded = inner.op == "load" and inner.dtype == stored
-        self.bare = loaded
-        if loaded and tests:
-            # What a load leaves out is 0 already.
-            found = [self.visit(test) for test in tests]
-            guard = TileValue(" & ".join(v.text for v in found), union(*found))
-            value = self.visit(inner, guard)
+    def emit_operand(self, expr: Expr, rows: Sequence[Var], columns: Sequence[Var]) -> None:
+        """Emit a tile of an operand, in the dtype that it is multiplied in."""
+        self.emit_loop_indices(rows, columns)
+        operand_dtype = self.matmul.operand_dtype
+        expr = self.matmul.strip_casts(expr)
+        value_expr, conditions = expr, []
+        while (
+            value_expr.op == "masked"
+            and value_expr.args[2].op == "const"
+            and value_expr.args[2].extra[0] == 0
+        ):
+            conditions.append(value_expr.args[0])
+            value_expr = value_expr.args[1]
+        is_load = value_expr.op == "load" and value_expr.dtype == operand_dtype
+        self.keeps_storage_dtype = is_load
+        if is_load and conditions:
+            # Masked-out lanes of a load are 0 already.
+            values = [self.visit(condition) for condition in conditions]
+            guard = TileValue(" & ".join(v.text for v in values), union_axes(*values))
+            value = self.visit(value_expr, guard)
         else:
             value = self.visit(expr)
         if value.axes != "RC":
-            value = TileValue(f"tl.broadcast_to({self.typed(value, expr.dtype)}, {self.shape('RC')})", "RC")
+            value = TileValue(
+                f"tl.broadcast_to({self.as_typed(value, expr.dtype)}, {self.block_shape('RC')})", "RC"
+            )
         text = value.text
-        if not loaded or value.text.startswith("tl."):
-            # What lies outside of the product adds nothing, whatever the factor makes of zeros.
+        if not is_load or value.text.startswith("tl."):
+            # Lanes outside of the matmul must be 0, whatever the operand's expression computes from zeros.
             text = f"tl.where(in_row & in_column, {text}, 0.0)"
-        if stored in _SHORT and not loaded:
-            text += f".to({_SHORT[stored]})"
-        self.line(f"return {text}")
+        if operand_dtype in _HALF_DTYPES and not is_load:
+            text += f".to({_HALF_DTYPES[operand_dtype]})"
+        self.emit(f"return {text}")
 
-    def copied(self, tensor: _Tensor) -> None:
-        """A tile of a factor that the device's own units copy, and the tensor's descriptor."""
-        self._named((), ())
+    def emit_tma_operand(self, tensor: _TmaOperand) -> None:
+        """Emit the load of an operand's tile by tensor descriptor (TMA), and the descriptor."""
+        self.emit_loop_indices((), ())
         self.buffers[tensor.buffer] = None
-        base = tensor.buffer.name + (f" + {self.size(tensor.start)}" if tensor.start else "")
-        tile = ["COLUMNS", "ROWS"] if tensor.turned else ["ROWS", "COLUMNS"]
-        ones = ["1"] * (len(tensor.apart) - 1)
+        base = tensor.buffer.name + (f" + {self.size_arg(tensor.offset)}" if tensor.offset else "")
+        tile = ["COLUMNS", "ROWS"] if tensor.is_transposed else ["ROWS", "COLUMNS"]
+        ones = ["1"] * (len(tensor.strided_axes) - 1)
         # A descriptor's extents have 32 bits.
         shape = [
-            f"({self.size(v.extent)}).to(tl.int32)" if v.extent > FAR else self.size(v.extent)
-            for v in (*(v for v, _ in tensor.apart), tensor.near)
+            f"({self.size_arg(v.extent)}).to(tl.int32)"
+            if v.extent > INT32_INDEX_LIMIT
+            else self.size_arg(v.extent)
+            for v in (*(v for v, _ in tensor.strided_axes), tensor.contiguous_axis)
         ]
-        strides = [*(self.size(step) for _, step in tensor.apart), "1"]
-        given = [f"[{', '.join(each)}]" for each in (shape, strides, [*ones, *tile])]
-        self.description = f"return tl.make_tensor_descriptor({base}, {', '.join(given)})"
-        self.given = "descriptor, row, column, batch, args, ROWS: tl.constexpr, COLUMNS: tl.constexpr"
-        flat = ["column", "row"] if tensor.turned else ["row", "column"]
-        batch = [f"({self.names[v].text}).to(tl.int32)" for v, _ in tensor.apart[:-1]]
-        self.line(f"tile = descriptor.load([{', '.join([*batch, *flat])}]).reshape({', '.join(tile)})")
-        self.line(f"return tile{'.T' if tensor.turned else ''}")
+        strides = [*(self.size_arg(stride) for _, stride in tensor.strided_axes), "1"]
+        arguments = [f"[{', '.join(values)}]" for values in (shape, strides, [*ones, *tile])]
+        self.descriptor_expr = f"return tl.make_tensor_descriptor({base}, {', '.join(arguments)})"
+        self.parameters = "descriptor, row, column, batch, args, ROWS: tl.constexpr, COLUMNS: tl.constexpr"
+        tile_index = ["column", "row"] if tensor.is_transposed else ["row", "column"]
+        batch = [f"({self.loop_values[v].text}).to(tl.int32)" for v, _ in tensor.strided_axes[:-1]]
+        self.emit(f"tile = descriptor.load([{', '.join([*batch, *tile_index])}]).reshape({', '.join(tile)})")
+        self.emit(f"return tile{'.T' if tensor.is_transposed else ''}")
 
-    def tail(self) -> None:
-        """What is made of a tile of sums, and stored."""
-        self.given = "sums, " + self.given
-        self._named(self.product.rows, self.product.columns)
-        step: ReductionStep = self.product.step
-        self.folds[step.reduction, step.index] = TileValue("sums", "RC")
-        made = [(s, self.visit(s.value)) for s in self.product.stores]
-        parts = [(s, self.visit(s.value)) for s in self.product.sums]
-        for store, value in made:
-            self.put(store, value)
-        for part, value in parts:
-            self.put_part(part, value)
-        if self.product.pool is not None:
-            self.pool(self.product.pool)
+    def emit_epilogue(self) -> None:
+        """Emit what is computed from a tile of sums, and its stores."""
+        self.parameters = "sums, " + self.parameters
+        self.emit_loop_indices(self.matmul.rows, self.matmul.columns)
+        step: ReductionStep = self.matmul.step
+        self.reductions[step.reduction, step.index] = TileValue("sums", "RC")
+        stored_values = [(s, self.visit(s.value)) for s in self.matmul.stores]
+        sum_values = [(s, self.visit(s.value)) for s in self.matmul.column_sums]
+        for store, value in stored_values:
+            self.store(store, value)
+        for column_sum, value in sum_values:
+            self.store_column_sum(column_sum, value)
+        if self.matmul.pool is not None:
+            self.emit_pooling(self.matmul.pool)
 
-    def pool(self, pool: ReductionStep) -> None:
-        """Lines that fold the windows of a tile, which are neighbours among its rows."""
+    def emit_pooling(self, pool: ReductionStep) -> None:
+        """Emit the reduction of the pooling windows of a tile, which are consecutive rows."""
         size = math.prod(v.extent for v in pool.inner)
         value = self.visit(pool.body)
-        text = f"tl.broadcast_to({self.typed(value, pool.body.dtype)}, {self.shape('RC')})"
-        apart = f"by_window({text}, {size}), 1"
+        text = f"tl.broadcast_to({self.as_typed(value, pool.body.dtype)}, {self.block_shape('RC')})"
+        grouped = f"group_rows({text}, {size}), 1"
         kind = pool.reduction.kind
-        made = f"tl.sum({apart})" if kind == "sum" else f"tl.reduce({apart}, {self.helper('maximum')})"
-        self.line(f"folded = {made}")
-        self.line(f"window, in_window = window_of(row, in_row, {size})")
-        name = f"{self.product.kernel.name}_windows"
-        self.line(f"{name}(folded, window, column, in_window, in_column, batch, args)")
+        pooled = f"tl.sum({grouped})" if kind == "sum" else f"tl.reduce({grouped}, {self.helper('maximum')})"
+        self.emit(f"pooled = {pooled}")
+        self.emit(f"window, in_window = group_index(row, in_row, {size})")
+        name = f"{self.matmul.kernel.name}_pooled_epilogue"
+        self.emit(f"{name}(pooled, window, column, in_window, in_column, batch, args)")
 
-    def windows(self, pool: ReductionStep) -> None:
-        """What is made of a tile's folded windows, and stored."""
-        self.given = "sums, " + self.given
-        self._named([v for v in self.product.rows if v not in pool.inner], self.product.columns)
-        self.folds[pool.reduction, pool.index] = TileValue("sums", "RC")
-        for store, value in [(s, self.visit(s.value)) for s in self.product.pooled]:
-            self.put(store, value)
+    def emit_pooled_epilogue(self, pool: ReductionStep) -> None:
+        """Emit what is computed from a tile's pooled rows, and its stores."""
+        self.parameters = "sums, " + self.parameters
+        self.emit_loop_indices([v for v in self.matmul.rows if v not in pool.inner], self.matmul.columns)
+        self.reductions[pool.reduction, pool.index] = TileValue("sums", "RC")
+        for store, value in [(s, self.visit(s.value)) for s in self.matmul.pooled_stores]:
+            self.store(store, value)
 
-    def put_part(self, step: PartialSum, value: TileValue) -> None:
-        """Lines that store the sums of runs of rows."""
+    def store_column_sum(self, step: PartialSum, value: TileValue) -> None:
+        """Emit the sums over each chunk of rows."""
         self.buffers[step.buffer] = None
-        place, width = self.place(step.place, EVERYWHERE), self.size(step.buffer.shape[1])
-        given = f"{self.typed(value, step.value.dtype)}, row, in_row, in_column, {step.buffer.name}"
-        self.line(f"add_runs({given}, {place.text}, {width}, {ROWS_PER_CHUNK}, {step.kind == 'squares'})")
+        index, width = self.index_text(step.offset, NO_GUARD), self.size_arg(step.buffer.shape[1])
+        arguments = f"{self.as_typed(value, step.value.dtype)}, row, in_row, in_column, {step.buffer.name}"
+        constants = f"{ROWS_PER_CHUNK}, {step.kind == 'squares'}"
+        self.emit(f"store_row_sums({arguments}, {index.text}, {width}, {constants})")
 
-    def _named(self, rows: Sequence[Var], columns: Sequence[Var]) -> None:
+    def emit_loop_indices(self, rows: Sequence[Var], columns: Sequence[Var]) -> None:
+        """Emit the index of each loop of the flattened rows, columns and batches."""
         for flat, loops, axis in (
-            ("row", rows, "R"), ("column", columns, "C"), ("batch", self.product.batches, "")
+            ("row", rows, "R"), ("column", columns, "C"), ("batch", self.matmul.batches, "")
         ):  # fmt: skip
             for k, v in enumerate(loops):
-                below = math.prod(u.extent for u in loops[k + 1 :])
-                text = flat if below == 1 else f"{flat} // {self.size(below)}"
-                text = f"{text} % {self.size(v.extent)}" if k else text
+                inner_size = math.prod(u.extent for u in loops[k + 1 :])
+                text = flat if inner_size == 1 else f"{flat} // {self.size_arg(inner_size)}"
+                text = f"{text} % {self.size_arg(v.extent)}" if k else text
                 if text == flat:
-                    self.names[v] = TileValue(flat, axis)
+                    self.loop_values[v] = TileValue(flat, axis)
                     continue
-                name = f"i{len(self.names)}"
-                self.line(f"{name} = {text}")
-                self.names[v] = TileValue(name, axis)
+                name = f"i{len(self.loop_values)}"
+                self.emit(f"{name} = {text}")
+                self.loop_values[v] = TileValue(name, axis)

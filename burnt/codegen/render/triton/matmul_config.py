@@ -1,4 +1,4 @@
-"""Block sizes of matrix products in Triton: what a product looks like, and what is picked for it."""
+"""Block sizes of Triton matmul kernels: the heuristic and the candidates for tuning."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = [
     "why_too_large",
 ]
 
-_PROGRAMS = 132  # that a large GPU runs at once, of this size
-_LONG = 1024  # terms of a part, at the least
-_MOST_SPLITS = 16
+_NUM_MULTIPROCESSORS = 132  # of an H100; each runs one program of this size at a time
+_MIN_TERMS_PER_SPLIT = 1024
+_MAX_SPLITS = 16
 _LARGE_SHARED = 128 << 10
-_TILE = 4096  # elements of a tile that a warp multiplies, at the most
-_TEXT = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?( d)?( ws)?")
+_MAX_WARP_TILE = 4096  # elements of a tile per warp
+_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?( d)?( ws)?")
 _STEPS = (
-    {"bn": -1}, {"bm": -1}, {"bk": 1}, {"bk": -1}, {"warps": -1}, {"warps": 1}, {"bn": 1}, {"split": 1},
-    {"bm": 1},
+    {"block_n": -1}, {"block_m": -1}, {"block_k": 1}, {"block_k": -1}, {"warps": -1}, {"warps": 1},
+    {"block_n": 1}, {"split": 1}, {"block_m": 1},
 )  # fmt: skip
 
 
@@ -36,12 +36,12 @@ class MatmulStructure:
     """What the choice of block sizes depends on.
 
     Args:
-        batches, rows, columns, terms: the sizes of the product.
-        itemsize: bytes of a factor's element.
-        read: tensors that the factors are made of.
-        described: factors that lie in memory as a tensor descriptor can tell.
-        least: rows of a tile.
-        exact: factors of 32 bits or more are multiplied as they are (``ieee``).
+        batches, rows, columns, terms: the sizes B, M, N and K of the matmul.
+        itemsize: bytes of an operand's element.
+        num_tensors: tensors that the operands are computed from.
+        num_tma_operands: operands that a tensor descriptor (TMA) can address.
+        min_rows: fewest rows that a tile may have.
+        is_exact: whether operands of 32 bits or more are multiplied without rounding (``ieee``).
     """
 
     batches: int
@@ -49,41 +49,41 @@ class MatmulStructure:
     columns: int
     terms: int
     itemsize: int
-    read: int = 2
-    described: int = 0
-    least: int = 16
-    exact: bool = False
+    num_tensors: int = 2
+    num_tma_operands: int = 0
+    min_rows: int = 16
+    is_exact: bool = False
 
     @property
     def work(self) -> int:
-        """Elements that are gone through: what kernels of a plan are weighed by."""
+        """The number of elements processed, to compare kernels of a plan."""
         return self.batches * max(self.rows * self.terms, self.terms * self.columns, self.rows * self.columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class MatmulConfig:
-    """Block sizes of a product.
+    """Block sizes of a matmul.
 
     Args:
-        bm, bn, bk: rows and columns of a tile, and terms that are taken at once.
-        warps: of a program.
-        stages: steps that are under way at once.
-        split: programs that share a tile's terms; their sums are added by a second kernel.
-        group: rows of tiles that are gone through together.
-        programs: that go through all tiles (*persistent*); 0 for one to each tile.
-        descriptors: factors that a tensor descriptor can tell of are copied by units of their own (TMA).
-        specialized: some warps copy, others multiply.
+        block_m, block_n, block_k: rows and columns of a tile, and terms per iteration.
+        warps: warps of a program.
+        stages: iterations in flight at once.
+        split: programs that share the terms of a tile (split-K); a second function adds their sums.
+        group: rows of tiles that are processed together, so that they share operands in the L2 cache.
+        programs: number of persistent programs, which loop over the tiles; 0 for a program per tile.
+        descriptors: whether operands are loaded by tensor descriptor (TMA) where possible.
+        specialized: whether some warps copy while others multiply.
 
     >>> str(MatmulConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
-    >>> made = MatmulConfig.of("128x128x64 w4 s4 p132 d ws")
-    >>> made.programs, made.descriptors, made.specialized
+    >>> config = MatmulConfig.of("128x128x64 w4 s4 p132 d ws")
+    >>> config.programs, config.descriptors, config.specialized
     (132, True, True)
     """
 
-    bm: int
-    bn: int
-    bk: int
+    block_m: int
+    block_n: int
+    block_k: int
     warps: int = 4
     stages: int = 3
     split: int = 1
@@ -93,45 +93,48 @@ class MatmulConfig:
     specialized: bool = False
 
     def __str__(self) -> str:
-        text = f"{self.bm}x{self.bn}x{self.bk} w{self.warps} s{self.stages}"
+        text = f"{self.block_m}x{self.block_n}x{self.block_k} w{self.warps} s{self.stages}"
         text += f" k{self.split}" if self.split > 1 else ""
         text += f" p{self.programs}" if self.programs else ""
         return text + " d" * self.descriptors + " ws" * self.specialized
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton is told besides the block sizes; products go into their sums unrounded."""
+        """Triton's compile options; fused multiply-add stays on, so products are added unrounded."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
     @classmethod
     def of(cls, text: str) -> MatmulConfig:
-        """The block sizes that a text names.
+        """Parse block sizes.
 
         Raises:
-            ValueError: it names none that a product could have.
+            ValueError: the text is malformed, or no matmul could have these sizes.
         """
-        found = _TEXT.fullmatch(text)
-        if found is not None:
-            bm, bn, bk, warps, stages, split = (int(size or 1) for size in found.groups()[:6])
-            programs, copied, specialized = found.groups()[6:]
-            made = cls(bm, bn, bk, warps, stages, split)
-            made = dataclasses.replace(
-                made, programs=int(programs or 0), descriptors=bool(copied), specialized=bool(specialized)
+        match = _PATTERN.fullmatch(text)
+        if match is not None:
+            block_m, block_n, block_k, warps, stages, split = (int(size or 1) for size in match.groups()[:6])
+            programs, has_descriptors, specialized = match.groups()[6:]
+            config = cls(block_m, block_n, block_k, warps, stages, split)
+            config = dataclasses.replace(
+                config,
+                programs=int(programs or 0),
+                descriptors=bool(has_descriptors),
+                specialized=bool(specialized),
             )
-            if made.is_possible:
-                return made
-        raise ValueError(f"block sizes {text!r}: expected those of a product, as in '128x128x64 w8 s3'")
+            if config.is_possible:
+                return config
+        raise ValueError(f"block sizes {text!r}: expected those of a matmul, such as '128x128x64 w8 s3'")
 
     @property
     def is_possible(self) -> bool:
         """Whether a program could have these sizes on any device."""
-        blocks = self.bm, self.bn, self.bk
+        blocks = self.block_m, self.block_n, self.block_k
         powers = all(0 < size == next_power_of_two(size) for size in (*blocks, self.warps))
         return (
             powers
             and min(blocks) >= 16
-            and self.bm * self.bn <= 1 << 17
-            and self.bk <= 512
+            and self.block_m * self.block_n <= 1 << 17
+            and self.block_k <= 512
             and self.warps <= 32
             and 1 <= self.stages <= 8
             and self.split >= 1
@@ -140,136 +143,161 @@ class MatmulConfig:
         )
 
 
-HOPPER = Limits(_PROGRAMS, shared=227 << 10, copies=True)
+HOPPER = Limits(_NUM_MULTIPROCESSORS, shared_memory=227 << 10, has_tma=True)
 
 
-def select_config(form: MatmulStructure, limits: Limits = HOPPER) -> MatmulConfig:
-    """Block sizes for a product, without measuring, that a device has room for.
+def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> MatmulConfig:
+    """Select block sizes for a matmul by heuristic, such that a device has room for them.
 
     >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=2)))
     '128x256x64 w8 s3'
     >>> str(select_config(MatmulStructure(1, 64, 64, 65536, itemsize=2)))
     '64x64x64 w4 s4 k16'
-    >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=4, exact=True)))
+    >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=4, is_exact=True)))
     '128x128x16 w8 s3'
     """
-    # NVIDIA's and RDNA's devices have no matrix units for exact factors: a thread multiplies them one by one,
-    # and holds what all terms of a step need. More than 16 terms or 64 sums a thread spill up to 6 KiB.
-    scalar = form.exact and not (limits.rocm and limits.lanes == 64)
-    bk = min(16 if scalar else 128 // form.itemsize, max(next_power_of_two(form.terms), 16))
-    sizes = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
-    for bm, bn in sizes:
-        if bm // 2 >= form.rows or bn // 2 >= form.columns or bm < form.least:
+    # NVIDIA and RDNA devices have no matrix units for exact float32: threads multiply elements one by one
+    # and hold the operands of a whole block_k. More than 16 terms or 64 accumulators per thread spill up to
+    # 6 KiB.
+    uses_scalar_units = structure.is_exact and not (limits.is_rocm and limits.warp_size == 64)
+    block_k = min(
+        16 if uses_scalar_units else 128 // structure.itemsize, max(next_power_of_two(structure.terms), 16)
+    )
+    block_sizes = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
+    for block_m, block_n in block_sizes:
+        if (
+            block_m // 2 >= structure.rows
+            or block_n // 2 >= structure.columns
+            or block_m < structure.min_rows
+        ):
             continue
-        if bn == 256 and limits.shared < _LARGE_SHARED and not limits.rocm:
-            continue  # such a device has no asynchronous units: sums and factors compete for registers
-        if bn == 256 and limits.rocm and form.read > 4:
-            continue  # nor registers for what factors are computed of
-        if scalar and (bn == 256 or (bm * bn == 128 * 128 and form.read > 4)):
+        if block_n == 256 and limits.shared_memory < _LARGE_SHARED and not limits.is_rocm:
+            continue  # no asynchronous matrix units: accumulators and operands compete for registers
+        if block_n == 256 and limits.is_rocm and structure.num_tensors > 4:
+            continue  # not enough registers for the operands' inputs
+        if uses_scalar_units and (
+            block_n == 256 or (block_m * block_n == 128 * 128 and structure.num_tensors > 4)
+        ):
             continue
-        tiles = form.batches * -(-form.rows // bm) * -(-form.columns // bn)
-        small = (bm, bn) == (64, 64) or bm < 64
-        if tiles < _PROGRAMS and not small:
+        num_tiles = structure.batches * -(-structure.rows // block_m) * -(-structure.columns // block_n)
+        is_small = (block_m, block_n) == (64, 64) or block_m < 64
+        if num_tiles < _NUM_MULTIPROCESSORS and not is_small:
             continue
-        wanted = min(_PROGRAMS // max(tiles, 1), form.terms // _LONG, _MOST_SPLITS)
-        split = 1 if wanted < 2 else next_power_of_two(wanted + 1) // 2
-        warps = 8 if bm * bn >= (64 * 128 if scalar else 128 * 128) else 4
-        most = 2 if limits.rocm else 3 if warps == 8 else 4
-        for stages in range(most, 1, -1):
-            made = MatmulConfig(bm, bn, bk, warps, stages, split)
-            if _shared(form, made, limits) <= limits.shared:
-                return made
-    return MatmulConfig(form.least, 16, bk, 4, 2)
+        split_target = min(
+            _NUM_MULTIPROCESSORS // max(num_tiles, 1), structure.terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS
+        )
+        split = 1 if split_target < 2 else next_power_of_two(split_target + 1) // 2
+        warps = 8 if block_m * block_n >= (64 * 128 if uses_scalar_units else 128 * 128) else 4
+        max_stages = 2 if limits.is_rocm else 3 if warps == 8 else 4
+        for stages in range(max_stages, 1, -1):
+            config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
+            if _shared_bytes(structure, config, limits) <= limits.shared_memory:
+                return config
+    return MatmulConfig(structure.min_rows, 16, block_k, 4, 2)
 
 
-def neighbouring_configs(form: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
-    """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two.
+def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
+    """Return block sizes to measure: the selected ones, then those that differ in one size, then in two.
 
-    Those with specialized warps come last: Triton's tracker has wrong results of them (issues 8311, 9728).
+    Those with specialized warps come last: Triton has open reports of wrong results (issues 8311, 9728).
     """
-    picked = select_config(form, limits)
-    ways = _ways(form, limits)
+    selected = select_config(structure, limits)
+    modes = _other_modes(structure, limits)
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
-    nearest = [picked, *(way(picked) for way in ways)]
-    changed = [_moved(picked, step) for step in steps]
-    changed += [way(made) for made in changed for way in ways]
-    found = {picked: None}
-    for made in [*nearest, *changed, *(_moved(picked, pair) for pair in pairs)]:
+    nearest = [selected, *(set_mode(selected) for set_mode in modes)]
+    changed = [_scale_sizes(selected, step) for step in steps]
+    changed += [set_mode(config) for config in changed for set_mode in modes]
+    configs = {selected: None}
+    for config in [*nearest, *changed, *(_scale_sizes(selected, pair) for pair in pairs)]:
         fits = (
-            made.bm >= form.least
-            and min(made.bn, made.bk) >= 16
-            and 2 <= made.warps <= 16
-            and made.stages <= 6
+            config.block_m >= structure.min_rows
+            and min(config.block_n, config.block_k) >= 16
+            and 2 <= config.warps <= 16
+            and config.stages <= 6
         )
-        whole = made.bm <= 2 * form.rows and made.bn <= 2 * form.columns and made.bk <= 2 * form.terms
-        if made.programs and made.split * _tiles(form, made) <= made.programs:
-            continue  # there is a program for each tile
-        if fits and whole and made.split <= _MOST_SPLITS and made.split * made.bk <= max(form.terms, made.bk):
-            found[made] = None
-    return sorted(found, key=lambda config: config.specialized)
+        is_covered = (
+            config.block_m <= 2 * structure.rows
+            and config.block_n <= 2 * structure.columns
+            and config.block_k <= 2 * structure.terms
+        )
+        if config.programs and config.split * _num_tiles(structure, config) <= config.programs:
+            continue  # every tile has a program already
+        if (
+            fits
+            and is_covered
+            and config.split <= _MAX_SPLITS
+            and config.split * config.block_k <= max(structure.terms, config.block_k)
+        ):
+            configs[config] = None
+    return sorted(configs, key=lambda config: config.specialized)
 
 
-def _ways(form: MatmulStructure, limits: Limits) -> list[Callable[[MatmulConfig], MatmulConfig]]:
-    """Other ways than a program for each tile and loads through pointers."""
+def _other_modes(structure: MatmulStructure, limits: Limits) -> list[Callable[[MatmulConfig], MatmulConfig]]:
+    """Return changes of a config to other modes: persistent programs, TMA loads, specialized warps."""
 
-    def several(config: MatmulConfig) -> MatmulConfig:
+    def make_persistent(config: MatmulConfig) -> MatmulConfig:
         return dataclasses.replace(config, programs=limits.multiprocessors)
 
-    def copied(config: MatmulConfig) -> MatmulConfig:
+    def use_descriptors(config: MatmulConfig) -> MatmulConfig:
         return dataclasses.replace(config, descriptors=True)
 
-    def specialized(config: MatmulConfig) -> MatmulConfig:
-        # Hopper's compiler gives work of its own to 4 warps that multiply, and to no other number.
-        # It halves tiles of 128 rows or 256 columns, which fails for 64 rows and in batches (Triton 3.7).
-        bm = 64 if form.batches > 1 else max(config.bm, 64)
-        bn = min(config.bn, (2 if bm == 64 else 4) * _TILE // bm)
-        return dataclasses.replace(config, bm=bm, bn=bn, warps=4, descriptors=True, specialized=True)
+    def specialize_warps(config: MatmulConfig) -> MatmulConfig:
+        # For Hopper, Triton specializes warps only if exactly 4 multiply. It halves tiles of 128 rows or
+        # 256 columns, which fails for 64 rows and in batches (Triton 3.7).
+        block_m = 64 if structure.batches > 1 else max(config.block_m, 64)
+        block_n = min(config.block_n, (2 if block_m == 64 else 4) * _MAX_WARP_TILE // block_m)
+        return dataclasses.replace(
+            config, block_m=block_m, block_n=block_n, warps=4, descriptors=True, specialized=True
+        )
 
-    def several_specialized(config: MatmulConfig) -> MatmulConfig:
-        # For Blackwell the compiler fails where programs also share the terms of their tiles (Triton 3.7).
-        return specialized(config) if config.split > 1 else several(specialized(config))
+    def make_persistent_specialized(config: MatmulConfig) -> MatmulConfig:
+        # For Blackwell, Triton fails to compile it combined with split-K (Triton 3.7).
+        return specialize_warps(config) if config.split > 1 else make_persistent(specialize_warps(config))
 
-    # Without asynchronous units nothing of the next tile is under way while one is finished.
-    found: list[Callable[[MatmulConfig], MatmulConfig]] = [] if limits.rocm else [several]
-    if limits.copies and form.described:
-        found += [copied, lambda config: several(copied(config))]
-        if form.described == 2 and limits.specializes:
-            found += [specialized, several_specialized]
-    return found
+    # Persistent programs pay off only if loads of the next tile overlap the epilogue of this one, which
+    # takes asynchronous units.
+    modes: list[Callable[[MatmulConfig], MatmulConfig]] = [] if limits.is_rocm else [make_persistent]
+    if limits.has_tma and structure.num_tma_operands:
+        modes += [use_descriptors, lambda config: make_persistent(use_descriptors(config))]
+        if structure.num_tma_operands == 2 and limits.can_specialize_warps:
+            modes += [specialize_warps, make_persistent_specialized]
+    return modes
 
 
-def _moved(config: MatmulConfig, changes: dict[str, int]) -> MatmulConfig:
-    """With sizes changed by powers of two, stages one by one."""
+def _scale_sizes(config: MatmulConfig, changes: dict[str, int]) -> MatmulConfig:
+    """Change sizes by powers of two, the number of stages by one."""
     sizes: dict[str, Any] = {}
-    for size, by in changes.items():
-        now: int = getattr(config, size)
-        sizes[size] = max(now + by if size == "stages" else now << by if by > 0 else now >> -by, 1)
+    for size, change in changes.items():
+        value: int = getattr(config, size)
+        sizes[size] = max(
+            value + change if size == "stages" else value << change if change > 0 else value >> -change, 1
+        )
     return dataclasses.replace(config, **sizes)
 
 
-def _tiles(form: MatmulStructure, config: MatmulConfig) -> int:
-    return form.batches * -(-form.rows // config.bm) * -(-form.columns // config.bn)
+def _num_tiles(structure: MatmulStructure, config: MatmulConfig) -> int:
+    return structure.batches * -(-structure.rows // config.block_m) * -(-structure.columns // config.block_n)
 
 
-def why_too_large(form: MatmulStructure, config: MatmulConfig, limits: Limits) -> str | None:
-    """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled.
+def why_too_large(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> str | None:
+    """Return why these block sizes cannot be fast on a device, or None. An estimate: nothing is compiled.
 
     >>> why_too_large(MatmulStructure(1, 4096, 4096, 4096, 4), MatmulConfig(256, 256, 64, 8, 4), Limits(132))
-    '272 registers a thread, where there are 255'
+    '272 registers per thread, of 255 available'
     """
-    threads = config.warps * limits.lanes
-    registers = 16 + config.bm * config.bn // threads
-    most = min(limits.own, limits.registers // threads)
-    if registers > most:
-        return f"{registers} registers a thread, where there are {most}"
-    shared = _shared(form, config, limits)
-    if shared > limits.shared:
-        return f"{shared} bytes of shared memory, where there are {limits.shared}"
+    threads = config.warps * limits.warp_size
+    registers = 16 + config.block_m * config.block_n // threads
+    available = min(limits.max_registers, limits.registers // threads)
+    if registers > available:
+        return f"{registers} registers per thread, of {available} available"
+    shared_memory = _shared_bytes(structure, config, limits)
+    if shared_memory > limits.shared_memory:
+        return f"{shared_memory} bytes of shared memory, of {limits.shared_memory} available"
     return None
 
 
-def _shared(form: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
-    """Bytes of shared memory: the tiles of both factors, for each step that is under way."""
-    steps = max(config.stages - limits.rocm, 1)
-    return (config.bm + config.bn) * config.bk * form.itemsize * steps
+def _shared_bytes(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
+    """Return the bytes of shared memory: the tiles of both operands, for each iteration in flight."""
+    stages = max(config.stages - limits.is_rocm, 1)
+    return (config.block_m + config.block_n) * config.block_k * structure.itemsize * stages

@@ -1,18 +1,24 @@
-"""The matrix product in Triton, written once: what its factors are and where its elements go is passed in.
+"""The matmul in Triton, written once; its operands and its epilogue are passed in as functions.
 
-`left`, `right` and `tail` are functions that a plan's kernel brings along (`print_triton_product`):
+`left`, `right` and `epilogue` are functions that `print_matmul` prints for each kernel:
 
-    left(row, term, in_row, in_term, batch, args)        a tile of the first factor
-    right(term, column, in_term, in_column, batch, args)  a tile of the second
-    tail(sums, row, column, in_row, in_column, batch, args)   stores what is made of a tile of sums
+    left(row, term, in_row, in_term, batch, args)             a tile of the left operand
+    right(term, column, in_term, in_column, batch, args)      a tile of the right operand
+    epilogue(sums, row, column, in_row, in_column, batch, args)   stores what is computed from a tile of sums
 
-`args` holds the kernel's tensors, numbers and sizes. Rows, terms and columns are places in flattened axes.
+`args` holds the kernel's tensors, numbers and sizes. Rows, columns and terms are indices into the flattened
+axes M, N and K.
 
-A factor that is a tensor as it lies in memory may be copied by the device's own units (TMA) instead. It comes
-with a function that describes the tensor, and `left` or `right` is one of a tile's first places:
+An operand that is a tensor in memory may be loaded by tensor descriptor (TMA) instead. Then `left` or `right`
+takes a tile's first indices, and a further function makes the descriptor:
 
-    describe(args, ROWS, COLUMNS)                        its tensor descriptor, for tiles of this size
+    describe(args, ROWS, COLUMNS)                             the tensor descriptor, for tiles of this size
     left(descriptor, row, term, batch, args, ROWS, COLUMNS)   a tile
+
+Constants: BLOCK_M, BLOCK_N, BLOCK_K: the tile; GROUP: rows of tiles that are processed together; SPLIT_K:
+programs that share the terms of a tile; WIDTH: columns that the epilogue handles at a time; EVEN_K: BLOCK_K
+divides the number of terms; INT64_INDICES: indices have 64 bits; SPECIALIZED: some warps copy, others
+multiply.
 """
 
 from __future__ import annotations
@@ -20,34 +26,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_parts", "add_runs", "by_window", "multiply", "window_of"]
+__all__ = ["group_index", "group_rows", "matmul", "reduce_split_k", "store_row_sums"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
-def _tile(  # type: ignore[no-untyped-def]
+def _tile_index(  # type: ignore[no-untyped-def]
     pid,
     rows,
     columns,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A program's tile: GROUP rows of tiles are gone through together, for what they share to stay near."""
-    down = tl.cdiv(rows, BM)
-    across = tl.cdiv(columns, BN)
-    per_batch = down * across
+    """The tile of a program. GROUP rows of tiles are processed together, to share operands in L2."""
+    num_m = tl.cdiv(rows, BLOCK_M)
+    num_n = tl.cdiv(columns, BLOCK_N)
+    per_batch = num_m * num_n
     batch = pid // per_batch
     pid = pid % per_batch
-    first = pid // (GROUP * across) * GROUP
-    height = tl.minimum(down - first, GROUP)
-    m = first + pid % (GROUP * across) % height
-    n = pid % (GROUP * across) // height
+    first_m = pid // (GROUP * num_n) * GROUP
+    group_m = tl.minimum(num_m - first_m, GROUP)
+    m = first_m + pid % (GROUP * num_n) % group_m
+    n = pid % (GROUP * num_n) // group_m
     return m, n, batch
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _described(args, describe: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A factor's tensor descriptor; nothing where it is read through pointers."""
+def _make_descriptor(args, describe: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """An operand's tensor descriptor; 0 if it is loaded through pointers."""
     if describe is None:
         return 0
     else:
@@ -55,7 +61,7 @@ def _described(args, describe: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sums(  # type: ignore[no-untyped-def]
+def _accumulate(  # type: ignore[no-untyped-def]
     m,
     n,
     row,
@@ -71,44 +77,57 @@ def _sums(  # type: ignore[no-untyped-def]
     right: tl.constexpr,
     describe_left: tl.constexpr,
     describe_right: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64_INDICES: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):
-    """A tile of the product, over the terms from `begin` to `end`; EVEN: BK divides their number;
-    SPECIALIZED: some warps copy, others multiply."""
-    sums = tl.zeros([BM, BN], tl.float32)
-    for start in tl.range(begin, end, BK, warp_specialize=SPECIALIZED):
-        term = start + tl.arange(0, BK)
-        if WIDE:
+    """A tile of the matmul, summed over the terms from `begin` to `end`."""
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(begin, end, BLOCK_K, warp_specialize=SPECIALIZED):
+        term = start + tl.arange(0, BLOCK_K)
+        if INT64_INDICES:
             term = term.to(tl.int64)
-        if EVEN:
-            inside = tl.full([BK], True, tl.int1)
+        if EVEN_K:
+            in_k = tl.full([BLOCK_K], True, tl.int1)
         else:
-            inside = term < end
+            in_k = term < end
         if describe_left is None:
-            a = left(row, term[None, :], in_row, inside[None, :], batch, args)
+            left_tile = left(row, term[None, :], in_row, in_k[None, :], batch, args)
         else:
-            a = left(descriptors[0], tl.cast(m * BM, tl.int32), tl.cast(start, tl.int32), batch, args, BM, BK)
+            left_tile = left(
+                descriptors[0],
+                tl.cast(m * BLOCK_M, tl.int32),
+                tl.cast(start, tl.int32),
+                batch,
+                args,
+                BLOCK_M,
+                BLOCK_K,
+            )
         if describe_right is None:
-            b = right(term[:, None], column, inside[:, None], in_column, batch, args)
+            right_tile = right(term[:, None], column, in_k[:, None], in_column, batch, args)
         else:
-            b = right(
-                descriptors[1], tl.cast(start, tl.int32), tl.cast(n * BN, tl.int32), batch, args, BK, BN
+            right_tile = right(
+                descriptors[1],
+                tl.cast(start, tl.int32),
+                tl.cast(n * BLOCK_N, tl.int32),
+                batch,
+                args,
+                BLOCK_K,
+                BLOCK_N,
             )
         if PRECISION == "flex32":
-            sums = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), sums, input_precision="ieee")
+            sums = tl.dot(left_tile.to(tl.bfloat16), right_tile.to(tl.bfloat16), sums, input_precision="ieee")
         else:
-            sums = tl.dot(a, b, sums, input_precision=PRECISION)
+            sums = tl.dot(left_tile, right_tile, sums, input_precision=PRECISION)
     return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _finish(  # type: ignore[no-untyped-def]
+def _run_epilogue(  # type: ignore[no-untyped-def]
     sums,
     row,
     start,
@@ -116,24 +135,37 @@ def _finish(  # type: ignore[no-untyped-def]
     columns,
     batch,
     args,
-    tail: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    epilogue: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The tail of a tile, WIDTH columns at a time: a whole one, and what a tail computes, is more than there
-    are registers for."""
-    if BN > WIDTH:
-        near, far = tl.split(tl.permute(tl.reshape(sums, [BM, 2, BN // 2]), [0, 2, 1]))
-        _finish(near, row, start, in_row, columns, batch, args, tail, BM, BN // 2, WIDTH)
-        _finish(far, row, start + BN // 2, in_row, columns, batch, args, tail, BM, BN // 2, WIDTH)
+    """Run the epilogue of a tile, WIDTH columns at a time: a whole tile and the epilogue's temporaries do not
+    fit into the registers.
+    """
+    if BLOCK_N > WIDTH:
+        first, second = tl.split(tl.permute(tl.reshape(sums, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
+        _run_epilogue(first, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N // 2, WIDTH)
+        _run_epilogue(
+            second,
+            row,
+            start + BLOCK_N // 2,
+            in_row,
+            columns,
+            batch,
+            args,
+            epilogue,
+            BLOCK_M,
+            BLOCK_N // 2,
+            WIDTH,
+        )
     else:
-        column = start + tl.arange(0, BN)[None, :]
-        tail(sums, row, column, in_row, column < columns, batch, args)
+        column = start + tl.arange(0, BLOCK_N)[None, :]
+        epilogue(sums, row, column, in_row, column < columns, batch, args)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _make(  # type: ignore[no-untyped-def]
+def _compute_tile(  # type: ignore[no-untyped-def]
     pid,
     args,
     descriptors,
@@ -144,155 +176,159 @@ def _make(  # type: ignore[no-untyped-def]
     terms,
     left: tl.constexpr,
     right: tl.constexpr,
-    tail: tl.constexpr,
+    epilogue: tl.constexpr,
     describe_left: tl.constexpr,
     describe_right: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     WIDTH: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64_INDICES: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):
-    """Tile `pid`, or where SPLIT is more than 1, a part of its sums, which goes to `parts`."""
-    part = pid % SPLIT
-    m, n, batch = _tile(pid // SPLIT, rows, columns, BM, BN, GROUP)
-    row = m * BM + tl.arange(0, BM)[:, None]
-    column = n * BN + tl.arange(0, BN)[None, :]
-    if WIDE:
+    """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
+    split = pid % SPLIT_K
+    m, n, batch = _tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP)
+    row = m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    column = n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    if INT64_INDICES:
         row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
     in_row, in_column = row < rows, column < columns
-    length = tl.cdiv(tl.cdiv(terms, BK), SPLIT) * BK
-    sums = _sums(
-        m, n, row, column, in_row, in_column, batch, part * length, tl.minimum((part + 1) * length, terms),
+    length = tl.cdiv(tl.cdiv(terms, BLOCK_K), SPLIT_K) * BLOCK_K
+    sums = _accumulate(
+        m, n, row, column, in_row, in_column, batch, split * length, tl.minimum((split + 1) * length, terms),
         args, descriptors, left, right, describe_left, describe_right,
-        BM, BN, BK, EVEN, PRECISION, WIDE, SPECIALIZED,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, INT64_INDICES, SPECIALIZED,
     )  # fmt: skip
-    if SPLIT > 1:
-        place = ((part.to(tl.int64) * batches + batch) * rows + row) * columns + column
-        tl.store(parts + place, sums, mask=in_row & in_column)
+    if SPLIT_K > 1:
+        offset = ((split.to(tl.int64) * batches + batch) * rows + row) * columns + column
+        tl.store(parts + offset, sums, mask=in_row & in_column)
     else:
-        start = n * BN
-        if WIDE:
+        start = n * BLOCK_N
+        if INT64_INDICES:
             start = start.to(tl.int64)
-        _finish(sums, row, start, in_row, columns, batch, args, tail, BM, BN, WIDTH)
+        _run_epilogue(sums, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N, WIDTH)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply(  # type: ignore[no-untyped-def]
+def matmul(  # type: ignore[no-untyped-def]
     args,
-    parts,  # [SPLIT, batches, rows, columns] float32, where SPLIT > 1
+    parts,  # [SPLIT_K, batches, rows, columns] float32, where SPLIT_K > 1
     batches,
     rows,
     columns,
     terms,
     left: tl.constexpr,
     right: tl.constexpr,
-    tail: tl.constexpr,
+    epilogue: tl.constexpr,
     describe_left: tl.constexpr,
     describe_right: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     PROGRAMS: tl.constexpr,
     WIDTH: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64_INDICES: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):
-    """A program makes a tile, or where PROGRAMS is not 0, every PROGRAMS-th one: the loads of the next tile's
-    first factors are then under way while a tile's tail is computed."""
-    descriptors = (_described(args, describe_left, BM, BK), _described(args, describe_right, BK, BN))
+    """Compute a tile per program, or, if PROGRAMS is not 0, every PROGRAMS-th tile: the first loads of the
+    next tile then overlap the epilogue of this one.
+    """
+    descriptors = (
+        _make_descriptor(args, describe_left, BLOCK_M, BLOCK_K),
+        _make_descriptor(args, describe_right, BLOCK_K, BLOCK_N),
+    )
     if PROGRAMS == 0:
-        _make(
-            tl.program_id(0), args, descriptors, parts, batches, rows, columns, terms, left, right, tail,
+        _compute_tile(
+            tl.program_id(0), args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
             describe_left, describe_right,
-            BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE, SPECIALIZED,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES, SPECIALIZED,
         )  # fmt: skip
     else:
-        tiles = SPLIT * batches * tl.cdiv(rows, BM) * tl.cdiv(columns, BN)
-        # One loop for tiles and terms, or one whose warps have work of their own.
+        tiles = SPLIT_K * batches * tl.cdiv(rows, BLOCK_M) * tl.cdiv(columns, BLOCK_N)
+        # Flatten the loops over tiles and terms into one, or specialize warps.
         for pid in tl.range(
             tl.program_id(0), tiles, PROGRAMS, flatten=not SPECIALIZED, warp_specialize=SPECIALIZED
         ):
-            _make(
-                pid, args, descriptors, parts, batches, rows, columns, terms, left, right, tail,
+            _compute_tile(
+                pid, args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
                 describe_left, describe_right,
-                BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE, False,
+                BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES, False,
             )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def add_parts(  # type: ignore[no-untyped-def]
+def reduce_split_k(  # type: ignore[no-untyped-def]
     args,
-    parts,  # [SPLIT, batches, rows, columns] float32
+    parts,  # [SPLIT_K, batches, rows, columns] float32
     batches,
     rows,
     columns,
-    tail: tl.constexpr,
-    SPLIT: tl.constexpr,
+    epilogue: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64_INDICES: tl.constexpr,
 ):
-    """A program adds a tile's parts up, in order."""
-    m, n, batch = _tile(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
+    """Add the split-K parts of a tile, in order."""
+    m, n, batch = _tile_index(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
     row = m * HEIGHT + tl.arange(0, HEIGHT)[:, None]
     column = n * WIDTH + tl.arange(0, WIDTH)[None, :]
-    if WIDE:
+    if INT64_INDICES:
         row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
     in_row, in_column = row < rows, column < columns
-    place = (batch.to(tl.int64) * rows + row) * columns + column
-    step = tl.full([], 1, tl.int64) * batches * rows * columns
+    offset = (batch.to(tl.int64) * rows + row) * columns + column
+    split_stride = tl.full([], 1, tl.int64) * batches * rows * columns
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    for part in range(SPLIT):
-        sums += tl.load(parts + part * step + place, mask=in_row & in_column, other=0.0)
-    tail(sums, row, column, in_row, in_column, batch, args)
+    for split in range(SPLIT_K):
+        sums += tl.load(parts + split * split_stride + offset, mask=in_row & in_column, other=0.0)
+    epilogue(sums, row, column, in_row, in_column, batch, args)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def by_window(values, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile whose windows, SIZE rows each, are along an axis of their own, the second."""
+def group_rows(values, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Give each SIZE consecutive rows of a tile an axis of their own, the second."""
     ROWS: tl.constexpr = values.shape[0] // SIZE
     return tl.reshape(values, [ROWS, SIZE, values.shape[1]])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def window_of(row, in_row, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The windows of a tile's rows, and which are inside of the product: all of a window is, or nothing."""
+def group_index(row, in_row, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The index of each group of SIZE rows, and whether it is inside the matmul: all rows are, or none."""
     ROWS: tl.constexpr = row.shape[0] // SIZE
-    first = tl.min(tl.reshape(row, [ROWS, SIZE]), 1) // SIZE
-    there = tl.max(tl.reshape(in_row.to(tl.int32), [ROWS, SIZE]), 1) > 0
-    return tl.expand_dims(first, 1), tl.expand_dims(there, 1)
+    group = tl.min(tl.reshape(row, [ROWS, SIZE]), 1) // SIZE
+    in_group = tl.max(tl.reshape(in_row.to(tl.int32), [ROWS, SIZE]), 1) > 0
+    return tl.expand_dims(group, 1), tl.expand_dims(in_group, 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def add_runs(  # type: ignore[no-untyped-def]
+def store_row_sums(  # type: ignore[no-untyped-def]
     values,  # [rows, columns] of a tile
     row,
     in_row,
     in_column,
-    sums,  # [runs, width]
-    place,
+    sums,  # [chunks, width]
+    column_offset,
     width,
-    RUN: tl.constexpr,
+    CHUNK: tl.constexpr,
     SQUARES: tl.constexpr,
 ):
-    """Store the sum of each RUN rows of a tile, or of the squares of what they differ by from their mean.
+    """Store the sum of each CHUNK rows of a tile, or the sum of squared deviations from their mean.
 
-    RUN divides the number of all rows, so that a run is inside of the product or beyond it.
+    CHUNK divides the number of rows, so a chunk is inside the matmul or outside.
     """
-    added = by_window(tl.where(in_row, values, 0.0), RUN)
-    made = tl.sum(added, 1)
+    groups = group_rows(tl.where(in_row, values, 0.0), CHUNK)
+    total = tl.sum(groups, 1)
     if SQUARES:
-        off = added - tl.expand_dims(made / RUN, 1)
-        made = tl.sum(off * off, 1)
-    run, there = window_of(row, in_row, RUN)
-    tl.store(sums + run * width + place, made, mask=there & in_column)
+        deviation = groups - tl.expand_dims(total / CHUNK, 1)
+        total = tl.sum(deviation * deviation, 1)
+    chunk, in_chunk = group_index(row, in_row, CHUNK)
+    tl.store(sums + chunk * width + column_offset, total, mask=in_chunk & in_column)

@@ -1,4 +1,4 @@
-"""What printing makes of a kernel for Triton: functions, and what they are called with."""
+"""What the Triton printer returns: the text, its functions and their arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DeviceFunction", "FailedFlag", "ScalarArg", "TritonSource", "Workspa
 
 
 class Workspace(NamedTuple):
-    """A tensor that one function of a kernel leaves for the next: a part of a fold for each chunk and row."""
+    """A tensor that one function of a kernel writes for the next: a partial result per chunk and row."""
 
     name: str
     size: int
@@ -25,7 +25,7 @@ class Workspace(NamedTuple):
 
 
 class FailedFlag(NamedTuple):
-    """A tensor of int64, one for each of the kernel's checks: ``2 * shown + 1`` of a failure."""
+    """An int64 tensor with an element per check of the kernel: ``2 * value + 1`` of a failure, else 0."""
 
 
 class ScalarArg(NamedTuple):
@@ -36,13 +36,13 @@ class ScalarArg(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFunction:
-    """A printed function: how it is called.
+    """A printed function and how to launch it.
 
     Args:
         name: its name in the text.
-        arguments: what it is called with, in order; sizes are integers.
+        arguments: its arguments, in order; sizes are integers.
         constants: the block sizes, by name.
-        programs: how many are launched.
+        programs: the size of the grid.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TritonSource:
 
     Args:
         text: a Python module.
-        functions: those of it that are launched, in order.
+        functions: its functions to launch, in order.
         config: the block sizes.
     """
 

@@ -157,16 +157,16 @@ def select_config(
         added: whether a mask is added to the scores.
         scored: whether there is a function of them.
 
-    >>> select_config(128, 2, Limits(132, shared=227 << 10))["forward"]
+    >>> select_config(128, 2, Limits(132, shared_memory=227 << 10))["forward"]
     FlashConfig(m=128, n=64, warps=8, stages=3)
     """
-    rdna = limits.rocm and limits.lanes == 32
+    rdna = limits.is_rocm and limits.warp_size == 32
     if itemsize == 4:
-        table = _RDNA_FLOAT32 if rdna else _CDNA_FLOAT32 if limits.rocm else _FLOAT32
-    elif limits.rocm:
+        table = _RDNA_FLOAT32 if rdna else _CDNA_FLOAT32 if limits.is_rocm else _FLOAT32
+    elif limits.is_rocm:
         table = _RDNA if rdna else _CDNA
     else:
-        table = _HOPPER if limits.shared >= _LARGE_SHARED else _AMPERE
+        table = _HOPPER if limits.shared_memory >= _LARGE_SHARED else _AMPERE
     width = next(known for known in (64, 128, 256) if size <= known)
     found = {"dots": FlashConfig(16 if itemsize == 4 else 32, 16, 4, 1)}
     kinds = [kind for kind, present in (("added", added), ("scored", scored)) if present]
@@ -174,7 +174,7 @@ def select_config(
         blocks = table[kernel][width]
         for kind in kinds:
             blocks = table.get(f"{kernel}, {kind}", {}).get(width, blocks)
-        while blocks.stages > 1 and shared(kernel, blocks, width, itemsize) > limits.shared:
+        while blocks.stages > 1 and shared(kernel, blocks, width, itemsize) > limits.shared_memory:
             blocks = dataclasses.replace(blocks, stages=blocks.stages - 1)
         found[kernel] = blocks
     return found
@@ -214,7 +214,7 @@ def configs(
         added: as for `select_config`.
         scored: as for `select_config`.
 
-    >>> configs(64, 2, Limits(132, shared=227 << 10))[0]["forward"]
+    >>> configs(64, 2, Limits(132, shared_memory=227 << 10))[0]["forward"]
     '128x64 w8 s3'
     """
     picked = select_config(size, itemsize, limits, added=added, scored=scored)
@@ -229,9 +229,9 @@ def configs(
         ):  # fmt: skip
             other = dataclasses.replace(own, **change)
             fits = min(other.m, other.n) >= 16 and max(other.m, other.n) <= 256 and other.stages >= 1
-            room = shared(kernel, other, next_power_of_two(size), itemsize) <= limits.shared
-            threads = other.warps * limits.lanes
-            most = min(limits.own, limits.registers // threads)
+            room = shared(kernel, other, next_power_of_two(size), itemsize) <= limits.shared_memory
+            threads = other.warps * limits.warp_size
+            most = min(limits.max_registers, limits.registers // threads)
             room = room and held(kernel, other, next_power_of_two(size)) <= most * threads
             if fits and room and 2 <= other.warps <= 16 and other.stages <= 5:
                 others[-1].append({**picked, kernel: other})

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from burnt import _torch
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
+from burnt.kernels.autotune.accuracy import Part
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import autocast_dtype, cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.tuning.accuracy import Part
 
 __all__ = [
     "Intervals",

@@ -19,8 +19,8 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, Kernel, Store
-from burnt.codegen.render.triton.expr import EVERYWHERE, TL, Elements, TileValue
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.render.triton.expr import NO_GUARD, TL_DTYPES, ExprPrinter, TileValue
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import BurntError, InputTypeError, InputValueError
@@ -37,7 +37,7 @@ _MOST_KNOWN = 64  # functions of the scores, and what was made of them
 _GIVEN = 5  # arguments of a score function; buffers after them are what it captures
 
 
-class _Text(Elements):
+class _Text(ExprPrinter):
     """A Triton function of a tile's elements: ``name(s, b, h, i, j, args)``."""
 
     _ARGUMENTS = (
@@ -57,33 +57,37 @@ class _Text(Elements):
         if buffer.position < _GIVEN:
             return self._ARGUMENTS[buffer.position]
         self.buffers[buffer] = None
-        place = self.place(expr.extra[1], guard)  # type: ignore[arg-type]
+        place = self.index_text(expr.extra[1], guard)  # type: ignore[arg-type]
         axes = "".join(a for a in "RC" if a in place.axes or a in guard.axes)
         where, mask = f"{buffer.name} + ({place.text})", ""
         if guard.text:
             # Addresses have the shape of their tests.
             where += f" + ({guard.text}).to(tl.int32) * 0"
             mask = f", mask={guard.text}, other=0"
-        return self.define(f"tl.load({where}{mask}){self.widened(buffer)}", axes)
+        return self.define(f"tl.load({where}{mask}){self.widening_cast(buffer)}", axes)
 
-    def checked(self, expr: Expr, guard: TileValue) -> TileValue:
+    def bounds_check(self, expr: Expr, guard: TileValue) -> TileValue:
         """A look-up outside of its tensor finds the first element: tiles reach beyond what there is."""
         test, value, otherwise, _ = (self.visit(a, guard) for a in expr.args)
-        return self.choice(test, value, otherwise, expr.dtype)
+        return self.select(test, value, otherwise, expr.dtype)
 
-    def shape(self, axes: str) -> str:
+    def block_shape(self, axes: str) -> str:
         raise BurntError("a tile may lie either way round", where=self.name)
 
-    def size(self, value: int) -> str:
+    def size_arg(self, value: int) -> str:
         return str(value)
 
-    def converted(self, place: TileValue, dtype: torch.dtype) -> str:
+    def index_as_dtype(self, place: TileValue, dtype: torch.dtype) -> str:
         number = place.text.removeprefix("-").isdecimal()
-        return f"tl.full([], {place.text}, {TL[dtype]})" if number else super().converted(place, dtype)
+        return (
+            f"tl.full([], {place.text}, {TL_DTYPES[dtype]})"
+            if number
+            else super().index_as_dtype(place, dtype)
+        )
 
     def text(self, value: Expr) -> str:
         """The module of the function."""
-        made = self.visit(value, EVERYWHERE)
+        made = self.visit(value, NO_GUARD)
         helpers = (
             f"from burnt.codegen.render.triton.device_math import {', '.join(sorted(self.helpers))}\n"
             * bool(self.helpers)
@@ -110,7 +114,7 @@ class _Printed:
         self.captured: tuple[Tensor, ...] = ()
         self._launched = False
         self.traced = Function(
-            fn, target=dataclasses.replace(TRITON, build=self._build, missing=lambda: None)
+            fn, target=dataclasses.replace(TRITON, build=self._build, why_unavailable=lambda: None)
         )
 
     def at(self, device: torch.device) -> tuple[Any, tuple[Tensor, ...]] | None:
@@ -128,7 +132,9 @@ class _Printed:
 
         return load(self.text)[self.name], self.captured
 
-    def _build(self, kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    def _build(
+        self, kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]
+    ) -> BuiltKernels:
         """Print instead of building; a launch notes which tensors there are."""
         text, used = self._text(kernels)
         places = [n for n, buffer in enumerate(buffers) if buffer in used]
@@ -138,7 +144,7 @@ class _Printed:
             self.captured = tuple(by_buffer[b] for b in used)  # type: ignore[misc]
             self.text, self._launched = text, not numbers
 
-        return Built("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
+        return BuiltKernels("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
 
     def _text(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
         steps = [step for kernel in kernels for step in kernel.steps]

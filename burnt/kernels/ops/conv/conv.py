@@ -245,16 +245,16 @@ class _OfWords(Op[P, R]):
         """As `Op` does."""
         given: Any = args
         if kwargs or len(args) != self.arity or isinstance(args[self.positions["padding"]], str):
-            given = self.bound(args, kwargs)
+            given = self.bind(args, kwargs)
         return super().__call__(*given)  # type: ignore[call-arg]
 
-    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """As `Op` does, the padding as numbers.
 
         Raises:
             InputRuntimeError: a word that says no padding here.
         """
-        full = super().bound(args, kwargs)
+        full = super().bind(args, kwargs)
         at = self.positions["padding"]
         if not isinstance(full[at], str):
             return full

@@ -402,7 +402,7 @@ def _address(tensor: Tensor | None) -> int:
 @cache
 def _launcher(kind: str, name: str, pointers: int, ints: int) -> Callable[..., Any]:
     cell = {"lstm": _LSTM, "gru": _GRU}[kind]
-    head = c_library.PREAMBLE + c_library.CONTRACTED + prelude.source()
+    head = c_library.PREAMBLE + c_library.ALLOW_FMA + prelude.source()
     source = f"{head}enum {{ MOST = {_MOST} }};\n{cell}{_STEPS}"
     functions = c_library.load(source, ["forward_steps", "backward_steps"])
     return c_library.launcher(functions[name], pointers=pointers, ints=ints)

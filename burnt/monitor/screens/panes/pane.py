@@ -96,5 +96,5 @@ class Pane(Vertical):
 
     def enter(self) -> None:
         """The pane is shown: the keys go to its main part."""
-        parts = self.query("Rows, Chart")
+        parts = self.query("Table, Chart")
         self.screen.set_focus(parts.first() if parts else None)

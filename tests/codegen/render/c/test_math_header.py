@@ -23,19 +23,19 @@ FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-
 def is_gcc() -> bool:
     if COMPILER is None:
         return False
-    said = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
-    return "Free Software Foundation" in said
+    output = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout
+    return "Free Software Foundation" in output
 
 
-# clang reports in another form.
+# Only gcc: clang's reports have another format.
 VECTORISER_REPORT = ["-fopt-info-vec-optimized"] if is_gcc() else []
 
 pytestmark = pytest.mark.skipif(
     COMPILER is None, reason="no C compiler: neither gcc nor clang nor cc is here"
 )
 
-# The largest error in units of the last place. Measured over every fifth float on a machine with AVX-512; the
-# bound leaves some room for one that rounds between a product and a sum.
+# Error bounds in units of the last place. Measured over every fifth float on a machine with AVX-512, with
+# some room for machines that round between a multiplication and an addition.
 UNARY_ULP = {
     "abs": 0, "ceil": 0, "floor": 0, "round": 0, "sign": 0, "trunc": 0, "sqrt": 0.51, "rsqrt": 1.6,
     "exp": 1.2, "exp2": 1.2, "expm1": 1.7, "log": 1.0, "log2": 1.3, "log10": 1.2, "log1p": 1.7,
@@ -44,13 +44,13 @@ UNARY_ULP = {
 }  # fmt: skip
 BINARY_ULP = {"atan2": 2.5, "pow": 0.6}
 EXACT_BINARY = ["copysign", "fmax", "fmin", "fmod", "maximum", "minimum", "remainder"]
-# What only other functions of the prelude call.
+# Functions that only other functions of the prelude call.
 INNER = {
     "fma_f32", "fma_f64", "bits_f32", "bits_f64", "float_of_bits", "double_of_bits", "power_of_two",
     "scale_f32", "scale_by_sign", "expm1_poly", "exp_reduce", "half_exp", "log_reduce", "log_tail",
-    "log_special", "log_scaled", "log1p_positive", "log1p_or_double", "turn_reduce", "sin_poly", "cos_poly",
+    "log_special", "log_scaled", "log1p_positive", "log1p_or_double", "reduce_angle", "sin_poly", "cos_poly",
     "asin_tail", "atan_poly", "philox_round", "fmod_step", "f32_of_f16_vector", "f16_of_f32_vector",
-    "floats_of_shorts", "shorts_of_floats", "shorts_left", "put_shorts_left",
+    "floats_of_shorts", "shorts_of_floats", "load_last_shorts", "store_last_shorts",
 }  # fmt: skip
 TYPES = {
     "float": torch.float32, "double": torch.float64, "uint8_t": torch.uint8, "int8_t": torch.int8,
@@ -62,7 +62,7 @@ FUNCTION = re.compile(r"^static inline (\w+) (\w+)\(([^)]*)\)", re.MULTILINE)
 
 @dataclass
 class Library:
-    """A loop per function of the prelude, and what the compiler said of each."""
+    """A library with a loop for each function of the prelude, and which loops were vectorised."""
 
     loaded: ctypes.CDLL
     results: dict[str, torch.dtype]
@@ -75,10 +75,10 @@ class Library:
         getattr(self.loaded, f"loop_{name}")(*pointers, ctypes.c_long(out.numel()))
         return out
 
-    def row(self, name: str, out: torch.Tensor, given: torch.Tensor) -> None:
-        """Convert a row into the first elements of another."""
-        pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(given.data_ptr())
-        getattr(self.loaded, f"call_{name}")(*pointers, ctypes.c_long(given.numel()))
+    def row(self, name: str, out: torch.Tensor, source: torch.Tensor) -> None:
+        """Convert a row and write it to the first elements of another."""
+        pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(source.data_ptr())
+        getattr(self.loaded, f"call_{name}")(*pointers, ctypes.c_long(source.numel()))
 
 
 def compile_c(text: str, folder: Path, *flags: str) -> tuple[Path, str]:
@@ -122,14 +122,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
             for (long i = 0; i < n; i += 16) f16_of_f32_strip(y + i, x + i);
         }""")
     folder = tmp_path_factory.mktemp("prelude")
-    path, said = compile_c("\n".join(lines), folder, *VECTORISER_REPORT)
-    found = re.findall(r"kernel\.c:(\d+):\d+: optimized: loop vectorized", said)
+    path, output = compile_c("\n".join(lines), folder, *VECTORISER_REPORT)
+    found = re.findall(r"kernel\.c:(\d+):\d+: optimized: loop vectorized", output)
     vectorised = {at_line[int(line)] for line in found if int(line) in at_line}
     return Library(ctypes.CDLL(str(path)), results, vectorised)
 
 
 def sample(seed: int = 0, count: int = 1 << 20) -> torch.Tensor:
-    """Float32 bit patterns, evenly over all exponents and both signs, NaN and denormals among them."""
+    """Return floats spread evenly over all bit patterns, including NaN and denormals, and critical points."""
     step = 2**32 // count
     offsets = np.random.default_rng(seed).integers(0, step, count, dtype=np.uint64)
     patterns = (np.arange(count, dtype=np.uint64) * np.uint64(step) + offsets).astype(np.uint32)
@@ -140,7 +140,7 @@ def sample(seed: int = 0, count: int = 1 << 20) -> torch.Tensor:
     ], np.float32)  # fmt: skip
     near = points.view(np.uint32)[:, None].astype(np.int64) + np.arange(-40, 41)
     near = near[(near >= 0) & (near <= 0x7F800001)].astype(np.uint32)
-    # The float closest to a multiple of pi/2, where a reduction loses most.
+    # The float closest to a multiple of pi/2, where argument reduction loses most bits.
     worst = np.array([16367173 * 2.0**72], np.float32).view(np.uint32)
     patterns = np.concatenate([patterns, near, near | 0x80000000, worst])
     return torch.from_numpy(patterns.astype(np.uint32).view(np.float32).copy())
@@ -152,9 +152,9 @@ def moderate(seed: int, count: int = 1 << 18, scale: float = 4.0) -> torch.Tenso
 
 
 def errors_in_ulp(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Distance to a float64 truth in units of float32's last place; infinity counts as 2^128.
+    """Return the distance to a float64 reference in units of float32's last place; infinity counts as 2^128.
 
-    NaN must meet NaN, and a zero must have the truth's sign.
+    NaN must match NaN, and zeros must have the reference's sign.
     """
     assert torch.equal(found.isnan(), truth.isnan())
     zero = found == 0
@@ -167,7 +167,7 @@ def errors_in_ulp(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal, zeros with their sign; any NaN equals any NaN."""
+    """Assert equality, including the sign of zeros; all NaNs are equal."""
     same = (found == expected) & (found.signbit() == expected.signbit()) | found.isnan() & expected.isnan()
     assert same.all(), (found[~same][:5], expected[~same][:5])
 
@@ -186,7 +186,7 @@ def test_error_over_all_floats(library: Library, name: str) -> None:
     "name", ["exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "sin", "tan", "acos", "atanh"]
 )
 def test_the_float64_truth_agrees_with_mpmath(name: str) -> None:
-    """The bounds above would mean little if torch's float64 were off where float32 is looked at."""
+    """The bounds above rely on torch's float64 functions being accurate enough."""
     x = sample(seed=3, count=512)
     truth = getattr(torch, name)(x.double())
     with mpmath.workprec(300):
@@ -209,7 +209,7 @@ def test_special_values_are_torchs(library: Library, name: str) -> None:
     half = [0.0, tiny, small, 0.5, 1.0, 2.0, 2.5, large, torch.inf, torch.nan]
     # A few elements and many take different paths in torch; and 3 copies leave a tail after the SIMD loop.
     x = torch.tensor(half + [-value for value in half]).repeat(3)
-    if name == "log1p":  # torch's own takes a denormal to 0
+    if name == "log1p":  # torch gives 0 for a denormal
         x = x[(x == 0) | ~(x.abs() < small)]
     found, expected = library(f"{name}_f32", x), getattr(torch, name)(x)
     special = ~expected.isfinite() | (expected == 0)
@@ -218,7 +218,7 @@ def test_special_values_are_torchs(library: Library, name: str) -> None:
 
 
 def pairs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs over all floats, pairs of ordinary size, and every pair of special values."""
+    """Return pairs over all floats, pairs of moderate size, and all pairs of special values."""
     special = torch.tensor([0.0, 1e-45, 1.1754944e-38, 0.5, 1, 1.5, 2, 3, 4, 5, 1e7, 16777217, 3.4028235e38,
                             torch.inf, torch.nan])  # fmt: skip
     special = torch.cat([special, -special])
@@ -243,7 +243,7 @@ def test_error_over_pairs(library: Library, name: str) -> None:
 
 
 def exact(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The exact functions of pairs: torch's, or C's fmod where torch gives NaN for large quotients."""
+    """Return the exact result: torch's, or C's fmod where torch gives NaN for large quotients."""
     if name not in ("fmod", "remainder"):
         return getattr(torch, name)(x, y)
     with np.errstate(invalid="ignore"):
@@ -260,9 +260,9 @@ def exact(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", EXACT_BINARY)
 def test_exact_functions_of_pairs(library: Library, name: str) -> None:
     x, y = pairs(11)
-    # C's fmax takes a signalling NaN for one that must be handed on.
+    # C's fmax returns NaN if an argument is a signalling NaN.
     x, y = x.where(~x.isnan(), torch.nan), y.where(~y.isnan(), torch.nan)
-    if name in ("fmax", "fmin", "maximum", "minimum"):  # torch's zero of two depends on its vector path
+    if name in ("fmax", "fmin", "maximum", "minimum"):  # which zero torch returns depends on its vector path
         keep = ~((x == 0) & (y == 0))
         x, y = x[keep], y[keep]
     assert_same_bits(library(f"{name}_f32", x, y), exact(name, x, y))
@@ -276,7 +276,7 @@ def test_of_equal_values_the_first_is_returned(library: Library) -> None:
 
 
 def test_fmod_with_quotients_of_every_size(library: Library) -> None:
-    """Up to 2^277, against Python's integers."""
+    """Quotients up to 2^277, compared with Python's integers."""
     x, y = pairs(13)
     keep = (x.abs() > 2.0**60) & (y.abs() < 2.0**-60) & (y != 0) & x.isfinite()
     x, y = x[keep][:2000], y[keep][:2000]
@@ -300,7 +300,7 @@ def test_double(library: Library, name: str) -> None:
     inputs = torch.cat([ordinary, grid], 1)
     if name in ("fmax", "fmin", "maximum", "minimum"):
         inputs = inputs[:, ~(inputs == 0).all(0)]
-    if name == "log1p":  # torch's own takes a denormal to 0
+    if name == "log1p":  # torch gives 0 for a denormal
         inputs = inputs[:, (inputs[0] == 0) | ~(inputs[0].abs() < 1e-300)]
     found = library(f"{name}_f64", *inputs)
     expected = exact(name, *inputs) if name in EXACT_BINARY else getattr(torch, name)(*inputs)
@@ -318,10 +318,10 @@ def test_half_precision_there(library: Library, name: str, dtype: torch.dtype) -
 
 
 def rounding_cases(dtype: torch.dtype) -> torch.Tensor:
-    """Every number of 16 bits, the boundaries between them, and samples of all floats."""
+    """Return all 16-bit numbers, the rounding boundaries between them, and samples of all floats."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
     low = every.view(dtype).float()
-    middle = (low + low.roll(-1)) / 2  # ties, and with their neighbours all boundaries
+    middle = (low + low.roll(-1)) / 2  # ties; with the adjacent floats, all boundaries
     ties = torch.cat([middle, middle.nextafter(low), middle.nextafter(low.roll(-1))])
     edges = torch.tensor([65504.0, 65519.996, 65520.0, -65520.0, 3.3895e38, 3.3961776e38, 2.0**-24, 2.0**-25])
     return torch.cat([sample(), low, ties, edges])
@@ -438,7 +438,7 @@ def philox_in_c(library: Library, counters: np.ndarray, key: tuple[int, int]) ->
     ],
 )
 def test_philox_known_answers(library: Library, counter: str, key: str, answer: str) -> None:
-    """Those that Random123 ships in kat_vectors."""
+    """The known answers in Random123's kat_vectors."""
 
     def words(text: str) -> list[int]:
         return [int(word, 16) for word in text.split()]
@@ -449,7 +449,7 @@ def test_philox_known_answers(library: Library, counter: str, key: str, answer: 
 
 
 def test_philox_of_random_counters(library: Library) -> None:
-    """Against the paper's rounds in Python, which at 64 bits give what numpy's Philox gives."""
+    """Compare with the paper's rounds in Python, which in 64 bits agree with numpy's Philox."""
     numpys = np.random.Philox(counter=[4, 5, 6, 7], key=[8, 9]).random_raw(4).tolist()
     assert philox_reference([5, 5, 6, 7], [8, 9], 64) == numpys  # numpy counts before it draws
     counters = np.random.default_rng(23).integers(0, 2**32, (257, 4), dtype=np.uint32)
@@ -469,8 +469,8 @@ void stream(float *restrict y, uint32_t key0, uint32_t key1, long n) {
 def test_uniform_numbers(library: Library, tmp_path: Path) -> None:
     ends = torch.tensor([0, 255, 256, 2**32 - 1], dtype=torch.int64).to(torch.uint32)
     assert library("uniform_f32", ends).tolist() == [0.0, 0.0, 2.0**-24, 1 - 2.0**-24]
-    path, said = compile_c(source() + STREAM, tmp_path, *VECTORISER_REPORT)
-    assert not VECTORISER_REPORT or "loop vectorized" in said
+    path, output = compile_c(source() + STREAM, tmp_path, *VECTORISER_REPORT)
+    assert not VECTORISER_REPORT or "loop vectorized" in output
     draws = torch.empty(1 << 20)
     ctypes.CDLL(str(path)).stream(ctypes.c_void_p(draws.data_ptr()), 1, 2, ctypes.c_long(draws.numel()))
     counts = torch.histc(draws, 64, 0, 1)
@@ -484,7 +484,7 @@ def test_terms_of_sums(library: Library) -> None:
     assert float(errors_in_ulp(library("exp_term_f32", x), x.double().exp()).max()) <= 1.2
     wide = -torch.rand(1 << 18, dtype=torch.float64) * 700
     torch.testing.assert_close(library("exp_term_f64", wide), wide.exp(), rtol=4e-16, atol=0.0)
-    # What is smaller adds nothing to a sum that is at least 1.
+    # Smaller terms add nothing to a sum that is at least 1.
     far = torch.tensor([-87.1, -1e5, -torch.inf])
     assert library("exp_term_f32", far).eq(0).all()
     assert library("exp_term_f64", far.double() * 9).eq(0).all()
@@ -502,7 +502,7 @@ def test_every_function_is_tested(library: Library) -> None:
     assert {name for _, name, _ in FUNCTION.findall(source())} == tested | INNER
 
 
-@pytest.mark.skipif(not VECTORISER_REPORT, reason="only gcc says what it vectorised in the form read here")
+@pytest.mark.skipif(not VECTORISER_REPORT, reason="only gcc's vectorisation reports can be parsed")
 def test_loops_become_simd(library: Library) -> None:
     scalar = set(library.results) - library.vectorised
     calls_libm = {f"{name}_f64" for name in [*UNARY_ULP, *BINARY_ULP, "fmod", "remainder"]}
@@ -518,8 +518,8 @@ def test_no_warnings(tmp_path: Path) -> None:
     compile_c(source(), tmp_path, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function")
 
 
-def test_denormals_stay_alive(library: Library) -> None:
-    """A library built with -ffast-math would have switched them off for the whole process when loaded."""
+def test_denormals_are_not_flushed(library: Library) -> None:
+    """Loading a library built with -ffast-math would flush denormals in the whole process."""
     assert library.loaded is not None
     assert (torch.tensor([1e-40]) * 1 != 0).all()
     assert np.float32(1e-40) * np.float32(0.5) != 0

@@ -1,10 +1,10 @@
 /* Enough of metal_stdlib to run generated Metal as C++ on one thread.
  *
- * The threads of a threadgroup are fibers, resumed in changing order: forwards, then backwards. A barrier, or
- * a shuffle, is passed once all have come to it. Threadgroup memory is filled with nonsense before each group.
- * Buffers know their sizes. What is wrong is noted in `failure` and returned to Python.
+ * The threads of a threadgroup are fibers, resumed in alternating order: forwards, then backwards. A fiber passes
+ * a barrier or a shuffle once all fibers have reached it. Threadgroup memory is filled with garbage before each
+ * group. Buffers know their sizes. Errors are recorded in `failure` and returned to Python.
  *
- * Generated text is put into namespace metal, where it finds these names before those of C.
+ * Generated source is put into namespace metal, where these names take precedence over those of C.
  */
 #pragma once
 #include <cmath>
@@ -79,7 +79,7 @@ inline float sqrt(float x) { return __builtin_sqrtf(x); }
 
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 
-/* ---- what went wrong ---------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------- */
 
 static char failure[200];
 
@@ -139,7 +139,7 @@ inline void threadgroup_barrier(mem_flags) {
     }
 }
 
-/* What the thread `other` of the same simdgroup gives. */
+/* The value that thread `other` of the same simdgroup passes. */
 template <typename T> inline T of_thread(T x, int other) {
     const int first = current / SIMD * SIMD;
     const long mine = ++fibers[current].shuffles;
@@ -187,14 +187,14 @@ inline void run_group(char *stacks) {
                 swapcontext(&scheduler, &fibers[current].context);
             left += !fibers[current].done;
         }
-        /* Whoever came last lets the others go on in the pass after. */
+        /* The last fiber to arrive releases the others in the next pass. */
         idle = left && progress == before ? idle + 1 : 0;
         if (idle > 2)
             fail("threads that wait for others, who are gone or elsewhere", left, 0);
     }
 }
 
-/* All groups of a grid, one after the other. Kernels in which threads tell one another nothing need no
+/* Run all groups of a grid, one after the other. Kernels whose threads do not communicate need no
  * fibers. */
 inline void run(void (*what)(uint3), const uint *threads, const uint *group, bool together) {
     failure[0] = 0;

@@ -1,4 +1,4 @@
-"""Generated Metal, run as C++: a target like Metal's own, but for the compiler."""
+"""Run generated Metal as C++: a target like Metal's own, but with a C++ compiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from burnt.codegen.runtime.metal_backend import METAL, build_metal
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-# As kernels ask Metal to: a product is rounded before it is added; what overflows wraps.
+# As kernels require of Metal: products are rounded before they are added; integer overflow wraps.
 _LINK = "-Wl,-z,noseparate-code,-z,norelro"
 _FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fwrapv", "-fPIC"]
 _WARNINGS = ["-Werror", "-Wdouble-promotion", "-Wno-attributes", "-Wno-unknown-pragmas"]
@@ -30,40 +30,40 @@ _BUFFER = re.compile(r"(device|constant) (const )?(\w+) \*(\w+) \[\[buffer\((\d+
 
 @functools.cache
 def _folder() -> Path:
-    """A folder with the shim, its header compiled once."""
+    """Return a folder with the shim and its precompiled header."""
     folder = tempfile.TemporaryDirectory(prefix="burnt-metal-")
-    _kept.append(folder)
+    _folders.append(folder)
     shutil.copy(Path(__file__).with_name("shim.h"), folder.name)
-    _compiled("-x", "c++-header", "shim.h", "-o", "shim.h.gch", folder=Path(folder.name))
+    _compile("-x", "c++-header", "shim.h", "-o", "shim.h.gch", folder=Path(folder.name))
     return Path(folder.name)
 
 
-_kept: list[Any] = []  # temporary folders live as long as the process
+_folders: list[Any] = []  # keeps temporary folders alive as long as the process
 
 
-def _compiled(*arguments: str, folder: Path) -> None:
-    made = subprocess.run([str(COMPILER), *_FLAGS, *arguments], cwd=folder, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr[:4000]
+def _compile(*arguments: str, folder: Path) -> None:
+    result = subprocess.run([str(COMPILER), *_FLAGS, *arguments], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[:4000]
 
 
 def compile_cpp(text: str) -> ctypes.CDLL:
-    """A library of C++ text that includes shim.h, of as few mappings as burnt's own have."""
+    """Compile C++ source that includes shim.h to a library, with as few memory mappings as burnt's own."""
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     folder = _folder()
     if not (folder / f"{name}.so").exists():
         (folder / f"{name}.cpp").write_text(text)
-        _compiled(*_WARNINGS, "-shared", _LINK, f"{name}.cpp", "-o", f"{name}.so", folder=folder)
+        _compile(*_WARNINGS, "-shared", _LINK, f"{name}.cpp", "-o", f"{name}.so", folder=folder)
     return ctypes.CDLL(str(folder / f"{name}.so"))
 
 
 def as_cpp(source: str) -> str:
-    """Metal's text as C++, and for each kernel ``run_<kernel>(buffers, sizes, threads, group)``."""
+    """Convert Metal source to C++, with ``run_<kernel>(buffers, sizes, threads, group)`` for each kernel."""
     assert not re.search(r"\bdouble\b", re.sub(r"/\*.*?\*/", "", source, flags=re.S))
     text = source.replace("#include <metal_stdlib>\n", "")
     runners = []
     for name, head, body in _KERNEL.findall(text):
         names = dict.fromkeys(_BUFFER.findall(head))
-        together = str(re.search("barrier|of_lane|simd_", body) is not None).lower()
+        together = str(re.search("barrier|shuffle|simd_", body) is not None).lower()
         arguments = []
         for space, only, kind, _, slot in names:
             only = "const " if space == "constant" or only else ""
@@ -84,7 +84,7 @@ def as_cpp(source: str) -> str:
 
 
 class Library:
-    """What `torch.mps.compile_shader` gives: kernels as attributes."""
+    """Like the result of `torch.mps.compile_shader`: kernels are attributes."""
 
     def __init__(self, source: str) -> None:
         self.loaded = compile_cpp(as_cpp(source))
@@ -93,7 +93,7 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         run = getattr(self.loaded, f"run_{name}")
         run.restype = ctypes.c_char_p
-        # A word for each check is written where one fails.
+        # The words of checks are only written if a check fails.
         written = {
             int(slot)
             for _, only, _, name, slot in _BUFFER.findall(self.heads[name])
@@ -115,26 +115,26 @@ class Library:
                 left = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
                 sizes.append(left)
                 if i in written and isinstance(arguments[i], Tensor) and tensor.data_ptr() not in read:
-                    # Not a number, and for integers not what anybody expects.
+                    # Fill outputs with NaN, or with an unlikely integer.
                     ctypes.memset(
                         tensor.data_ptr(),
                         0xFF if tensor.is_floating_point() else 0x55,
                         left * tensor.itemsize,
                     )
             buffers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
-            said = run(
+            failure = run(
                 buffers,
                 (ctypes.c_long * len(sizes))(*sizes),
                 (ctypes.c_uint * 3)(*threads),
                 (ctypes.c_uint * 3)(*group_size),
             )
-            assert not said, f"{name}: {said.decode()}"
+            assert not failure, f"{name}: {failure.decode()}"
 
         return call
 
 
 def _bound(argument: Any, cast: str | None) -> Tensor:
-    """An argument as torch binds it: lists of Python numbers have 64 bits if integers, 32 if floats."""
+    """Convert an argument as torch does: in lists, Python integers have 64 bits, floats 32."""
     if isinstance(argument, Tensor):
         return argument
     assert isinstance(argument, list)
@@ -145,8 +145,10 @@ def _bound(argument: Any, cast: str | None) -> Tensor:
 
 @functools.cache
 def shader(source: str) -> Library:
-    """A library of Metal's text."""
+    """Compile Metal source to a library."""
     return Library(source)
 
 
-METAL_SHIM = dataclasses.replace(METAL, build=functools.partial(build_metal, shader), missing=lambda: None)
+METAL_SHIM = dataclasses.replace(
+    METAL, build=functools.partial(build_metal, shader), why_unavailable=lambda: None
+)

@@ -1,4 +1,4 @@
-"""The ops of `burnt.kernels` in Metal, run on the shim: values and gradients beside float64."""
+"""The ops of `burnt.kernels` in Metal, run on the shim: values and gradients compared with float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IMAGES = randn(2, 4, 7, 9)
 ROPE = (randn(2, 3, 5, 8), randn(5, 4, seed=1), randn(5, 4, seed=2))
 X = randn(5, 53)
 
-# An op with all of its arguments.
+# Each op with all of its arguments.
 FAMILIES: dict[str, tuple[Op[..., Any], tuple[Any, ...]]] = {
     "softmax": (kernels.softmax, (X, -1, None)),
     "softmax of columns": (kernels.softmax, (randn(13, 11), 0, None)),
@@ -97,12 +97,12 @@ FAMILIES: dict[str, tuple[Op[..., Any], tuple[Any, ...]]] = {
     "cumprod": (kernels.cumprod, (randn(5, 13), 1, None)),
     "embedding": (kernels.embedding, (torch.tensor([[0, 5, 5], [12, 3, 1]]), randn(13, 7), 3)),
 }
-SCATTERED = {"embedding"}  # gradients that torch adds up where indices say
+SCATTERED = {"embedding"}  # ops whose gradients are index_add calls of torch
 SAMPLE = ("layer_norm and residual", "cross_entropy, smoothed", "max_pool", "cumsum", "embedding")
 
 
 class Reference(InlinedWhenTraced):
-    """An op's reference as a function of its tensors."""
+    """An op's reference implementation as a function of the tensors among its arguments."""
 
     __slots__ = ("__name__", "args", "op")
 
@@ -115,16 +115,18 @@ class Reference(InlinedWhenTraced):
 
 
 def run(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
-    """The results, and the gradients for fixed cotangents."""
-    given = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
-    wanted = [a for a in given if a.requires_grad]
-    made = fn(*given)
-    results = list(made) if isinstance(made, tuple) else [made]
+    """Return the results, and the gradients for fixed output gradients."""
+    inputs = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
+    leaves = [a for a in inputs if a.requires_grad]
+    result = fn(*inputs)
+    results = list(result) if isinstance(result, tuple) else [result]
     roots = [r for r in results if r.requires_grad]
-    # Exact in every dtype, and different for each element.
-    pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
+    # Exact in every dtype, and different from element to element.
+    grad_out = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
     grads = (
-        torch.autograd.grad(roots, wanted, pull, allow_unused=True, materialize_grads=True) if roots else []
+        torch.autograd.grad(roots, leaves, grad_out, allow_unused=True, materialize_grads=True)
+        if roots
+        else []
     )
     return [t.detach() for t in (*results, *grads)]
 
@@ -146,7 +148,10 @@ def check(name: str, dtype: torch.dtype, target: Target = METAL_SHIM) -> None:
         assert float((found.double() - exact).abs().max()) <= tolerance
     plan = fused.plan(*[a.clone().requires_grad_() if a.is_floating_point() else a for a in given])
     assert plan is not None, fused.fallback_reason(*given)
-    steps = [*plan.plan.steps, *(step for made in plan.backward.values() for step in made.plan.plan.steps)]
+    steps = [
+        *plan.plan.steps,
+        *(step for made in plan.backward_plans.values() for step in made.plan.plan.steps),
+    ]
     assert all(isinstance(step, Kernel) for step in steps) == (name not in SCATTERED)
 
 

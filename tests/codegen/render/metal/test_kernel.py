@@ -1,4 +1,4 @@
-"""Generated Metal, compiled as C++ and run on the shim: forms, values, gradients, math, text."""
+"""Generated Metal, compiled as C++ and run on the shim: loop structures, values, gradients, math, source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from burnt.codegen.runtime import targets
 from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import InputIndexError
 from tests.codegen.compare import judge, judge_fresh
-from tests.codegen.lower.test_gather import LOOK_UPS, ROWS, X
+from tests.codegen.lower.test_gather import GATHERS, ROWS, X
 from tests.codegen.programs import Program, program
 from tests.codegen.render.c.test_math_header import UNARY_ULP
 from tests.codegen.render.metal import shim
@@ -63,9 +63,9 @@ def same(ours: Any, theirs: Any, **tolerances: float) -> None:
 
 
 def source_of(fn: Callable[..., Any], *args: Any) -> str:
-    made = metal(fn).plan(*args)
-    assert made is not None
-    return made.source
+    plan = metal(fn).plan(*args)
+    assert plan is not None
+    return plan.source
 
 
 # --- what fuses, and its text -----------------------------------------------------------------------------
@@ -131,81 +131,83 @@ TEXTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text(name: str) -> None:
-    """`BURNT_GOLDEN=1` writes the files anew."""
+    """`BURNT_GOLDEN=1` rewrites the files."""
     fn, args = TEXTS[name]
-    # Sizes in place, as for the first shape; other tests may have met the form.
+    # Sizes as constants, as for the first shape: other tests may have used the same template.
     plan = metal(fn).plan(*args)
     assert plan is not None
-    made = "\n".join(
+    source = "\n".join(
         with_constant_sizes(d.text) for k in plan.kernels for d in print_kernel(k, plan.plan.numbers)
     )
     path = GOLDEN / f"{name}.metal"
     if "BURNT_GOLDEN" in os.environ:
-        path.write_text(made)
-    assert made == path.read_text(), f"the text has changed: see git diff after BURNT_GOLDEN=1 ({path.name})"
+        path.write_text(source)
+    assert source == path.read_text(), (
+        f"the source has changed: see git diff with BURNT_GOLDEN=1 ({path.name})"
+    )
 
 
-# --- forms ------------------------------------------------------------------------------------------------
+# --- loop structures --------------------------------------------------------------------------------------
 
 
-def folds(x, axis):
+def reductions(x, axis):
     return (
         x.sum(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.argmin(axis), (x > 2).any(axis),
         (x > -3).all(axis), x.var(axis), torch.softmax(x, axis), (x * 0.01 + 1).prod(axis), (x > 0).sum(axis),
     )  # fmt: skip
 
 
-# Shape, axis, whether transposed in memory, and what the text has in this form and in no other.
-FORMS: dict[str, tuple[tuple[int, ...], int, bool, tuple[str, ...], tuple[str, ...]]] = {
-    "short rows": ((37, 53), 1, False, ("of_lane", "at.x / 32"), ("barrier", "_part0")),
-    "long rows": ((35, 1029), 1, False, ("of_lane", "barrier", "at.x / 256"), ("_part0",)),
-    "few columns": ((13, 37), 0, False, ("i0 = int(at.x)",), ("of_lane", "barrier")),
-    "columns": ((530, 37), 0, False, ("lane = at.y", "barrier"), ("of_lane", "_part0")),
-    "columns of several": ((3, 70, 41), 1, False, ("lane = at.y", "others"), ("of_lane", "_part0")),
-    "rows in columns' memory": ((37, 530), 1, True, ("lane = at.y", "barrier"), ("of_lane",)),
-    "long and few columns": ((4_011, 9), 0, False, ("_part0", "lane = at.y"), ("of_lane",)),
-    "few rows of many": ((3, 4_009), 1, False, ("_part0", "of_lane"), ("lane = at.y",)),
+# Shape, axis, whether transposed in memory, and what the source contains, and does not contain.
+STRUCTURES: dict[str, tuple[tuple[int, ...], int, bool, tuple[str, ...], tuple[str, ...]]] = {
+    "short rows": ((37, 53), 1, False, ("shuffle", "at.x / 32"), ("barrier", "_part0")),
+    "long rows": ((35, 1029), 1, False, ("shuffle", "barrier", "at.x / 256"), ("_part0",)),
+    "few columns": ((13, 37), 0, False, ("i0 = int(at.x)",), ("shuffle", "barrier")),
+    "columns": ((530, 37), 0, False, ("lane = at.y", "barrier"), ("shuffle", "_part0")),
+    "columns of several": ((3, 70, 41), 1, False, ("lane = at.y", "outer = "), ("shuffle", "_part0")),
+    "rows in columns' memory": ((37, 530), 1, True, ("lane = at.y", "barrier"), ("shuffle",)),
+    "long and few columns": ((4_011, 9), 0, False, ("_part0", "lane = at.y"), ("shuffle",)),
+    "few rows of many": ((3, 4_009), 1, False, ("_part0", "shuffle"), ("lane = at.y",)),
 }
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits begin at sizes that a test can afford."""
+    """Rows are split from sizes on that a test can afford."""
     monkeypatch.setattr(metal_kernel, "_SPLIT_ELEMENTS", 2000)
-    monkeypatch.setattr(metal_kernel, "_CHUNKS", 5)
+    monkeypatch.setattr(metal_kernel, "_NUM_CHUNKS", 5)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", FORMS)
-def test_forms(name: str) -> None:
-    shape, axis, transposed, there, elsewhere = FORMS[name]
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_reductions(name: str) -> None:
+    shape, axis, transposed, contained, absent = STRUCTURES[name]
     x = randn(*shape)
     x = x.t().contiguous().t() if transposed else x
     text = source_of(lambda x: x.sum(axis), x)
-    assert all(part in text for part in there), text
-    assert not any(part in text for part in elsewhere), text
-    fused = metal(folds)
-    for ours, theirs in zip(fused(x, axis), folds(x.double(), axis), strict=True):
+    assert all(part in text for part in contained), text
+    assert not any(part in text for part in absent), text
+    fused = metal(reductions)
+    for ours, theirs in zip(fused(x, axis), reductions(x.double(), axis), strict=True):
         same(ours, theirs.to(ours.dtype), rtol=2e-5, atol=2e-6)
-    # NaN and infinities twice, not where a fold begins.
-    place = [x.shape[axis] - 1, x.shape[axis] // 3]
+    # NaN and infinities at two indices, not at the start of a reduction.
+    indices = [x.shape[axis] - 1, x.shape[axis] // 3]
     for value in (float("nan"), float("inf"), -float("inf"), -0.0):
         y = x.clone(memory_format=torch.preserve_format)
-        for at in place:
-            y.select(axis, at)[..., 0] = value
-        for ours, theirs in zip(fused(y, axis), folds(y, axis), strict=True):
+        for index in indices:
+            y.select(axis, index)[..., 0] = value
+        for ours, theirs in zip(fused(y, axis), reductions(y, axis), strict=True):
             same(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", FORMS)
-def test_whole_numbers(name: str) -> None:
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_integers(name: str) -> None:
     def fn(x, axis):
         return x.sum(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.prod(axis), x.any(axis)
 
-    shape, axis, *_ = FORMS[name]
+    shape, axis, *_ = STRUCTURES[name]
     for dtype in (torch.int8, torch.uint8, torch.int64):
         x = (randn(*shape) * 30).abs().to(dtype)
         if dtype == torch.int64:
@@ -219,9 +221,9 @@ def test_whole_numbers(name: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_sums_keep_what_rounding_takes() -> None:
-    """Equal numbers are rounded all the same way, which adds up where nothing is kept."""
-    for shape, axis, *_ in FORMS.values():
+def test_sums_are_compensated() -> None:
+    """Equal numbers are all rounded in the same direction, so errors of plain summation accumulate."""
+    for shape, axis, *_ in STRUCTURES.values():
         x = torch.full(shape, 0.2)
         ours = metal(lambda x, axis: x.sum(axis))(x, axis)
         exact = x.double().sum(axis)
@@ -235,13 +237,13 @@ def test_elementwise_shapes(shape: tuple[int, ...]) -> None:
     x = randn(*shape)
     fused = metal(lambda x, y: torch.tanh(x) * y)
     same(fused(x, x), torch.tanh(x) * x)
-    turned = x.permute(tuple(range(x.dim())[::-1]))
-    y = randn(*turned.shape, seed=1)
-    same(fused(turned, y), torch.tanh(turned) * y)
-    assert fused(turned, y).stride() == (torch.tanh(turned) * y).stride()
+    transposed = x.permute(tuple(range(x.dim())[::-1]))
+    y = randn(*transposed.shape, seed=1)
+    same(fused(transposed, y), torch.tanh(transposed) * y)
+    assert fused(transposed, y).stride() == (torch.tanh(transposed) * y).stride()
 
 
-def test_a_thread_takes_four_neighbours_where_memory_allows() -> None:
+def test_a_thread_computes_four_adjacent_elements_where_memory_is_contiguous() -> None:
     def double(x):
         return x * 2
 
@@ -250,10 +252,10 @@ def test_a_thread_takes_four_neighbours_where_memory_allows() -> None:
     assert "i0 < end" not in source_of(double, randn(70))
 
 
-def test_loops_that_one_step_nests_in_another_order_stay_as_they_are() -> None:
+def test_steps_that_nest_loops_in_different_orders() -> None:
     def fn(x):
-        place = x.argmax()  # counts along the axes, while what is stored goes along memory
-        return x * place, place
+        index = x.argmax()  # counts in axis order, while stores go in memory order
+        return x * index, index
 
     x = randn(6, 11, 4, 1).contiguous(memory_format=torch.channels_last)
     same(metal(fn)(x), fn(x))
@@ -262,12 +264,12 @@ def test_loops_that_one_step_nests_in_another_order_stay_as_they_are() -> None:
 # --- programs ---------------------------------------------------------------------------------------------
 
 
-def suits(made: Program) -> bool:
+def is_supported(made: Program) -> bool:
     return "f64" not in made.source
 
 
 def run(seeds: range, grammar: str = "plain") -> None:
-    for made in filter(suits, (program(seed, grammar) for seed in seeds)):
+    for made in filter(is_supported, (program(seed, grammar) for seed in seeds)):
         judge(made, metal)
 
 
@@ -299,9 +301,9 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_what_went_wrong_once(name: str) -> None:
+def test_regressions(name: str) -> None:
     made = regression(name)
-    if suits(made):
+    if is_supported(made):
         judge(made, metal)
 
 
@@ -309,13 +311,13 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
 
     @pytest.mark.timeout(0)
     def test_fresh_programs() -> None:
-        judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, suits)
+        judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, is_supported)
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("name", LOOK_UPS)
-def test_look_ups(name: str) -> None:
-    fn, args, _ = LOOK_UPS[name]
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers(name: str) -> None:
+    fn, args, _ = GATHERS[name]
     fused = metal(fn)
     results = []
     for call in (fn, fused):
@@ -383,20 +385,20 @@ def test_the_third_shape_needs_no_compiler() -> None:
     assert shim.shader.cache_info().misses == before
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_kernels() -> None:
     wide = metal(lambda x: x.double() + 1)
     assert str(wide.fallback_reason(randn(3))).startswith("Metal has no float64")
     same(wide(randn(3)), randn(3).double() + 1)
     many = metal(lambda *x: sum(x))
     x = [randn(3, seed=i) for i in range(40)]
-    said = str(many.fallback_reason(*x))
-    assert said.startswith("a kernel of more tensors than Metal binds")
-    assert "found     41" in said
+    reason = str(many.fallback_reason(*x))
+    assert reason.startswith("the kernel has more tensors than Metal can bind")
+    assert "found     41" in reason
     same(many(*x), sum(x))
 
 
 class _Tripled(torch.autograd.Function):
-    """A square whose gradient is not its derivative, so that what has followed its ops shows."""
+    """A square whose gradient is not its derivative, to detect whether its forward ops were traced."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -408,7 +410,7 @@ class _Tripled(torch.autograd.Function):
         return 3 * gradient * ctx.saved_tensors[0]
 
 
-def test_an_autograd_function_is_torchs() -> None:
+def test_an_autograd_function_runs_eagerly() -> None:
     fused, x = metal(lambda x: _Tripled.apply(x).sin()), randn(7, 5).requires_grad_()
     for _ in range(2):
         (gradient,) = torch.autograd.grad(fused(x).sum(), x)
@@ -416,7 +418,7 @@ def test_an_autograd_function_is_torchs() -> None:
     assert "autograd.Function" in str(fused.fallback_reason(x))
 
 
-def test_a_gradient_that_is_refused_is_torchs() -> None:
+def test_an_unsupported_gradient_runs_eagerly() -> None:
     def fn(*x):
         return torch.stack(x).prod(0)
 
@@ -499,7 +501,7 @@ def test_math_of_one_number(name: str) -> None:
         x = x.abs() + 1
     elif name in ("asin", "acos", "atanh"):
         x = torch.cat([x[x.abs() <= 1], torch.linspace(-1, 1, 10_000)])
-    # What is computed in double in C has other code here.
+    # Functions that use double in C have a different implementation here.
     bound = {"sin": 2.1, "cos": 2.1, "tan": 4.0}.get(name, UNARY_ULP[name] + 0.01)
     assert ulps(applied(name, x), getattr(torch, name)(x.double())) <= bound
 
@@ -510,13 +512,13 @@ def test_math_of_two_numbers() -> None:
     x, y = x[:count], y[:count]
     assert ulps(applied("atan2", x, y), torch.atan2(x.double(), y.double())) <= 2.5
     assert ulps(applied("pow", x, y), torch.pow(x.double(), y.double())) <= 2
-    # Powers that are neither 0 nor infinity: the exponent is what takes the most bits.
+    # Powers that are neither 0 nor infinity, where the exponent needs the most bits.
     y = (torch.rand(count) * 250 - 125) / torch.log2(x.abs()).clamp(-1e30, 1e30)
     assert ulps(applied("pow", x.abs(), y), torch.pow(x.abs().double(), y.double())) <= 2
     x, y = floats(200_000, 1)[:count], floats(200_000, 2)[:count]
     for name in ("fmod", "remainder"):
         for divisor in (y, y / 2**20 + x / 3):
-            # torch's own vectors have NaN where a quotient is large.
+            # torch's vectorised code gives NaN where a quotient is large.
             exact = getattr(torch, name)(x.double(), divisor.double()).float()
             same(applied(name, x, divisor), exact, rtol=0, atol=0)
 
@@ -587,7 +589,7 @@ def test_the_shim_notices(body: str, threads: int, message: str) -> None:
         kernel(body)(torch.empty(64), threads=(threads, 1, 1), group_size=(64, 1, 1))
 
 
-def test_the_shim_shows_a_barrier_that_is_missing() -> None:
+def test_the_shim_exposes_a_missing_barrier() -> None:
     y = torch.empty(64)
     kernel(
         "    threadgroup float all[64];\n    all[at.x] = at.x;\n    y0[at.x] = all[63 - at.x]; // barrier"

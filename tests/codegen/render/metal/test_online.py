@@ -1,4 +1,4 @@
-"""Sums that share a loop with the fold they need, in Metal: rows, columns, chunks, and what is not finite."""
+"""Online sums in Metal, in one loop with the reduction they need: rows, columns, chunks, special values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.codegen.render.metal.shim import METAL_SHIM
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
 
-ALWAYS = dataclasses.replace(METAL_SHIM, joins=OnlineThresholds())
+ALWAYS = dataclasses.replace(METAL_SHIM, online_thresholds=OnlineThresholds())
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks for what a test can hold."""
+    """Rows are split into chunks from sizes on that a test can afford."""
     monkeypatch.setattr(metal_kernel, "_SPLIT_ELEMENTS", 500)
-    monkeypatch.setattr(metal_kernel, "_CHUNKS", 7)
+    monkeypatch.setattr(metal_kernel, "_NUM_CHUNKS", 7)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random numbers in Metal, run on the shim: the documented stream, which is C's."""
+"""Random numbers in Metal, run on the shim: the documented stream, the same as in C."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_backward_drops_what_the_forward_dropped() -> None:
 
 
 def test_counters_beyond_32_bits() -> None:
-    """Both halves of a counter count: the word of a far place is that of the definition."""
+    """Both halves of a counter matter: a word with a large counter is as defined."""
     first = (1 << 35) + 6
     i = Var(8)
     seed = Buffer("x0", "input", 0, (1,), (1,), torch.int64)

@@ -1,4 +1,4 @@
-"""Scans in Metal, run on the shim: beside torch, in every form, and what shares a kernel with them."""
+"""Scans in Metal, run on the shim, compared with torch in every loop structure; what is fused with them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.codegen.render.metal.shim import METAL_SHIM
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
 
-# Shape, axis, and what the text has in this form and in no other.
-FORMS: dict[str, tuple[tuple[int, ...], int, tuple[str, ...], tuple[str, ...]]] = {
-    "columns": ((70, 41), 0, (), ("of_lane", "barrier")),
-    "columns of several": ((3, 17, 20), 1, (), ("of_lane", "barrier")),
-    "short rows": ((41, 13), 1, (), ("of_lane", "barrier")),
-    "rows": ((37, 53), 1, ("of_lane_below", "at.x / 32"), ("barrier",)),
-    "many long rows": ((35, 261), 1, ("of_lane_below", "at.x / 32"), ("barrier",)),
-    "few long rows": ((3, 1029), 1, ("of_lane_below", "barrier", "at.x / 256"), ()),
-    "few long columns": ((523, 9), 0, ("of_lane_below", "barrier", "at.x / 256"), ()),
-    "one row": ((800,), 0, ("of_lane_below", "barrier"), ()),
+# Shape, axis, and what the source contains, and does not contain.
+STRUCTURES: dict[str, tuple[tuple[int, ...], int, tuple[str, ...], tuple[str, ...]]] = {
+    "columns": ((70, 41), 0, (), ("shuffle", "barrier")),
+    "columns of several": ((3, 17, 20), 1, (), ("shuffle", "barrier")),
+    "short rows": ((41, 13), 1, (), ("shuffle", "barrier")),
+    "rows": ((37, 53), 1, ("shuffle_up", "at.x / 32"), ("barrier",)),
+    "many long rows": ((35, 261), 1, ("shuffle_up", "at.x / 32"), ("barrier",)),
+    "few long rows": ((3, 1029), 1, ("shuffle_up", "barrier", "at.x / 256"), ()),
+    "few long columns": ((523, 9), 0, ("shuffle_up", "barrier", "at.x / 256"), ()),
+    "one row": ((800,), 0, ("shuffle_up", "barrier"), ()),
 }
 
 
@@ -39,23 +39,23 @@ def same(fused: Function, x: Tensor, *args: int, rtol: float = 1e-5) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are many from a number on that a test can afford."""
+    """Rows count as many from a number on that a test can afford."""
     monkeypatch.setattr(metal_kernel, "_MANY_ROWS", 30)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", FORMS)
-def test_every_scan_in_every_form(name: str) -> None:
-    shape, axis, there, elsewhere = FORMS[name]
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_every_scan_in_every_structure(name: str) -> None:
+    shape, axis, contained, absent = STRUCTURES[name]
     fused = Function(every, target=METAL_SHIM)
     same(fused, values(*shape, odd=True), axis)
     plan = fused.plan(values(*shape), axis)
     assert plan is not None
     assert kinds(plan)[0] == "scan"
-    assert all(part in plan.source for part in there), plan.source
-    assert not any(part in plan.source for part in elsewhere), plan.source
-    # No element that is not finite: what a lane takes along from others shows.
+    assert all(part in plan.source for part in contained), plan.source
+    assert not any(part in plan.source for part in absent), plan.source
+    # Finite elements only: shows values that a lane wrongly takes from others.
     same(fused, values(*shape), axis)
 
 
@@ -77,8 +77,8 @@ def test_scans_of_other_dtypes(dtype: torch.dtype, shape: tuple[int, ...]) -> No
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("shape", [(2, 20_000), (40, 5_000), (5_000, 40)], ids=str)
-def test_sums_keep_what_rounding_takes(shape: tuple[int, ...]) -> None:
-    """Equal numbers are rounded all the same way, which adds up where nothing is kept."""
+def test_sums_are_compensated(shape: tuple[int, ...]) -> None:
+    """Equal numbers are all rounded in the same direction, so errors of plain summation accumulate."""
     x, axis = torch.full(shape, 0.1), 0 if shape[0] > shape[1] else 1
     truth = x.double().cumsum(axis)
     found = Function(lambda x: x.cumsum(axis), target=METAL_SHIM)(x)
@@ -107,8 +107,8 @@ def test_gradients(shape: tuple[int, ...]) -> None:
     grads = []
     for run in (fn, fused):
         x = values(*shape).requires_grad_()
-        made = run(x)
-        grads.append(torch.autograd.grad(made, x, [values(*shape) for _ in made])[0])
+        results = run(x)
+        grads.append(torch.autograd.grad(results, x, [values(*shape) for _ in results])[0])
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
     plan = fused.plan(values(*shape).requires_grad_())
     assert plan is not None
@@ -129,7 +129,7 @@ def test_infinities_alone() -> None:
         same(Function(lambda x: (x.logcumsumexp(1), x.cumsum(1), x.cummax(1)), target=METAL_SHIM), x)
 
 
-def test_what_rounding_takes_shrinks_with_its_sum() -> None:
+def test_the_rounding_error_is_rescaled_with_its_sum() -> None:
     x = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0)).repeat(1, 90)
     x[-1] = 20
     found = Function(lambda x: x.logcumsumexp(0), target=METAL_SHIM)(x)

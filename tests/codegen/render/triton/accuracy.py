@@ -1,4 +1,4 @@
-"""How far the math of generated Triton kernels is from the truth, on a device or in the interpreter."""
+"""Measure the accuracy of Triton device math, on a device or in the interpreter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _binary(x, y, z, n, F: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def apply(name: str, *inputs: torch.Tensor) -> torch.Tensor:
-    """A function of `triton_math` for each element, run where the inputs are."""
+    """Apply a function of `device_math` to each element, where the inputs are."""
     out = torch.empty_like(inputs[0])
     kernel = _unary if len(inputs) == 1 else _binary
     grid = (triton.cdiv(out.numel(), BLOCK),)
@@ -55,23 +55,23 @@ def apply(name: str, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def floats(count: int, seed: int = 0) -> torch.Tensor:
-    """Float32 bit patterns, evenly over exponents and signs."""
+    """Float32 numbers with bit patterns spread evenly over exponents and signs."""
     step = 2**32 // count
     offsets = np.random.default_rng(seed).integers(0, step, count, dtype=np.uint64)
     patterns = (np.arange(count, dtype=np.uint64) * np.uint64(step) + offsets).astype(np.uint32)
-    made = torch.from_numpy(patterns.view(np.float32).copy())
-    return made.where(~made.isnan(), math.nan)  # quiet ones: of the others torch's fmax makes NaN
+    values = torch.from_numpy(patterns.view(np.float32).copy())
+    return values.where(~values.isnan(), math.nan)  # quiet NaNs: torch's fmax returns NaN for signaling ones
 
 
-def errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Distance in units of the last place of the exact value, in `found`'s dtype."""
-    info = torch.finfo(found.dtype)
+def errors(result: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Distance from the exact value in units of its last place, in the dtype of `result`."""
+    info = torch.finfo(result.dtype)
     largest = torch.tensor(info.max, dtype=torch.float64)
     spacing = torch.ldexp(torch.ones_like(exact), torch.frexp(exact)[1] - 1).nan_to_num(1) * info.eps
     spacing = spacing.clamp(min=info.smallest_normal * info.eps)
-    error = (found.double() - exact).abs() / spacing
-    same = found.double().eq(exact) | (found.isnan() & exact.isnan())
-    same |= found.isinf() & (exact.abs() > largest) & (found.sign() == exact.sign())
+    error = (result.double() - exact).abs() / spacing
+    same = result.double().eq(exact) | (result.isnan() & exact.isnan())
+    same |= result.isinf() & (exact.abs() > largest) & (result.sign() == exact.sign())
     return torch.where(same, 0.0, error.nan_to_num(math.inf, math.inf))
 
 

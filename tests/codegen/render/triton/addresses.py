@@ -1,10 +1,10 @@
-"""The integers that a Triton kernel computes addresses, masks and loop bounds from, as exact ranges.
+"""Compute the exact ranges of the integers in a Triton kernel's addresses, masks and loop bounds.
 
 A launch is recorded, with tensors on the meta device, and the kernel is translated to TTIR, Triton's first
-representation: 0.1 s, and no GPU. `check` then evaluates every integer operation of that text with Python's
-integers, as an interval: program ids, loop variables and padded lanes take all of their values. An operation
-whose exact result does not fit into its type is an overflow, if an address, a mask or a loop bound depends on
-it. Nothing of the rules that choose between 32 and 64 bits is used.
+intermediate representation: 0.1 s, without a GPU. `check` then evaluates every integer operation of that text
+as an interval of Python integers: program ids, loop variables and padded lanes take all of their values. An
+operation whose exact result does not fit into its type is an overflow if an address, a mask or a loop bound
+depends on it. The rules that choose between 32 and 64 bits are not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOADED = re.compile(r"tensor<(?:\d+x)*(.+)>")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Launched:
-    """A launch: the kernel, what it was given, and its grid."""
+    """A recorded launch: the kernel, its arguments, its options and its grid."""
 
     kernel: Any
     args: tuple[Any, ...]
@@ -50,15 +50,15 @@ class Launched:
 
 @contextmanager
 def recorded() -> Iterator[list[Launched]]:
-    """Record launches instead of making them."""
-    found: list[Launched] = []
+    """Record launches instead of executing them."""
+    launches: list[Launched] = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        found.append(Launched(self, args, options, tuple(grid)))
+        launches.append(Launched(self, args, options, tuple(grid)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", run)
-        yield found
+        yield launches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Translated:
 
     Args:
         text: after inlining and simplification.
-        functions: names of all Triton functions that it calls, with their modules.
-        integers: the values of the function's integer arguments, by name in the text.
-        pointers: the names of its tensors: by name in the text.
+        functions: the Triton functions that it calls, as ``module.name``.
+        integers: the values of the integer arguments, by name in the text.
+        pointers: the names of its tensor arguments, by name in the text.
     """
 
     text: str
@@ -86,37 +86,37 @@ def _leaves(value: Any) -> list[Any]:
 
 @functools.cache
 def translated(launched: Launched, target: str = "sm_90") -> Translated:
-    """A launch's kernel as a target's first representation."""
+    """Return a launch's kernel as TTIR."""
     with driven(TARGETS[target]):
         kernel = JITFunction(launched.kernel.fn, do_not_specialize=launched.kernel.do_not_specialize)
         _, _, machine, backend, binder = kernel.device_caches[0]
-        given = {"debug": False, "instrumentation_mode": "", **launched.options}
-        bound, specialization, _ = binder(*launched.args, **given)
+        arguments = {"debug": False, "instrumentation_mode": "", **launched.options}
+        bound, specialization, _ = binder(*launched.args, **arguments)
         options, signature, constants, attributes = kernel._pack_args(
-            backend, given, bound, specialization, None
+            backend, arguments, bound, specialization, None
         )
         source = ASTSource(kernel, signature, constants, attributes)
         context = ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
-        made = source.make_ir(
+        module = source.make_ir(
             machine, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
         )
-        called = set(re.findall(r"tt\.func \w+ @\"?([\w.]+?)__", made.str_nodebug()))
+        called = set(re.findall(r"tt\.func \w+ @\"?([\w.]+?)__", module.str_nodebug()))
         stages: dict[str, Callable[..., Any]] = {}
         backend.add_stages(stages, options, source.language)
-        text = stages["ttir"](made, {}).str_nodebug()
-    head = re.search(r"tt\.func public @\w+\((.*?)\) attributes", text)
-    assert head is not None
-    names = re.findall(r"%([\w.$'-]+):", head[1])
-    kept = [
+        text = stages["ttir"](module, {}).str_nodebug()
+    signature_match = re.search(r"tt\.func public @\w+\((.*?)\) attributes", text)
+    assert signature_match is not None
+    names = re.findall(r"%([\w.$'-]+):", signature_match[1])
+    tensors_and_numbers = [
         (argument, kind, value)
         for argument in signature
         for kind, value in zip(_leaves(signature[argument]), _leaves(bound[argument]), strict=True)
         if kind != "constexpr"
     ]
     integers, pointers = {}, {}
-    for name, (argument, kind, value) in zip(names, kept, strict=True):
+    for name, (argument, kind, value) in zip(names, tensors_and_numbers, strict=True):
         if str(kind).startswith("*"):
             pointers[name] = argument
         elif isinstance(value, int):
@@ -126,11 +126,11 @@ def translated(launched: Launched, target: str = "sm_90") -> Translated:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was found out about a kernel's addresses.
+    """The result of `check`.
 
     Args:
         overflows: operations whose exact result does not fit into their type, as messages.
-        widest: bits of the widest offset that is a tensor's: 32 or 64.
+        widest: bits of the widest offset into a tensor: 32 or 64.
     """
 
     overflows: tuple[str, ...]
@@ -147,8 +147,8 @@ def check(
 
     Args:
         launched: the launch.
-        loaded: ranges of what tensors of int32 hold, by the argument's name.
-        programs: program ids to evaluate, one by one; None takes all of the grid as one interval.
+        loaded: ranges of the values in int32 tensors, by argument name.
+        programs: program ids to evaluate one by one; None evaluates the whole grid as one interval.
         target: what to translate for.
     """
     kernel = translated(launched, target)
@@ -175,7 +175,7 @@ def check(
 
 @dataclasses.dataclass
 class _Op:
-    """An operation: its results, name, operands, attributes, the type at its end, and regions."""
+    """An operation: its results, name, operands, attributes, final type and regions."""
 
     results: list[str]
     name: str
@@ -192,13 +192,13 @@ _BASE = re.compile(r"%[\w.$'-]+")
 
 
 class _Names:
-    """Names that are unique in the whole text: regions beside one another may use the same ones."""
+    """Make names unique in the whole text: sibling regions may reuse a name."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()
 
     def define(self, scope: dict[str, str], name: str) -> None:
-        """A name, in the scope that it holds in."""
+        """Define a name in its scope."""
         unique = name
         while unique in self.used:
             unique += "'"
@@ -213,14 +213,14 @@ def _renamed(line: str, scope: Mapping[str, str]) -> str:
 def _parsed(
     lines: Iterator[str], names: _Names | None = None, scope: dict[str, str] | None = None
 ) -> tuple[list[_Op], str]:
-    """The operations of a region, and the line that ends it."""
-    names, scope, found = names or _Names(), {} if scope is None else scope, []
+    """Return the operations of a region and the line that ends it."""
+    names, scope, operations = names or _Names(), {} if scope is None else scope, []
     for raw in lines:
         line = raw.strip()
         if not line or line.startswith(("module", "^", "tt.func", "#", "//")):
             continue
         if line.startswith("}"):
-            return found, line
+            return operations, line
         defined = line.partition(" = ")[0] if line.startswith("%") else ""
         for name in _BASE.findall(defined):
             names.define(scope, name)
@@ -232,9 +232,9 @@ def _parsed(
         line = _renamed(line, inner)
         matched = _LINE.match(line)
         assert matched is not None, line
-        first, count, more, kind, rest = matched.groups()
+        first, count, further, kind, rest = matched.groups()
         results = [f"{first}#{k}" for k in range(int(count))] if count else [first] * (first is not None)
-        results += _NAME.findall(more or "")
+        results += _NAME.findall(further or "")
         op = _Op(results, kind, [], rest, "")
         if line.endswith(("{", "({")):
             end = "} else {"
@@ -245,8 +245,8 @@ def _parsed(
         before, _, after = op.text.partition(" : ") if " : " in op.text else (op.text, "", "")
         op.operands = _NAME.findall(before)
         op.type = re.split(r" -> | to ", after)[-1].strip() if after else ""
-        found.append(op)
-    return found, ""
+        operations.append(op)
+    return operations, ""
 
 
 def _walk(region: Sequence[_Op]) -> Iterator[_Op]:
@@ -262,7 +262,7 @@ _CARRIED = re.compile(r"(%[\w.$'-]+) = (%[\w.$'-]+(?:#\d+)?)")
 
 
 def _loop(op: _Op) -> tuple[str, list[str], list[tuple[str, str]]]:
-    """A loop's variable; its bounds and step; what it carries, with what that begins with."""
+    """Return a loop's variable, its bounds and step, and what it carries with the initial values."""
     head = _FOR.search(op.text)
     assert head is not None, op.text
     carried = re.search(r"iter_args\((.*?)\) ->", op.text)
@@ -270,59 +270,59 @@ def _loop(op: _Op) -> tuple[str, list[str], list[tuple[str, str]]]:
 
 
 def _relevant(region: Sequence[_Op]) -> tuple[set[str], set[str]]:
-    """The values that an address depends on; those that a mask, a loop bound or a branch does."""
-    made: dict[str, list[str]] = {}
+    """Return the values that addresses depend on, and those that masks, loop bounds or branches do."""
+    operands_of: dict[str, list[str]] = {}
     addresses: list[str] = []
-    tests: list[str] = []
+    conditions: list[str] = []
     for op in _walk(region):
         operands = list(op.operands)
         if op.name == "scf.for":
             _, bounds, carried = _loop(op)
-            tests += bounds
+            conditions += bounds
             last = op.regions[0][-1].operands if carried else []
             for k, (name, start) in enumerate(carried):
-                made[name] = [start, last[k]]
-                made[op.results[k]] = [start, last[k]]
+                operands_of[name] = [start, last[k]]
+                operands_of[op.results[k]] = [start, last[k]]
             continue
         if op.name == "scf.if":
-            tests += operands[:1]
+            conditions += operands[:1]
             for k, result in enumerate(op.results):
-                made[result] = [r[-1].operands[k] for r in op.regions]
+                operands_of[result] = [r[-1].operands[k] for r in op.regions]
             continue
         if op.name in ("tt.load", "tt.store"):
             addresses += operands[:1]
-            tests += operands[1:2] if op.name == "tt.load" else operands[2:]
+            conditions += operands[1:2] if op.name == "tt.load" else operands[2:]
         elif "descriptor" in op.name or op.name == "tt.addptr":
             addresses += operands
-        # What is loaded does not depend on the address. Elements are no part of one.
+        # A loaded value does not depend on its address. Floating-point elements are never part of an address.
         if op.name != "tt.load" and not _ELEMENTS.search(op.type):
             for result in op.results:
-                made[result] = operands
-    return _reached(addresses, made), _reached(tests, made)
+                operands_of[result] = operands
+    return _reached(addresses, operands_of), _reached(conditions, operands_of)
 
 
-def _reached(roots: list[str], made: Mapping[str, list[str]]) -> set[str]:
-    found: set[str] = set()
+def _reached(roots: list[str], operands_of: Mapping[str, list[str]]) -> set[str]:
+    visited: set[str] = set()
     while roots:
         name = roots.pop()
-        if name not in found:
-            found.add(name)
-            roots += made.get(name, [])
-    return found
+        if name not in visited:
+            visited.add(name)
+            roots += operands_of.get(name, [])
+    return visited
 
 
 # --- values -----------------------------------------------------------------------------------------------
 
 
 def _bits(text: str) -> int | None:
-    """The bits of an integer type's elements."""
+    """Return the bits of an integer type's elements."""
     inner = _LOADED.fullmatch(text)
     bits = re.fullmatch(r"i(\d+)", inner[1] if inner else text)
     return int(bits[1]) if bits else "index" and (64 if text == "index" else None)
 
 
 def _full(bits: int | None) -> Range | None:
-    """All values of a type; None for what is no integer."""
+    """Return the range of a type; None if it is not an integer."""
     return None if bits is None else (0, 1) if bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
@@ -350,8 +350,8 @@ def _remainder(a: Range, b: Range) -> Range | None:
         return rest, rest
     if a[0] >= 0 and a[1] < b[0]:
         return a
-    most = min(b[1] - 1, max(abs(a[0]), abs(a[1])))
-    return (0 if a[0] >= 0 else -most), most if a[1] > 0 else 0
+    bound = min(b[1] - 1, max(abs(a[0]), abs(a[1])))
+    return (0 if a[0] >= 0 else -bound), bound if a[1] > 0 else 0
 
 
 _ARITHMETIC: dict[str, Callable[[Range, Range], Range | None]] = {
@@ -383,7 +383,7 @@ _SAME = {
 
 
 class _Evaluation:
-    """The values of a kernel's integers, as intervals."""
+    """Evaluate a kernel's integers as intervals."""
 
     def __init__(
         self,
@@ -392,14 +392,16 @@ class _Evaluation:
         loaded: dict[str, Range],
         programs: list[Range],
     ) -> None:
-        (self.addresses, self.tests), self.loaded, self.programs = relevant, loaded, programs
-        self.data: set[str] = set()  # made of elements: tests of them may wrap around as elements do
+        (self.addresses, self.conditions), self.loaded, self.programs = relevant, loaded, programs
+        self.data: set[str] = (
+            set()
+        )  # derived from elements: comparisons of these may wrap around as elements do
         self.values: dict[str, Range | None] = {f"%{k}": (v, v) for k, v in kernel.integers.items()}
         self.origin = {f"%{name}": tensor for name, tensor in kernel.pointers.items()}
         self.overflows: dict[str, None] = {}
 
     def region(self, ops: Sequence[_Op]) -> list[Range | None]:
-        """Evaluate operations in order; what the last one yields."""
+        """Evaluate operations in order; return what the last one yields."""
         for op in ops:
             if op.name == "scf.yield":
                 return [self.values.get(name) for name in op.operands]
@@ -412,33 +414,35 @@ class _Evaluation:
         return []
 
     def loop(self, op: _Op) -> None:
-        """A loop: its first and last iteration where its bounds are known, or all of them as one interval."""
+        """Evaluate a loop: its first and last iteration if the bounds are known, else all of them at once."""
         variable, (low, high, step), carried = _loop(op)
-        begin, end, by = (self.values[name] for name in (low, high, step))
+        begin, end, stride = (self.values[name] for name in (low, high, step))
         assert begin is not None
         assert end is not None
-        assert by is not None
+        assert stride is not None
         yielded = op.regions[0][-1].operands
-        kinds = dict(zip((name for name, _ in carried), self._types(op), strict=True))
+        types = dict(zip((name for name, _ in carried), self._types(op), strict=True))
         first = [self.values.get(start) for _, start in carried]
         results = list(first)
         if begin[0] < end[1]:
-            if begin[0] == begin[1] and end[0] == end[1] and by[0] == by[1]:
-                last = begin[0] + (end[0] - 1 - begin[0]) // by[0] * by[0]
-                turns: list[Range] = [(begin[0], begin[0]), (last, last)]
+            if begin[0] == begin[1] and end[0] == end[1] and stride[0] == stride[1]:
+                last = begin[0] + (end[0] - 1 - begin[0]) // stride[0] * stride[0]
+                iterations: list[Range] = [(begin[0], begin[0]), (last, last)]
             else:
-                turns = [(begin[0], end[1] - 1)]
-            after = turns[-1][1] + by[1]  # what the counter comes to, and is compared with the end
+                iterations = [(begin[0], end[1] - 1)]
+            after = (
+                iterations[-1][1] + stride[1]
+            )  # the final value of the counter, which is compared with the end
             if op.type.startswith("i32") and after >= 2**31:
                 self.overflows[f"the counter of a loop: {after:,}"] = None
-            for turn in turns:
-                self.values[variable] = turn
+            for iteration in iterations:
+                self.values[variable] = iteration
                 for k, (name, start) in enumerate(carried):
                     self.origin[name] = self.origin.get(start, "")
-                    # What changes from one iteration to the next may be anything of its type.
-                    self.values[name] = first[k] if yielded[k] in (name, start) else _full(_bits(kinds[name]))
-                made = self.region(op.regions[0])
-                results = [_join(a, b) for a, b in zip(results, made, strict=True)]
+                    # A carried value that changes may be any value of its type.
+                    self.values[name] = first[k] if yielded[k] in (name, start) else _full(_bits(types[name]))
+                yields = self.region(op.regions[0])
+                results = [_join(a, b) for a, b in zip(results, yields, strict=True)]
         for k, result in enumerate(op.results or []):
             self.values[result] = results[k]
             self.origin[result] = self.origin.get(carried[k][1], "")
@@ -447,33 +451,33 @@ class _Evaluation:
 
     @staticmethod
     def _types(op: _Op) -> list[str]:
-        found = re.search(r"-> \((.*?)\)\s*:", op.text)
-        if found is None:
+        match = re.search(r"-> \((.*?)\)\s*:", op.text)
+        if match is None:
             return []
-        return [t.strip() for t in re.split(r", (?![^<]*>)", found[1])]
+        return [t.strip() for t in re.split(r", (?![^<]*>)", match[1])]
 
     def branch(self, op: _Op) -> None:
-        """A branch: both sides, or the one that is taken."""
+        """Evaluate a branch: both sides, or the one that is executed."""
         condition = self.values.get(op.operands[0], (0, 1)) or (0, 1)
-        taken = [
+        regions = [
             r for r, value in zip(op.regions, (1, 0), strict=False) if condition[0] <= value <= condition[1]
         ]
-        made = [self.region(r) for r in taken]
+        yields = [self.region(r) for r in regions]
         for k, result in enumerate(op.results):
-            self.values[result] = made[0][k] if len(made) == 1 else _join(made[0][k], made[1][k])
+            self.values[result] = yields[0][k] if len(yields) == 1 else _join(yields[0][k], yields[1][k])
 
     def overflow(self, op: _Op, exact: Range) -> None:
-        """Note an operation whose exact result does not fit."""
+        """Record an operation whose exact result does not fit."""
         name = op.results[0]
-        if name in self.addresses or (name in self.tests and name not in self.data):
+        if name in self.addresses or (name in self.conditions and name not in self.data):
             self.overflows[f"{name} = {op.name}: {exact[0]:,} to {exact[1]:,}"] = None
 
     def step(self, op: _Op) -> None:
-        """One operation."""
-        unknown = op.name == "tt.load" and self.origin.get(op.operands[0], "") not in self.loaded
-        if unknown or self.data.intersection(op.operands):
+        """Evaluate one operation."""
+        is_unknown_load = op.name == "tt.load" and self.origin.get(op.operands[0], "") not in self.loaded
+        if is_unknown_load or self.data.intersection(op.operands):
             self.data.update(op.results)
-        given = [self.values.get(name) for name in op.operands]
+        operands = [self.values.get(name) for name in op.operands]
         # A load's type is its pointer's.
         bits = _bits(re.sub(r"!tt\.ptr<(\w+)>", r"\1", op.type) if op.name == "tt.load" else op.type)
         value: Range | None = None
@@ -486,43 +490,47 @@ class _Evaluation:
         elif op.name == "tt.get_program_id":
             value = self.programs["xyz".index(op.text.split()[0])]
         elif op.name in _ARITHMETIC and bits not in (None, 1):
-            a, b = given
+            a, b = operands
             exact = None if a is None or b is None else _ARITHMETIC[op.name](a, b)
-            whole = _full(bits)
-            assert whole is not None
-            if exact is not None and bits == 32 and not whole[0] <= exact[0] <= exact[1] <= whole[1]:
+            type_range = _full(bits)
+            assert type_range is not None
+            if (
+                exact is not None
+                and bits == 32
+                and not type_range[0] <= exact[0] <= exact[1] <= type_range[1]
+            ):
                 self.overflow(op, exact)
-                exact = whole
+                exact = type_range
             value = exact
-        elif op.name == "arith.trunci" and bits is not None and given[0] is not None:
+        elif op.name == "arith.trunci" and bits is not None and operands[0] is not None:
             low, high = _full(bits) or (0, 0)
-            value = given[0] if low <= given[0][0] and given[0][1] <= high else None
+            value = operands[0] if low <= operands[0][0] and operands[0][1] <= high else None
             if value is None and bits == 32:
-                self.overflow(op, given[0])
+                self.overflow(op, operands[0])
         elif op.name == "arith.cmpi":
             kind = op.text.split(",")[0].strip()
-            a, b = given
-            known = kind in _COMPARED and a is not None and b is not None
-            value, bits = (_COMPARED[kind](a, b) if known else (0, 1)), None  # type: ignore[arg-type]
+            a, b = operands
+            is_known = kind in _COMPARED and a is not None and b is not None
+            value, bits = (_COMPARED[kind](a, b) if is_known else (0, 1)), None  # type: ignore[arg-type]
         elif op.name == "arith.select":
-            test, a, b = given
-            value = a if test == (1, 1) else b if test == (0, 0) else _join(a, b)
+            condition, a, b = operands
+            value = a if condition == (1, 1) else b if condition == (0, 0) else _join(a, b)
             self.origin[op.results[0]] = self.origin.get(op.operands[1], "")
         elif op.name == "arith.extui":
-            value = given[0] if given[0] is not None and given[0][0] >= 0 else None
+            value = operands[0] if operands[0] is not None and operands[0][0] >= 0 else None
         elif op.name in _SAME:
-            value = given[0]
+            value = operands[0]
             for result in op.results:
                 self.origin[result] = self.origin.get(op.operands[0], "")
         elif op.name == "tt.addptr":
             self.origin[op.results[0]] = self.origin.get(op.operands[0], "")
         elif op.name == "tt.load" and bits is not None:
             value = self.loaded.get(self.origin.get(op.operands[0], ""))
-            other = given[2] if len(given) > 2 else None
+            other = operands[2] if len(operands) > 2 else None
             value = value if other is None else _join(value, other)
         elif op.name == "tt.reduce" and op.regions:
             kind = {inner.name for inner in op.regions[0]}
-            value = given[0] if kind & {"arith.minsi", "arith.maxsi"} else None
+            value = operands[0] if kind & {"arith.minsi", "arith.maxsi"} else None
         for inner in op.regions:  # of reductions: elements, not addresses
             assert not any(o.name in ("tt.addptr", "scf.for") for o in _walk(inner)), op.text
         for result in op.results:
@@ -530,20 +538,20 @@ class _Evaluation:
 
     @staticmethod
     def constant(op: _Op) -> Range | None:
-        """A constant; None for one that is no integer."""
+        """Return a constant; None if it is not an integer."""
         if op.text.strip().startswith(("true", "false")):
             return (1, 1) if "true" in op.text else (0, 0)
         if "dense<true>" in op.text or "dense<false>" in op.text:
             return (1, 1) if "true" in op.text else (0, 0)
-        found = re.match(r"\s*(?:dense<)?(-?\d+)>? : ", op.text)
-        return (int(found[1]), int(found[1])) if found and _bits(op.type) else None
+        match = re.match(r"\s*(?:dense<)?(-?\d+)>? : ", op.text)
+        return (int(match[1]), int(match[1])) if match and _bits(op.type) else None
 
 
 # --- generated kernels ------------------------------------------------------------------------------------
 
 
 def launches_of(printed: TritonSource) -> list[Launched]:
-    """The launches of a generated kernel, for tensors without memory."""
+    """Return the launches of a generated kernel, for tensors without memory."""
 
     def argument(described: Any) -> Any:
         if isinstance(described, Buffer | Workspace):

@@ -1,4 +1,4 @@
-"""Compiling generated kernels for a GPU that is not there: code for it, registers, spills, shared memory."""
+"""Compile generated kernels for GPUs that need not be present: code, registers, spills, shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.render.triton.tile_config import Limits
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import load
 
@@ -37,7 +37,7 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
-# Bytes that a program may have.
+# Bytes of shared memory per program.
 SHARED = {
     "sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx90a": 64 << 10,
     "gfx942": 64 << 10, "gfx950": 160 << 10, "gfx1100": 64 << 10,
@@ -45,23 +45,23 @@ SHARED = {
 
 
 def limits_of(target: str) -> Limits:
-    """What a device of this architecture has for programs; an H100's multiprocessors, or an MI300's."""
+    """Return the limits of an architecture, with an H100's or an MI300's number of multiprocessors."""
     if target.startswith("gfx"):
         lanes = TARGETS[target].warp_size
-        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, rocm=True)
-    return Limits(132, shared=SHARED[target])
+        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, is_rocm=True)
+    return Limits(132, shared_memory=SHARED[target])
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A kernel's function as a target has it: its assembly, and what it takes.
+    """A function compiled for a target.
 
     Args:
         name: of the function.
         assembly: its text.
-        registers: of a thread.
-        spilled: bytes of a thread that did not find a register.
-        shared: bytes of a program.
+        registers: per thread.
+        spilled: bytes per thread spilled from registers.
+        shared: bytes of shared memory per program.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Compiled:
 
     @property
     def doubles(self) -> list[str]:
-        """Its instructions of float64."""
+        """The float64 instructions in it."""
         return sorted(set(re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", self.assembly)))
 
 
 class _Driver:
-    """As much of a driver as compiling asks for; nothing is launched."""
+    """The part of a Triton driver that compiling needs; nothing is launched."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -94,8 +94,8 @@ class _Driver:
 
 @contextmanager
 def driven(target: GPUTarget) -> Iterator[None]:
-    """Triton takes this target for the machine's."""
-    before = driver._active  # looking for the machine's own would fail where there is no GPU
+    """Make Triton compile for this target."""
+    before = driver._active  # `driver.active` would fail without a GPU
     driver.set_active(_Driver(target))
     try:
         yield
@@ -106,64 +106,66 @@ def driven(target: GPUTarget) -> Iterator[None]:
 def planned(
     fn: Callable[..., Any], *args: Any, gradients: bool = False, products: bool = False
 ) -> list[Kernel]:
-    """The kernels of a function, forward and backward; nothing is run.
+    """Return the kernels of a function, forward and backward, without running it.
 
     Args:
-        fn, args: the function, and what it is called with.
-        gradients: of all tensors that are floats.
-        products: every product is a kernel, also those that are torch's own calls by default.
+        fn, args: the function and its arguments.
+        gradients: whether to differentiate with respect to all floating-point tensors.
+        products: whether every matmul is a kernel, even if it would be torch's own call by default.
     """
-    found: list[Kernel] = []
+    all_kernels: list[Kernel] = []
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
-        found.extend(kernels)
-        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
+        all_kernels.extend(kernels)
+        return BuiltKernels(
+            "", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels}
+        )
 
     inputs = [
         a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
         for a in args
     ]
-    target = dataclasses.replace(TRITON, build=build, missing=lambda: None)
+    target = dataclasses.replace(TRITON, build=build, why_unavailable=lambda: None)
     if products:
-        target = dataclasses.replace(target, products=lambda node: None)
-    made = Function(fn, target=target)(*inputs)
+        target = dataclasses.replace(target, why_eager_matmul=lambda node: None)
+    results = Function(fn, target=target)(*inputs)
     if gradients:
-        roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]
-        wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
-        torch.autograd.grad(roots, wanted, [torch.ones_like(r) for r in roots], allow_unused=True)
-    return found
+        roots = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+        grad_inputs = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
+        torch.autograd.grad(roots, grad_inputs, [torch.ones_like(r) for r in roots], allow_unused=True)
+    return all_kernels
 
 
 def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[TritonSource]:
-    """The kernels of a function, forward and backward, as Triton."""
+    """Return the kernels of a function, forward and backward, as Triton."""
     return [print_kernel(k, select_config(structure_of(k))) for k in planned(fn, *args, gradients=gradients)]
 
 
 def compiled(kernels: Sequence[TritonSource], target: str, folder: Path) -> list[Compiled]:
     """Compile every function of some kernels for a target."""
-    found = []
+    results = []
     with driven(TARGETS[target]):
         for kernel in kernels:
             space = load(kernel.text)
             for function in kernel.functions:
                 arguments = [_argument(a) for a in function.arguments]
                 jit = triton.JITFunction(space[function.name].fn)
-                made = jit.warmup(
+                compiled_kernel = jit.warmup(
                     *arguments,
                     grid=(1,),
                     **function.constants,
                     **kernel.config.options,
                 )
-                found.append(measured(made, function.name, target, folder))
-    return found
+                results.append(measured(compiled_kernel, function.name, target, folder))
+    return results
 
 
 def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, folder: Path) -> Compiled:
-    """Compile a kernel that is written by hand, for arguments of which tensors are given as their dtypes."""
+    """Compile a hand-written kernel; tensor arguments are given as their dtypes."""
     with driven(TARGETS[target]):
         given = [MockTensor(a) if isinstance(a, torch.dtype) else a for a in arguments]
-        made = triton.JITFunction(function.fn).warmup(*given, grid=(1,))
-        return measured(made, function.fn.__name__, target, folder)
+        compiled_kernel = triton.JITFunction(function.fn).warmup(*given, grid=(1,))
+        return measured(compiled_kernel, function.fn.__name__, target, folder)
 
 
 def _argument(argument: Any) -> Any:
@@ -174,18 +176,18 @@ def _argument(argument: Any) -> Any:
     return 1.5 if isinstance(argument, ScalarArg) else argument
 
 
-def measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
-    """What a target has of a kernel that Triton compiled."""
-    shared = made.metadata.shared
+def measured(kernel: Any, name: str, target: str, folder: Path) -> Compiled:
+    """Return the resources of a kernel that Triton compiled."""
+    shared = kernel.metadata.shared
     if target.startswith("sm"):
         file = folder / f"{name}.cubin"
-        file.write_bytes(made.asm["cubin"])
+        file.write_bytes(kernel.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+        output = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", output))
         spilled = int(usage["STACK"]) + int(usage["LOCAL"])
-        return Compiled(name, made.asm["ptx"], int(usage["REG"]), spilled, shared)
-    assembly = made.asm["amdgcn"]
+        return Compiled(name, kernel.asm["ptx"], int(usage["REG"]), spilled, shared)
+    assembly = kernel.asm["amdgcn"]
 
     def number(field: str) -> int:
         return int(re.search(rf"\.{field}:\s+(\d+)", assembly)[1])  # type: ignore[index]

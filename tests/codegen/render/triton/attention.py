@@ -1,4 +1,4 @@
-"""Kernels of flash attention compiled as their launches would have them."""
+"""Compile flash attention kernels with the arguments of their launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from burnt.kernels.ops.attention import flash_triton as kernels
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 from tests.codegen.render.triton.ahead import TARGETS, Compiled, driven, measured
 
-# Tests and score functions of each.
+# Options of attention for each variant.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"high": 1},
@@ -48,10 +48,10 @@ def compiled(
     launch = kernels.launches(x, x, x, problem, dict.fromkeys(KERNELS, blocks), gradients=True)[kernel]
     arguments = [tuple(map(_mocked, a)) if isinstance(a, tuple) else _mocked(a) for a in launch.arguments]
     with driven(TARGETS[target]):
-        made = triton.JITFunction(launch.kernel.fn).warmup(
+        compiled_kernel = triton.JITFunction(launch.kernel.fn).warmup(
             *arguments, grid=(1,), **launch.constants, **launch.options
         )
-        return measured(made, f"{kernel}_{variant}", target, folder)
+        return measured(compiled_kernel, f"{kernel}_{variant}", target, folder)
 
 
 def _mocked(argument: Any) -> Any:

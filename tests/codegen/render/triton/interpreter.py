@@ -1,14 +1,14 @@
-"""Triton's interpreter, put right where it differs from a GPU.
+"""Correct Triton's interpreter where it differs from a GPU.
 
-* bfloat16 is computed on its bits, as if they were integers: here it is `ml_dtypes`' bfloat16.
-* Lanes that a masked load leaves out are 0: here NaN, or 77 for integers, as a GPU promises nothing.
-* `tl.fma` rounds twice: here once.
-* A comparison of scalars has their dtype: here int1, so that it can be used with blocks.
-* All bits of an unsigned number, which its inverse is made with, are no number to numpy: here they are.
-* A reduction or scan by a function of one's own calls it for every element: here for whole arrays, a few
-  times, which takes milliseconds instead of minutes. Sums run that way too, and round as on a GPU.
+* bfloat16 is computed on its bits as if they were integers; here it is `ml_dtypes`' bfloat16.
+* Masked-out lanes of a load are 0; here they are NaN, or 77 for integers, as a GPU guarantees nothing.
+* `tl.fma` rounds twice; here once.
+* A comparison of scalars has their dtype; here int1, so that it combines with blocks.
+* The all-ones value of an unsigned dtype, which inversion uses, is invalid in NumPy; here it is valid.
+* A reduction or scan with a custom function calls it for every element; here for whole arrays, a few times,
+  which takes milliseconds instead of minutes. Sums run this way too, and round as on a GPU.
 
-It reaches into the interpreter's insides; `interpreted/test_interpreter.py` tells when they change.
+It patches the interpreter's internals; `interpreted/test_interpreter.py` fails when these change.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _POISON = 77
 
 
 def correct() -> None:
-    """Put the interpreter of this process right."""
-    plain = interpreter._get_np_dtype
+    """Patch the interpreter of this process."""
+    original_dtype = interpreter._get_np_dtype
     builder = interpreter.InterpreterBuilder
     handle = interpreter.TensorHandle
 
     def numpy_dtype(dtype: Any) -> np.dtype:
         element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-        return _BF16 if element == tl.bfloat16 else plain(dtype)
+        return _BF16 if element == tl.bfloat16 else original_dtype(dtype)
 
     def cast(self: Any, source: Any, dtype: Any, *_: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -40,36 +40,38 @@ def correct() -> None:
 
     def load(self: Any, pointers: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
         dtype = pointers.get_element_ty()
-        stored = plain(dtype)
+        stored = original_dtype(dtype)
         if other is None:
             poison = np.nan if dtype.is_floating() else 1 if stored == np.bool_ else _POISON
-            filling = np.full(pointers.data.shape, poison, numpy_dtype(dtype))
+            fill = np.full(pointers.data.shape, poison, numpy_dtype(dtype))
         else:
-            filling = np.ascontiguousarray(np.broadcast_to(other.data, pointers.data.shape))
-        given = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape))
-        loaded = interpreter._interpreter.load(pointers.data, given, filling.view(stored), stored)
+            fill = np.ascontiguousarray(np.broadcast_to(other.data, pointers.data.shape))
+        mask_array = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape))
+        loaded = interpreter._interpreter.load(pointers.data, mask_array, fill.view(stored), stored)
         return handle(loaded.view(numpy_dtype(dtype)), dtype)
 
     def store(self: Any, pointers: Any, value: Any, mask: Any, *_: Any) -> Any:
         data = np.ascontiguousarray(value.data)
-        return interpreter._interpreter.store(pointers.data, data.view(plain(value.dtype)), mask.data)
+        return interpreter._interpreter.store(
+            pointers.data, data.view(original_dtype(value.dtype)), mask.data
+        )
 
     def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         with np.errstate(all="ignore"):
             return handle(_fma(x.data, y.data, z.data), z.dtype.scalar)
 
-    binary = builder.binary_op
+    original_binary = builder.binary_op
 
     def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
-        made = binary(self, left, right, op)
-        return handle(made.data, tl.int1) if made.data.dtype == np.bool_ else made
+        result = original_binary(self, left, right, op)
+        return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
 
-    ones = builder.get_all_ones_value
+    original_ones = builder.get_all_ones_value
 
     def all_ones(self: Any, type: Any) -> Any:
-        dtype = plain(type)
+        dtype = original_dtype(type)
         if dtype.kind != "u":
-            return ones(self, type)
+            return original_ones(self, type)
         return handle(np.full(1, np.iinfo(dtype).max, dtype), type.scalar)
 
     interpreter._get_np_dtype = numpy_dtype
@@ -87,7 +89,7 @@ def correct() -> None:
 
 
 def _fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x y + z, rounded once: in double for float32, with the product in two parts for float64."""
+    """x y + z, rounded once: in float64 for float32, with the product in two parts for float64."""
     if z.dtype != np.float64:
         return (x.astype(np.float64) * y + z).astype(z.dtype)
     product = x * y  # Dekker: the products of halves are exact
@@ -102,13 +104,13 @@ def _fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def _upper(x: np.ndarray) -> np.ndarray:
-    """The upper half of float64's bits, rounded, so that the rest has 26."""
+    """The upper half of a float64's bits, rounded, so that the remainder has 26."""
     scaled = x * 134217729.0
     return scaled - (scaled - x)
 
 
 def _reduce(self: Any, tensors: Any) -> list[Any]:
-    """A fold by halves of an array whose size is a power of two, as Triton's blocks have it."""
+    """Reduce an array by halves; its size is a power of two, as Triton's blocks have."""
     tensors, axis = self.unravel(tensors, self.axis)
     arrays = [np.moveaxis(t.handle.data, axis, 0) for t in tensors]
     while len(arrays[0]) > 1:
@@ -119,8 +121,10 @@ def _reduce(self: Any, tensors: Any) -> list[Any]:
             for a, t in zip(arrays, tensors, strict=True)
         ]
         with np.errstate(all="ignore"):
-            made = self.combine_fn.fn(*parts)
-        arrays = [m.handle.data for m in (made if isinstance(made, tuple | tl.tuple) else (made,))]
+            combined = self.combine_fn.fn(*parts)
+        arrays = [
+            m.handle.data for m in (combined if isinstance(combined, tuple | tl.tuple) else (combined,))
+        ]
     results = []
     for array, tensor in zip(arrays, tensors, strict=True):
         data = np.moveaxis(array, 0, axis) if self.keep_dims else array[0]
@@ -129,7 +133,7 @@ def _reduce(self: Any, tensors: Any) -> list[Any]:
 
 
 def _scan(self: Any, tensors: Any) -> list[Any]:
-    """A scan in strides of 1, 2, 4 ..."""
+    """Scan with strides of 1, 2, 4 ..."""
     arrays = [np.moveaxis(t.handle.data, self.axis, 0).copy() for t in tensors]
     stride = 1
     while stride < len(arrays[0]):
@@ -138,9 +142,9 @@ def _scan(self: Any, tensors: Any) -> list[Any]:
         ]
         here = [self.to_tensor(a, t.dtype) for a, t in zip(arrays, tensors, strict=True)]
         with np.errstate(all="ignore"):
-            made = self.combine_fn.fn(*before, *here)
-        made = made if isinstance(made, tuple | tl.tuple) else (made,)
-        for array, joined in zip(arrays, made, strict=True):
+            combined = self.combine_fn.fn(*before, *here)
+        combined = combined if isinstance(combined, tuple | tl.tuple) else (combined,)
+        for array, joined in zip(arrays, combined, strict=True):
             array[stride:] = joined.handle.data[stride:]
         stride *= 2
     return [

@@ -1,4 +1,4 @@
-"""Functions whose products are kernels, compared with torch's in the same dtype and in float64."""
+"""Compare functions whose matmuls are kernels with torch in the same dtype and in float64."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.codegen.compare import Verdict, compare
 
 
 def always(config: MatmulConfig | None = None) -> Target:
-    """Every product is a kernel, of these block sizes."""
-    target = dataclasses.replace(TRITON, products=lambda node: None)
+    """Return a target for which every matmul is a kernel, with these block sizes."""
+    target = dataclasses.replace(TRITON, why_eager_matmul=lambda node: None)
     if config is None:
         return target
 
-    def choose(form: Any) -> Any:
-        return config if isinstance(form, MatmulStructure) else select_config(form)
+    def choose(structure: Any) -> Any:
+        return config if isinstance(structure, MatmulStructure) else select_config(structure)
 
     return dataclasses.replace(target, build=functools.partial(build, choose=choose))
 
@@ -35,10 +35,10 @@ def always(config: MatmulConfig | None = None) -> Target:
 def runs_alike(
     fn: Callable[..., Any], args: Sequence[Tensor], target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values and gradients are equal bit by bit from run to run, whatever the order of the programs."""
+    """Check that results and gradients are bitwise equal in every run, whatever the order of the programs."""
     from triton.runtime.interpreter import interpreter_builder
 
-    function, found = Function(fn, target=target), []
+    function, outputs = Function(fn, target=target), []
     usual = interpreter_builder.set_grid_idx
     for backwards in (False, True):
         if backwards:
@@ -49,41 +49,43 @@ def runs_alike(
                     *(n - 1 - i for n, i in zip(interpreter_builder.grid_dim, at, strict=True))
                 ),
             )
-        given = [a.clone().requires_grad_() for a in args]
-        made = _leaves(function(*given))
-        found.append([*made, *torch.autograd.grad(made, given, [torch.cos(m.detach()) for m in made])])
-    for again in found[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
+        inputs = [a.clone().requires_grad_() for a in args]
+        results = _leaves(function(*inputs))
+        outputs.append(
+            [*results, *torch.autograd.grad(results, inputs, [torch.cos(m.detach()) for m in results])]
+        )
+    for other_run in outputs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(outputs[0], other_run, strict=True))
 
 
-def _leaves(made: Any) -> list[Tensor]:
-    return list(made) if isinstance(made, tuple) else [made]
+def _leaves(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
 
 
 def agree(
     name: str, fn: Callable[..., Any], args: Sequence[Tensor], target: Target, *, gradients: bool = True
 ) -> None:
-    """Values and gradients are as near to those of float64 as torch's own are."""
+    """Check that results and gradients are as close to float64's as torch's own."""
     source = torch.Generator().manual_seed(8)
     dtype = args[0].dtype
     cotangents = None
-    found: list[list[Tensor]] = []
-    for run, given in (
+    outputs: list[list[Tensor]] = []
+    for call, inputs in (
         (Function(fn, target=target), args),
         (fn, args),
         (fn, [a.double() for a in args]),
     ):
-        given = [a.clone().requires_grad_(gradients) for a in given]
-        made = _leaves(run(*given))
+        inputs = [a.clone().requires_grad_(gradients) for a in inputs]
+        results = _leaves(call(*inputs))
         if cotangents is None:
-            cotangents = [torch.randn(m.shape, generator=source).to(dtype) for m in made]
+            cotangents = [torch.randn(m.shape, generator=source).to(dtype) for m in results]
         grads: Sequence[Tensor] = ()
         if gradients:
             grads = torch.autograd.grad(
-                made, given, [c.to(m.dtype) for c, m in zip(cotangents, made, strict=True)]
+                results, inputs, [c.to(m.dtype) for c, m in zip(cotangents, results, strict=True)]
             )
-        found.append([t.detach() for t in (*made, *grads)])
-    for i, (ours, theirs, exact) in enumerate(zip(*found, strict=True)):
+        outputs.append([t.detach() for t in (*results, *grads)])
+    for i, (ours, theirs, exact) in enumerate(zip(*outputs, strict=True)):
         assert ours.stride() == theirs.stride(), f"{name} {i}"
         slack = 4 * torch.finfo(dtype).eps * max(float(exact.abs().max()), 1.0)
         compare(f"{name} {i}", ours, theirs, exact, [], slack, Verdict())

@@ -1,7 +1,7 @@
-"""Generated kernels under triton-viz's sanitizer, which looks for places outside of the tensors symbolically.
+"""Run generated kernels under triton-viz's sanitizer, which finds out-of-bounds accesses symbolically.
 
 ``TRITON_INTERPRET=1 python -m tests.codegen.render.triton.sanitize`` runs all of them; with ``--broken NAME``
-one whose masks are taken away, which it has to find.
+one whose masks are removed, which the sanitizer must report.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from burnt.kernels.optim import foreach, foreach_triton, steps
 
 
 def products(target: Target) -> Target:
-    """With a kernel for every product."""
-    return dataclasses.replace(target, products=lambda node: None)
+    """Return the target with a kernel for every matmul."""
+    return dataclasses.replace(target, why_eager_matmul=lambda node: None)
 
 
 def gelu_of_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def convolved(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(F.conv2d(x, w, padding=1))
 
 
-# A function, the shapes of its arguments; run with gradients where the name says "backward".
+# A function and the shapes of its arguments; run with gradients if the name contains "backward".
 CASES: dict[str, tuple[Any, ...]] = {
     "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x * 0.5**0.5)), (37, 13)),
     "softmax": (lambda x: torch.softmax(x, -1), (5, 70)),
@@ -65,10 +65,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "linear and gelu, backward": (gelu_of_linear, (37, 50), (33, 50), (33,)),
     "convolution": (convolved, (2, 16, 9, 7), (24, 16, 3, 3)),
 }
-# Whose masks may be taken away without the sanitizer's noticing: a pass would say nothing.
+# Cases in which the sanitizer misses a removed mask, so a pass proves nothing.
 BLIND = {
-    "linear and gelu": "it does not follow the loads and stores of functions that a kernel is given",
-    "convolution": "it does not follow the loads and stores of functions that a kernel is given",
+    "linear and gelu": "it does not follow loads and stores in functions passed to a kernel",
+    "convolution": "it does not follow loads and stores in functions passed to a kernel",
 }
 
 
@@ -92,7 +92,7 @@ def summed() -> None:
     backward_triton.summed(torch.randn(61, 5), keys, order, 9, -1)
 
 
-# Kernels that are written by hand: where they are, which ones, and what launches them.
+# Hand-written kernels: their module, their names and what launches them.
 WRITTEN: dict[str, tuple[Any, tuple[str, ...], Callable[[], None]]] = {
     "attention": (flash_triton, ("forward_kernel",), attention),
     "lstm": (loop_triton, ("forward_all", "forward_cell"), recurrent),
@@ -105,41 +105,41 @@ def sanitized(kernel: Any) -> Any:
     return triton_viz.trace(client=Sanitizer(abort_on_error=True))(kernel)
 
 
-def looked_at(name: str, run: Callable[[], Any]) -> None:
-    """Run something whose kernels are sanitized; the process ends where one reaches outside."""
+def run_sanitized(name: str, run: Callable[[], Any]) -> None:
+    """Run a case with sanitized kernels; the process ends if one accesses memory outside."""
     try:
         run()
-    except Exception as error:  # the sanitizer has no family of errors for what it does not know
+    except Exception as error:  # the sanitizer raises arbitrary errors for what it does not support
         print(f"{name}: the sanitizer gives up: {type(error).__name__}: {str(error).splitlines()[0][:150]}")
     else:
-        print(f"{name}: not looked at: {BLIND[name]}" if name in BLIND else f"{name}: nothing outside")
+        print(f"{name}: not checked: {BLIND[name]}" if name in BLIND else f"{name}: nothing outside")
 
 
 def generated(fn: Callable[..., Tensor], shapes: Sequence[tuple[int, ...]], gradients: bool) -> None:
     args = [torch.randn(shape, requires_grad=gradients) for shape in shapes]
-    made = Function(fn, target=products(TRITON))(*args)
+    result = Function(fn, target=products(TRITON))(*args)
     if gradients:
-        torch.autograd.grad(made, args, torch.randn_like(made))
+        torch.autograd.grad(result, args, torch.randn_like(result))
 
 
 def main() -> None:
-    plain = triton_launch.load
+    original_load = triton_launch.load
     broken = sys.argv[2] if sys.argv[1:2] == ["--broken"] else None
     traced: dict[str, dict[str, object]] = {}
 
     def load(text: str) -> dict[str, object]:
-        """The functions of a text; what is launched is sanitized, and exits with what is found."""
+        """Return the functions of a text, those to launch sanitized: they exit if an access is outside."""
         if broken is not None:
             text = re.sub(r", mask=in_\w+( & in_\w+)*(, other=0)?", "", text)
         text = re.sub(r"tl\.reduce\((.*), ([01]), \w+(, keep_dims=True)?\)", r"tl.max(\1, \2\3)", text)
         if text not in traced:
-            space = plain(text)
-            # The sanitizer cannot see through functions that ask for a dtype, nor folds by functions of one's
-            # own. Places do not depend on what they compute.
+            space = original_load(text)
+            # The sanitizer cannot trace functions that inspect a dtype, nor reductions with custom functions.
+            # Addresses do not depend on their results.
             imported = {name for name in vars(device_math) if name in space and name[0] != "_"}
             space |= dict.fromkeys(imported - {"tl", "triton"}, lambda a, *_: a)
-            # What a product's kernel calls is looked at with it.
-            for name in re.findall(r"^def (\w+(?<!_left)(?<!_right)(?<!_tail))\(", text, re.M):
+            # Functions that a matmul kernel calls are checked with it.
+            for name in re.findall(r"^def (\w+(?<!_left)(?<!_right)(?<!_epilogue))\(", text, re.M):
                 space[name] = sanitized(space[name])
             traced[text] = space
         return traced[text]
@@ -148,7 +148,7 @@ def main() -> None:
     triton_launch.load = load  # type: ignore[assignment]
     for name, (fn, *shapes) in CASES.items():
         if broken in (None, name):
-            looked_at(name, functools.partial(generated, fn, shapes, "backward" in name))
+            run_sanitized(name, functools.partial(generated, fn, shapes, "backward" in name))
     if broken is not None:
         return
     foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[assignment,misc]
@@ -158,7 +158,7 @@ def main() -> None:
         for kernel in kernels:
             setattr(module, kernel, sanitized(getattr(module, kernel)))
         with torch.no_grad():
-            looked_at(name, run)
+            run_sanitized(name, run)
 
 
 if __name__ == "__main__":

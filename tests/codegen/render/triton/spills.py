@@ -1,12 +1,12 @@
-"""Which kernels spill registers in the configurations that are picked for them, and how many bytes.
+"""Which kernels spill registers with their selected block sizes, and how many bytes.
 
     python -m tests.codegen.render.triton.spills                    # compile all, print those that spill
     python -m tests.codegen.render.triton.spills --write            # and write them into the list, spills.txt
     python -m tests.codegen.render.triton.spills --only 'sm_90'     # only entries that match the pattern
 
-Compiled are flash attention with its options, and products of float32, for GPUs that need not be there. The
-list must be what is found: `test_spills.py` fails for a kernel that starts to spill, and for one that stops.
-It holds for one version of Triton, which brings the assembler along.
+It compiles flash attention with its options and float32 matmuls, for GPUs that need not be present. The list
+must match: `test_spills.py` fails for a kernel that starts or stops spilling. It is valid for one version of
+Triton, which includes the assembler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import triton
 from torch import Tensor
 
 from burnt.codegen.ir import Kernel
-from burnt.codegen.render.triton.configs import select_config as pick_product
+from burnt.codegen.render.triton.configs import select_config as select_matmul_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.kernels.ops.attention.flash_config import select_config
 from tests.codegen.render.triton import attention
@@ -40,13 +40,13 @@ _COLUMNS = "kernel | variant | dtype | size | target | config | bytes"
 
 
 class Entry(NamedTuple):
-    """A kernel in the configuration that is picked for it.
+    """A kernel with its selected block sizes.
 
     Args:
-        kernel: one of attention's, or ``"product"``.
-        variant: what attention has besides, or a product's kernel.
+        kernel: an attention kernel, or ``"product"`` for a matmul.
+        variant: the options of attention, or the name of the matmul's kernel.
         dtype: ``"bf16"`` or ``"f32"``.
-        size: a head's, or a product's rows, columns and terms.
+        size: the head size, or the matmul's rows, columns and terms.
         target: the architecture.
     """
 
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 
 class Spill(NamedTuple):
-    """The configuration of an entry, and how many bytes it spills."""
+    """The block sizes of an entry, and how many bytes it spills."""
 
     config: str
     nbytes: int
@@ -81,7 +81,7 @@ def relu_of_conv(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def products() -> dict[tuple[str, str], Kernel]:
-    """Kernels of float32 with a product, forward and backward, by name and size."""
+    """Float32 matmul kernels, forward and backward, by name and size."""
 
     def last(*shape: int) -> Tensor:
         return torch.zeros(shape).to(memory_format=torch.channels_last)
@@ -95,14 +95,14 @@ def products() -> dict[tuple[str, str], Kernel]:
     found = {}
     for fn, args in calls:
         for kernel in planned(fn, *args, gradients=True, products=True):
-            if kernel.product is not None:
-                form = structure_of(kernel)
-                found[kernel.name, f"{form.rows}x{form.columns}x{form.terms}"] = kernel
+            if kernel.matmul is not None:
+                structure = structure_of(kernel)
+                found[kernel.name, f"{structure.rows}x{structure.columns}x{structure.terms}"] = kernel
     return found
 
 
 def entries() -> list[Entry]:
-    """All that is compiled: about 240 kernels, each a second or two."""
+    """All entries: about 240 kernels, a second or two each."""
     found = [*_of_attention()]
     for target, (name, size) in itertools.product(("sm_80", "sm_90", "gfx1100"), products()):
         found.append(Entry("product", name, "f32", size, target))
@@ -128,23 +128,25 @@ def _of_attention() -> Iterator[Entry]:
 
 
 def compiled_entry(entry: Entry, folder: Path) -> tuple[str, list[Compiled]]:
-    """The configuration that is picked for an entry, and the functions of its kernel."""
+    """Return the selected block sizes of an entry and its compiled functions."""
     limits = limits_of(entry.target)
     if entry.kernel == "product":
         kernel = products()[entry.variant, entry.size]
-        config = pick_product(structure_of(kernel), limits)
+        config = select_matmul_config(structure_of(kernel), limits)
         return str(config), compiled([print_kernel(kernel, config)], entry.target, folder)
     size, dtype = int(entry.size), attention.DTYPES[entry.dtype]
     options = attention.VARIANTS[entry.variant]
     added = options.get("mask", torch.bool) != torch.bool
-    picked = select_config(size, dtype.itemsize, limits, added=added, scored="score" in options)
-    blocks = picked[entry.kernel]
-    made = attention.compiled(entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder)
-    return str(blocks), [made]
+    selected = select_config(size, dtype.itemsize, limits, added=added, scored="score" in options)
+    blocks = selected[entry.kernel]
+    compiled_kernel = attention.compiled(
+        entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder
+    )
+    return str(blocks), [compiled_kernel]
 
 
 def spill_of(entry: Entry, folder: Path) -> Spill:
-    """What an entry spills, the most of its functions."""
+    """Return the block sizes of an entry and the most bytes that one of its functions spills."""
     config, functions = compiled_entry(entry, folder)
     return Spill(config, max(f.spilled for f in functions))
 
@@ -153,7 +155,7 @@ def spill_of(entry: Entry, folder: Path) -> Spill:
 
 
 def parse(text: str) -> dict[Entry, Spill]:
-    """The list of a file."""
+    """Parse a list."""
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -163,13 +165,13 @@ def parse(text: str) -> dict[Entry, Spill]:
 
 
 def format_list(spills: Mapping[Entry, Spill]) -> str:
-    """A file of the list."""
+    """Format a list as the text of a file."""
     lines = [" | ".join([*entry, config, str(nbytes)]) for entry, (config, nbytes) in sorted(spills.items())]
     return "\n".join([_HEAD.format(version=triton.__version__), f"# {_COLUMNS}", *lines, ""])
 
 
 def version_of(text: str) -> str:
-    """The version of Triton that a list is of."""
+    """Return the Triton version of a list."""
     found = re.match(re.escape(_HEAD).replace(re.escape("{version}"), r"(\S+)"), text)
     if found is None:
         raise ValueError(f"{LIST}: its first line is not {_HEAD!r}")
@@ -179,12 +181,12 @@ def version_of(text: str) -> str:
 def differences(
     found: Mapping[Entry, Spill], listed: Mapping[Entry, Spill], compiled: Iterable[Entry]
 ) -> list[str]:
-    """What the list says otherwise of entries that were compiled, a line each.
+    """Return how compiled entries differ from the list, one line each.
 
     Args:
-        found: what spills.
-        listed: what the list says does.
-        compiled: the entries.
+        found: the entries that spill.
+        listed: the entries of the list.
+        compiled: the entries that were compiled.
     """
     lines = []
     for entry in compiled:
@@ -199,9 +201,15 @@ def _format(spill: Spill | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="which kernels spill registers in the picked configurations")
-    parser.add_argument("--write", action="store_true", help=f"write {LIST.name}; entries left out stay")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="compile entries that it is found in")
+    parser = argparse.ArgumentParser(
+        description="which kernels spill registers with their selected block sizes"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {LIST.name}; entries that are not compiled stay"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="compile only entries that match this pattern"
+    )
     options = parser.parse_args(arguments)
     chosen = [entry for entry in entries() if re.search(options.only, " | ".join(entry))]
     found = {}
@@ -215,8 +223,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(file=sys.stderr)
     listed = parse(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
     if options.write:
-        kept = {entry: spill for entry, spill in listed.items() if entry in set(entries()) - set(chosen)}
-        LIST.write_text(format_list(kept | found), encoding="utf-8")
+        unchanged = {entry: spill for entry, spill in listed.items() if entry in set(entries()) - set(chosen)}
+        LIST.write_text(format_list(unchanged | found), encoding="utf-8")
         return 0
     changed = differences(found, listed, chosen)
     print(*changed, sep="\n")

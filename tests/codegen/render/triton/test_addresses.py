@@ -1,8 +1,9 @@
-"""Addresses of all Triton kernels where offsets pass 2^31, of tensors without memory: translated, never run.
+"""Addresses of all Triton kernels whose offsets pass 2^31, for tensors without memory: translated, never run.
 
-`addresses.check` evaluates the integers of each kernel exactly, and finds what does not fit into 32 bits.
-Every hand-written kernel has cases here, at sizes just below and just above; one that has none fails
-`test_every_hand_written_kernel_has_a_case`. Below, offsets stay 32 bits wide where the kernel has a choice.
+`addresses.check` evaluates the integers of each kernel exactly and finds those that do not fit into 32 bits.
+Every hand-written kernel has cases here, at sizes just below and just above the limit;
+`test_every_hand_written_kernel_has_a_case` fails for one without. Below the limit, offsets must be 32 bits
+wide if the kernel has a choice.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from burnt.codegen.render.triton import matmul as triton_matmul
 from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash_config import FlashConfig
@@ -65,17 +66,17 @@ def strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype = B
     return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
 
 
-# --- kernels that are written by hand ---------------------------------------------------------------------
+# --- hand-written kernels ---------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """Launches at a size, and two sizes: the largest offset that 32 bits have to hold is below 2^31, or not.
+    """Launches at a size, and two sizes: the largest 32-bit offset is below 2^31, or not.
 
     Args:
         launch: launches kernels for a size.
         below, above: the sizes.
         farthest: the largest such offset at a size, from shapes and strides.
-        chooses: the kernel has 32 bits where they do; otherwise it has 64 always.
+        chooses: the kernel uses 32 bits where they suffice; otherwise it always uses 64.
     """
 
     launch: Callable[[int], object]
@@ -97,7 +98,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, pull: Tensor | 
 
 
 def heads(rows: int, d: int = 128, number: int = 1) -> Tensor:
-    """``[1, number, rows, d]``, each head in one piece."""
+    """``[1, number, rows, d]``, each head contiguous."""
     return meta(1, number, rows, d)
 
 
@@ -116,7 +117,7 @@ def bias_of(size: int) -> Any:
 
 
 def scored(size: int) -> None:
-    """A score function that looks up a tensor of the user's own."""
+    """Attention with a score function that reads a captured tensor."""
     found = bias_of(size).printed(torch.device("meta"), gradients=True)
     assert found is not None
     x = heads(1000, 64)
@@ -143,7 +144,7 @@ def sloped(rows: int) -> None:
 
 
 def functions(rows: int) -> None:
-    """The other functions of scores; dropout, which counts elements."""
+    """Attention with the other score functions, and with dropout, which counts elements."""
     x, kernels, seed = heads(rows, 64, 64), flash_triton, meta(dtype=torch.int64)
     attention(x, x, x, Problem(1.0, score=kernels.capped, slope=kernels.capped_slope, args=(30.0, x, 0)))
     attention(x, x, x, Problem(1.0, score=kernels.sloped, slope=kernels.one, args=(1.0, meta(64), 0)))
@@ -151,12 +152,12 @@ def functions(rows: int) -> None:
 
 
 def result(row: int) -> Callable[[int], int]:
-    """Of results and gradients, of which `row` elements lie between a head's rows."""
+    """The farthest offset in results and gradients, whose rows of a head are `row` elements apart."""
     return lambda rows: within(rows, row, 1, 1)
 
 
 ATTENTION = {
-    # Heads inside: the results' rows are apart by all heads, those of what is read by one.
+    # Heads are inside rows in the results, so their rows are all heads apart; those of the inputs only one.
     "results": Case(
         lambda n: attention(*[heads(n, 128, 64)] * 3, Problem(1.0, high=1)), 261_000, 262_400, result(8192)
     ),
@@ -190,7 +191,7 @@ ATTENTION = {
 
 
 def stepped(count: int) -> None:
-    """Every kernel of optimizers, with all that it may have."""
+    """Run every kernel of the optimizers, with all options."""
     p = [meta(count), meta(7)]
     request = Request("step", grad_scale=64.0, max_norm=1.0, ema=None, ema_decay=0.9, candidate=None)
     passes = DevicePasses(request, p)
@@ -202,7 +203,7 @@ def stepped(count: int) -> None:
 
 
 def recurrent(batch: int, steps: int, width: int) -> None:
-    """LSTM and GRU, forward and backward, in both directions and with lengths."""
+    """Run LSTM and GRU, forward and backward, in both directions and with lengths."""
     for kind, gates, states in (("lstm", 4, 2), ("gru", 3, 1)):
         given, weight = meta(steps, batch, gates * width), meta(gates * width, width)
         bias = meta(width) if kind == "gru" else None
@@ -239,7 +240,7 @@ CASES = ATTENTION | OTHERS
 
 
 def loaded(size: int) -> dict[str, tuple[int, int]]:
-    """What tables hold: keys or queries of attention, tensors of an optimizer."""
+    """Ranges of the values in tables: keys or queries of attention, tensors of an optimizer."""
     return {"first": (0, size), "past": (0, size), "owners": (0, 1)}
 
 
@@ -251,7 +252,7 @@ def launched(name: str, size: int) -> list[Launched]:
     return list({(e.kernel, repr(e.options), repr(e.args)): e for e in found}.values())
 
 
-# Whose addresses have 64 bits always: it reads two tensors once, which takes the time.
+# Always has 64-bit addresses: it reads two tensors once, so it is memory-bound anyway.
 ALWAYS_WIDE = {"burnt.kernels.ops.attention.flash_triton.backward_dots"}
 
 
@@ -279,7 +280,7 @@ def test_a_window_without_an_end_does_not_overflow() -> None:
             assert not check(launch).overflows, (launch.name, low, high)
 
 
-def written_by_hand() -> dict[str, JITFunction[Any]]:
+def hand_written_functions() -> dict[str, JITFunction[Any]]:
     """All Triton functions of the package, by module and name."""
     found = {}
     for module in pkgutil.walk_packages(burnt.__path__, "burnt."):
@@ -293,7 +294,7 @@ def written_by_hand() -> dict[str, JITFunction[Any]]:
 
 @pytest.mark.full
 def test_every_hand_written_kernel_has_a_case() -> None:
-    """A kernel that is added gets a case in `CASES`, or, of a template, in `PRODUCTS`."""
+    """A new kernel needs a case in `CASES` or, for a template, in `PRODUCTS`."""
     covered: set[str] = set()
     for name, case in CASES.items():
         for launch in launched(name, case.above):
@@ -302,8 +303,8 @@ def test_every_hand_written_kernel_has_a_case() -> None:
         for config in configs_of(name, True):
             for launch in product_launches(name, True, config):
                 covered |= translated(launch).functions
-    elementwise = {n for n, f in written_by_hand().items() if f.fn.__module__ == device_math.__name__}
-    missing = set(written_by_hand()) - covered - elementwise
+    elementwise = {n for n, f in hand_written_functions().items() if f.fn.__module__ == device_math.__name__}
+    missing = set(hand_written_functions()) - covered - elementwise
     assert not missing, f"without a case: {sorted(missing)}"
 
 
@@ -319,16 +320,20 @@ def test_functions_of_elements_have_no_addresses() -> None:
 
 
 def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
-    """The kernels of a function of tensors without memory; every product is one."""
+    """The kernels of a function of tensors without memory, with a kernel for every matmul."""
     found: list[Kernel] = []
 
-    def build(kernels: Sequence[Kernel], *_: object) -> Built:
+    def build(kernels: Sequence[Kernel], *_: object) -> BuiltKernels:
         found.extend(kernels)
-        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+        return BuiltKernels(
+            "", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels}
+        )
 
-    target = dataclasses.replace(TRITON, build=build, missing=lambda: None, products=lambda node: None)
-    # Not by a call: of a device that nothing runs on, no signature is made.
-    made = Function(fn, target=target)._made(args, list(args), [])
+    target = dataclasses.replace(
+        TRITON, build=build, why_unavailable=lambda: None, why_eager_matmul=lambda node: None
+    )
+    # Not by a call: there is no signature for the meta device.
+    made = Function(fn, target=target)._build_entry(args, list(args), [])
     assert made.fallback_reason is None, made.fallback_reason
     return found
 
@@ -365,13 +370,13 @@ def images(n: int, channels: int, kernel: int = 3) -> list[Tensor]:
     return [last(n, channels, 224, 224), last(64, channels, kernel, kernel), meta(64)]
 
 
-# A function, and its arguments with the largest offset below 2^31 and above.
+# A function, and its arguments with the largest offset below and above 2^31.
 PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[Tensor]]] = {
-    "first factor": (
+    "left operand": (
         linear, [meta(2**20 - 4096, 2048), meta(64, 2048), meta(64)],
         [meta(2**20 + 1, 2048), meta(64, 2048), meta(64)],
     ),
-    "second factor": (
+    "right operand": (
         linear, [meta(64, 2048), meta(2**20 - 4096, 2048), meta(2**20 - 4096)],
         [meta(64, 2048), meta(2**20 + 1, 2048), meta(2**20 + 1)],
     ),
@@ -401,18 +406,18 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[Tensor]]] = {
 
 
 def farthest(tensors: Sequence[Tensor]) -> int:
-    """The largest offset of an element in any of some tensors."""
+    """The largest offset of an element in any of the tensors."""
     return max(sum((n - 1) * abs(s) for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors)
 
 
 @functools.cache
 def product_of(name: str, above: bool) -> Kernel:
     fn, *args = PRODUCTS[name]
-    return next(k for k in planned(fn, args[above]) if k.product is not None)
+    return next(k for k in planned(fn, args[above]) if k.matmul is not None)
 
 
 def configs_of(name: str, above: bool) -> list[MatmulConfig]:
-    """What is picked; programs that make several tiles, copies by units of their own, parts of sums."""
+    """The selected config, and others: persistent programs, tensor descriptors, split-K."""
     picked = select_config(structure_of(product_of(name, above)))
     assert isinstance(picked, MatmulConfig)
     changes: list[dict[str, Any]] = [
@@ -427,13 +432,13 @@ def product_launches(name: str, above: bool, config: MatmulConfig) -> list[Launc
 
 
 def some_programs(launch: Launched) -> list[int]:
-    """Program ids at both ends and between."""
+    """Program ids at both ends and in between."""
     last = launch.grid[0] - 1
     return sorted({0, min(1, last), min(7, last), last // 3, last // 2, max(last - 1, 0), last})
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_offsets_of_products_around_the_end_of_32_bits(name: str) -> None:
+def test_offsets_of_matmuls_around_the_end_of_32_bits(name: str) -> None:
     fn, below, above = PRODUCTS[name]
     results = [fn(*args) for args in (below, above)]
     assert farthest([*below, results[0]]) < END <= farthest([*above, results[1]])
@@ -442,18 +447,18 @@ def test_offsets_of_products_around_the_end_of_32_bits(name: str) -> None:
             for launch in product_launches(name, far, config):
                 found = check(launch, programs=some_programs(launch))
                 assert not found.overflows, f"{name} {far} {config} {launch.name}: {found.overflows}"
-                # Parts of sums are as many times as large as the result, and have 64 bits always.
+                # Split-K parts are larger than the result and always have 64-bit offsets.
                 if config.split == 1 and not (far and config.descriptors):
                     assert found.widest == (64 if far else 32), f"{name} {config} {launch.name}"
 
 
 @pytest.mark.parametrize("strides", [(2**26 - 2**20, 1), (1, 2**26 - 2**20)], ids=["rows", "terms"])
-def test_lanes_beyond_the_end_of_a_product_do_not_overflow(strides: tuple[int, int]) -> None:
-    """33 rows or terms are within 32 bits, the 64 of a tile are not."""
+def test_lanes_beyond_the_end_of_a_matmul_do_not_overflow(strides: tuple[int, int]) -> None:
+    """33 rows or terms fit into 32 bits; the 64 of a tile do not."""
     shape = (33, 64) if strides[1] == 1 else (64, 33)
     x, w = strided(shape, strides), meta(64, shape[1])
     assert farthest([x]) < END < 63 * max(strides)
-    (kernel,) = (k for k in planned(linear, [x, w, meta(64)]) if k.product is not None)
+    (kernel,) = (k for k in planned(linear, [x, w, meta(64)]) if k.matmul is not None)
     for launch in launches_of(print_kernel(kernel, select_config(structure_of(kernel)))):
         assert not check(launch).overflows
 
@@ -484,9 +489,9 @@ def test_offsets_of_other_generated_kernels(name: str) -> None:
 
 @pytest.mark.parametrize("case", KNOWN)
 def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a kernel does: what a loop carries keeps its type."""
+    """For every kind of kernel: values carried by a loop keep their type."""
     for module in (triton_layout, triton_expr, triton_matmul):
-        monkeypatch.setattr(module, "FAR", -1)
+        monkeypatch.setattr(module, "INT32_INDEX_LIMIT", -1)
     texts = [
         translated(launch).text for printed in printed_of(case, "bf16") for launch in launches_of(printed)
     ]
@@ -496,8 +501,8 @@ def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest
 # --- the evaluation itself --------------------------------------------------------------------------------
 
 
-def test_an_overflow_is_found_to_the_last_element(tmp_path: Path) -> None:
-    """Beside a kernel whose offsets are known: row * stride of up to 2^31 - 1, and one more."""
+def test_an_overflow_is_found_exactly(tmp_path: Path) -> None:
+    """For a kernel with known offsets: row * stride of up to 2^31 - 1, and one more."""
     import sys
 
     (tmp_path / "offsets_for_a_test.py").write_text(

@@ -1,4 +1,4 @@
-"""Generated Triton kernels compiled for GPUs that are not there."""
+"""Generated Triton kernels compiled for GPUs that need not be present."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def kernels(case: str, dtype: str) -> list[Any]:
     return printed(fn, *args, gradients=gradients)
 
 
-# ptxas may put one or two addresses on the stack before the call that an exact division by a denormal takes,
-# once in a kernel and outside of its loops.
+# ptxas may spill one or two addresses around the call that an exact division by a denormal needs, once per
+# kernel and outside of its loops.
 _AROUND_A_CALL = 16
 
 
@@ -160,7 +160,7 @@ def test_a_sample(case, dtype, target, tmp_path):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_matrix(case, dtype, target, tmp_path):
+def test_all_cases(case, dtype, target, tmp_path):
     """130 of them, which BURNT_SEED draws."""
     check(case, dtype, target, tmp_path)
 
@@ -174,7 +174,7 @@ def test_how_many_kernels(case, count):
     assert len(printed(fn, *[torch.zeros(shape) for shape in shapes])) == count
 
 
-def test_an_element_is_loaded_in_as_few_instructions_as_the_hardware_has(tmp_path):
+def test_loads_are_vectorized(tmp_path):
     """16 bytes at once, where alignment allows it."""
     (kernel,) = compiled(printed(gelu, torch.zeros(1 << 20)), "sm_90", tmp_path)
     assert "ld.global.v4.b32" in kernel.assembly
@@ -192,7 +192,7 @@ def test_indices_beyond_int32():
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_runs_of_an_embedding_are_added_up_without_spills(target: str, tmp_path: Any) -> None:
+def test_embedding_backward_does_not_spill(target: str, tmp_path: Any) -> None:
     for dtype, inside in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         arguments = [
             dtype,
@@ -214,7 +214,7 @@ def test_runs_of_an_embedding_are_added_up_without_spills(target: str, tmp_path:
         assert dtype == torch.float64 or "f64" not in made.assembly
 
 
-def steps_of_optimizers(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
+def optimizer_kernels(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
     """Each kernel with all that it may be asked for."""
     table, owners, outcome = torch.int64, torch.int32, torch.float32
     size, chunk = foreach_triton.BLOCK, foreach_triton.CHUNK
@@ -237,7 +237,7 @@ def steps_of_optimizers(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
 
 def check_steps_of_optimizers(target: str, folder: Any, elements: Sequence[tl.dtype]) -> None:
     for element in elements:
-        for name, (kernel, arguments) in steps_of_optimizers(element).items():
+        for name, (kernel, arguments) in optimizer_kernels(element).items():
             made = compiled_as_written(kernel, arguments, target, folder)
             assert made.spilled == 0, (name, target, made.registers)
             assert made.shared <= SHARED[target]

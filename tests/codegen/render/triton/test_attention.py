@@ -1,4 +1,4 @@
-"""Kernels of flash attention compiled for GPUs that are not there, and which block sizes are picked."""
+"""Flash attention kernels compiled for GPUs that need not be present, and the selection of block sizes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_all_configurations_compile(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 128])
-def test_the_first_configurations_are_of_all_kernels(size: int) -> None:
+def test_first_configs_cover_all_kernels(size: int) -> None:
     """As many as the tuner tries in its quick mode."""
     listed = configs(size, 2, limits_of("sm_90"))
     changed = [[name for name in KERNELS if c[name] != listed[0][name]] for c in listed[1:]]
@@ -71,7 +71,7 @@ def test_the_first_configurations_are_of_all_kernels(size: int) -> None:
     ]
 
 
-def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
+def test_selected_config_fits_and_comes_first() -> None:
     for target in TARGETS:
         for size in (1, 64, 65, 128, 200, 256):
             for itemsize in (2, 4):
@@ -91,7 +91,7 @@ def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
         FlashConfig.of("64 w4")
 
 
-def test_tiles_that_no_registers_hold_are_not_offered() -> None:
+def test_tiles_that_exceed_the_registers_are_excluded() -> None:
     """256 keys at 128 are 65,536 sums for 256 threads, which may have 255 registers each."""
     offered = {config["keys"] for config in configs(128, 2, limits_of("sm_90"))}
     assert "32x256 w8 s2" not in offered
@@ -99,7 +99,7 @@ def test_tiles_that_no_registers_hold_are_not_offered() -> None:
     assert "64x256 w8 s2" in {config["keys"] for config in configs(64, 2, limits_of("sm_90"))}
 
 
-def test_what_is_picked_knows_what_the_kernel_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_depends_on_mask_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the op's arguments: a mask that is added, a soft cap or slopes; a boolean mask changes nothing."""
     op = dot_product_attention
     x = torch.empty(1, 2, 64, 64, dtype=torch.bfloat16)
@@ -107,7 +107,7 @@ def test_what_is_picked_knows_what_the_kernel_carries(monkeypatch: pytest.Monkey
 
     def config(target: str, **options: Any) -> dict[str, Any]:
         monkeypatch.setattr(triton_compile_pool, "limits_of", lambda device: limits_of(target))
-        found = op.candidates["flash"].alternatives(op.bound((x, x, x), options))[0].config
+        found = op.candidates["flash"].alternatives(op.bind((x, x, x), options))[0].config
         assert found is not None
         return found
 

@@ -1,4 +1,4 @@
-"""Printed Triton as files, for people to read: `BURNT_GOLDEN=write` makes them anew."""
+"""Printed Triton as files that people can read; `BURNT_GOLDEN=write` regenerates them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def looked_up(w, i):
     return F.embedding(i, w) * 2
 
 
-# Name of the file -> function, arguments, whether the backward is in it.
+# Name of the file -> function, arguments, whether it includes the backward.
 CASES = {
     "gelu": (gelu, (torch.zeros(1 << 20),), True),
     "softmax": (softmax, (torch.zeros(100, 1000).bfloat16(),), True),
@@ -76,10 +76,12 @@ def test_text(name):
     file = FOLDER / f"{name}.txt"
     if os.environ.get("BURNT_GOLDEN") == "write":
         file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8"), "BURNT_GOLDEN=write writes it anew, if that is meant"
+    assert text == file.read_text(encoding="utf-8"), (
+        "if the change is intended, regenerate with BURNT_GOLDEN=write"
+    )
 
 
-def test_a_text_serves_other_shapes():
+def test_one_text_serves_several_shapes():
     texts = {
         printed(softmax, torch.zeros(rows, cols))[0].text for rows, cols in ((50, 100), (70, 999), (3, 5))
     }
@@ -89,15 +91,20 @@ def test_a_text_serves_other_shapes():
 
 def test_block_sizes_can_be_chosen_for_a_kernel():
     (kernel,) = planned(softmax, torch.zeros(50, 5000))
-    form = structure_of(kernel)
-    assert (form.rows, form.cols, form.across, form.folds) == (50, 5000, False, True)
-    usual = print_kernel(kernel, select_config(form))
+    structure = structure_of(kernel)
+    assert (structure.rows, structure.cols, structure.is_column_major, structure.has_inner_loop) == (
+        50,
+        5000,
+        False,
+        True,
+    )
+    default = print_kernel(kernel, select_config(structure))
     other = print_kernel(kernel, TileConfig(4, 8192, 8, 1))
-    assert other.text == usual.text
+    assert other.text == default.text
     assert other.functions[0].constants == {"ROWS": 4, "COLS": 8192}
     assert other.functions[0].programs == 13
-    walked = print_kernel(kernel, TileConfig(1, 1024))
-    assert "for start in range(0, n1, COLS)" in walked.text
-    shared = print_kernel(kernel, TileConfig(1, 1024, chunks=4))
-    assert [f.programs for f in shared.functions] == [200, 200]
-    assert shared.functions[-1].name == kernel.name
+    looped = print_kernel(kernel, TileConfig(1, 1024))
+    assert "for start in range(0, n1, COLS)" in looped.text
+    chunked = print_kernel(kernel, TileConfig(1, 1024, chunks=4))
+    assert [f.programs for f in chunked.functions] == [200, 200]
+    assert chunked.functions[-1].name == kernel.name

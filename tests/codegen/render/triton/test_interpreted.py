@@ -1,7 +1,7 @@
 """Numerics of generated Triton kernels, run by Triton's interpreter.
 
-The interpreter is chosen when Triton is imported, so its tests have processes of their own: few, since each
-imports torch, and its tests are collected, which takes longer than most of them.
+The interpreter is selected when Triton is imported, so its tests run in their own processes: few, since each
+imports torch and collects its tests, which takes longer than most of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 
 def run(files: Sequence[str], *options: str, seconds: float) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    # Coverage of the outer run would be mixed up with this one's.
+    # Do not mix this process's coverage with the outer run's.
     environment.pop("COV_CORE_SOURCE", None)
     command = [
         sys.executable,
@@ -38,12 +38,14 @@ def run(files: Sequence[str], *options: str, seconds: float) -> None:
         *(str(FOLDER / file) for file in files),
         *options,
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode in (0, 5), done.stdout[-6000:] + done.stderr[-2000:]
-    assert done.returncode == 0 or "not full" not in options, f"{files} hold no tests"
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
+    )
+    assert result.returncode in (0, 5), result.stdout[-6000:] + result.stderr[-2000:]
+    assert result.returncode == 0 or "not full" not in options, f"{files} hold no tests"
 
 
-# Minutes each. At every change the gate's programs fold several ways, all of them with one size of blocks.
+# Minutes each. The random programs, which run on every change, cover several kinds of reductions.
 RARELY = ["test_online.py", "test_tuning.py"]
 OFTEN = [file for file in FILES if file not in RARELY]
 

@@ -1,6 +1,6 @@
-"""Kernels launched through a CUDA driver that runs nothing: arguments, grids, shared memory, the launcher.
+"""Launch kernels through a CUDA driver that runs nothing: arguments, grids, shared memory, the launcher.
 
-The driver replaces Triton's for a whole process, so each test starts one of its own.
+The driver replaces Triton's for a whole process, so each test starts its own process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[4]
 WHY_NOT = driver.why_not()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
-# Each file of kernels that are written by hand, and the matrix product in two of its ways.
+# One case per file of hand-written kernels, and two modes of the matmul.
 SAMPLE = [
     "flash d64, causal",
     "product gelu, persistent, descriptors",
@@ -36,11 +36,11 @@ SAMPLE = [
 
 def python(*command: str, seconds: float) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
-    return done.stdout
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-4000:]
+    return result.stdout
 
 
 def launch(names: list[str], seconds: float) -> dict[str, str]:
@@ -68,11 +68,11 @@ def test_every_case_is_launched() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_generated_kernels_are_launched() -> None:
-    said = python(
+    output = python(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "--device", "null", "tests/gpu/test_codegen.py",
         seconds=2400,
     )  # fmt: skip
-    assert re.search(r"^\d+ passed", said.splitlines()[-1]), said[-3000:]
+    assert re.search(r"^\d+ passed", output.splitlines()[-1]), output[-3000:]
 
 
 LIMITS = """
@@ -118,15 +118,15 @@ SHARED = """
 import torch, triton
 from tests.null import driver
 driver.install()
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.function import Function
 from tests.codegen.render.triton.products import always
 
 a, b = torch.zeros(256, 512).bfloat16(), torch.zeros(512, 256).bfloat16()
-fits = Function(lambda a, b: torch.relu(a @ b), target=always(ProductConfig.of("128x128x64 w8 s3")))
+fits = Function(lambda a, b: torch.relu(a @ b), target=always(MatmulConfig.of("128x128x64 w8 s3")))
 fits(a, b)
 assert driver.last_launch().shared > 48 << 10
-large = Function(lambda a, b: torch.relu(a @ b), target=always(ProductConfig.of("256x256x128 w8 s4")))
+large = Function(lambda a, b: torch.relu(a @ b), target=always(MatmulConfig.of("256x256x128 w8 s4")))
 import warnings
 warnings.simplefilter("error")
 try:
@@ -146,6 +146,6 @@ def test_more_shared_memory_than_there_is_is_refused() -> None:
 
 def test_it_says_why_it_cannot_be_installed() -> None:
     code = "from tests.null import driver; driver.install()"
-    done = forked.run(code, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
-    assert done.returncode != 0
-    assert "the null driver cannot be installed: this process runs Triton's interpreter" in done.stderr
+    result = forked.run(code, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
+    assert result.returncode != 0
+    assert "the null driver cannot be installed: this process runs Triton's interpreter" in result.stderr

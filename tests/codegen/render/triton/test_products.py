@@ -1,4 +1,4 @@
-"""Kernels with a matrix product compiled for GPUs that are not there; their block sizes."""
+"""Matmul kernels compiled for GPUs that need not be present, and their block sizes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from burnt.codegen.render.triton.configs import (
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits
-from burnt.codegen.runtime.triton_backend import are_blocks
+from burnt.codegen.runtime.triton_backend import are_block_sizes
 from burnt.codegen.runtime.triton_compile_pool import Pool, can_specialize_warps, choices_of, jobs_of
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled, limits_of, planned
 
-H200 = Limits(132, shared=227 << 10)
+H200 = Limits(132, shared_memory=227 << 10)
 UNITS = {"sm_80": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "sm_120": "mma.sync"}
 
 
@@ -128,16 +128,19 @@ def test_compiled_ahead_in_float16(name: str, target: str, tmp_path: Path) -> No
 def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
     args = tuple(a.to(dtype) for a in args)
-    kernels = [k for k in planned(fn, *args, products=True) if k.product is not None]
+    kernels = [k for k in planned(fn, *args, products=True) if k.matmul is not None]
     assert len(kernels) == 1
     (kernel,) = kernels
     limits = Limits(
-        132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target.startswith("gfx")
+        132,
+        warp_size=TARGETS[target].warp_size,
+        shared_memory=SHARED[target],
+        is_rocm=target.startswith("gfx"),
     )
     config = select_config(structure_of(kernel), limits)
     for found in compiled([print_kernel(kernel, config)], target, tmp_path):
         assert found.shared <= SHARED[target]
-        # 128 registers are what a thread may have for two programs to fit; ptxas takes them and a few words.
+        # Two programs fit if a thread has at most 128 registers; ptxas uses these and spills a few words.
         assert found.spilled <= 16, (
             f"{found.registers} registers and {found.spilled} bytes of others: {config}"
         )
@@ -157,10 +160,10 @@ def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Pa
         for target in UNITS
     ],
 )
-def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path) -> None:
+def test_persistent_programs(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
-    (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-    limits = Limits(132, shared=SHARED[target])
+    (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
+    limits = Limits(132, shared_memory=SHARED[target])
     config = next(
         c
         for c in neighbouring_configs(structure_of(kernel), limits)
@@ -178,18 +181,18 @@ def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tmp_path: Path) -> None:
+def test_every_candidate_with_specialized_warps_compiles(target: str, tmp_path: Path) -> None:
     if not can_specialize_warps(triton.__version__):
         pytest.skip(f"Triton {triton.__version__} is offered none")
     for name in ("gelu", "batches", "few rows"):
         fn, args = CASES[name]
-        (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-        limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
-        form = structure_of(kernel)
-        offered = [c for c in neighbouring_configs(form, limits) if str(c).endswith(" ws")]
+        (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
+        limits = Limits(132, shared_memory=SHARED[target], has_tma=True, can_specialize_warps=True)
+        structure = structure_of(kernel)
+        offered = [c for c in neighbouring_configs(structure, limits) if str(c).endswith(" ws")]
         assert offered
         for config in offered:
-            if why_too_large(form, config, limits) is None:
+            if why_too_large(structure, config, limits) is None:
                 found = compiled([print_kernel(kernel, config)], target, tmp_path)
                 assert "setmaxnreg" in found[0].assembly, config
 
@@ -207,17 +210,19 @@ def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tm
     ids=str,
 )
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_every_block_size_that_is_offered(target: str, name: str, dtype: torch.dtype) -> None:
-    """Compiled as the tuner does it, by a pool of processes, with whatever that device has units for."""
+def test_every_candidate_compiles(target: str, name: str, dtype: torch.dtype) -> None:
+    """Compiled as by the tuner, in a pool of processes, with all features of that device."""
     fn, args = CASES[name]
-    (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.product is not None)
+    (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.matmul is not None)
     rocm = target.startswith("gfx")
     machine = TARGETS[target]
-    limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm)
-    limits = dataclasses.replace(limits, copies=not rocm, specializes=not rocm)
-    form = structure_of(kernel)
+    limits = Limits(132, warp_size=machine.warp_size, shared_memory=SHARED[target], is_rocm=rocm)
+    limits = dataclasses.replace(limits, has_tma=not rocm, can_specialize_warps=not rocm)
+    structure = structure_of(kernel)
     offered = [
-        config for config in neighbouring_configs(form, limits) if why_too_large(form, config, limits) is None
+        config
+        for config in neighbouring_configs(structure, limits)
+        if why_too_large(structure, config, limits) is None
     ]
     pool = Pool((machine.backend, machine.arch, machine.warp_size), workers=2)
     try:
@@ -238,10 +243,10 @@ COPYING = [
     ("name", "target"),
     [pytest.param(*case, marks=() if case == ("gelu", "sm_90") else pytest.mark.full) for case in COPYING],
 )
-def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, tmp_path: Path) -> None:
+def test_operands_loaded_by_tensor_descriptor(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
-    (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-    limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
+    (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
+    limits = Limits(132, shared_memory=SHARED[target], has_tma=True, can_specialize_warps=True)
     offered = [
         c
         for c in neighbouring_configs(structure_of(kernel), limits)
@@ -255,24 +260,24 @@ def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, t
         assert found.spilled <= 16, f"{found.registers} registers, {found.spilled} bytes of others: {config}"
         assert "cp.async.bulk.tensor" in found.assembly
         assert UNITS[target] in found.assembly
-        # Those that copy give registers to those that multiply.
+        # Warps that copy give registers to those that multiply.
         assert ("setmaxnreg" in found.assembly) == config.specialized
 
 
-def test_what_is_offered_of_copies() -> None:
-    """To devices that have units for them, and for factors that lie in memory as descriptors can tell."""
+def test_which_configs_use_descriptors() -> None:
+    """Only for devices with TMA, and for operands whose layout a tensor descriptor can address."""
 
     def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[tuple[bool, bool]]:
-        (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-        found = neighbouring_configs(structure_of(kernel), Limits(132, shared=227 << 10, **given))
+        (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
+        found = neighbouring_configs(structure_of(kernel), Limits(132, shared_memory=227 << 10, **given))
         return {(c.descriptors, c.specialized) for c in found if isinstance(c, MatmulConfig)}
 
     fn, args = CASES["gelu"]
-    assert offered(fn, *args, copies=True) == {(False, False), (True, False)}
-    both = {"copies": True, "specializes": True}
+    assert offered(fn, *args, has_tma=True) == {(False, False), (True, False)}
+    both = {"has_tma": True, "can_specialize_warps": True}
     assert offered(fn, *args, **both) == {(False, False), (True, False), (True, True)}
-    assert offered(fn, *args) == offered(fn, *args, rocm=True) == {(False, False)}
-    fn, args = CASES["residual"]  # of which one factor is computed
+    assert offered(fn, *args) == offered(fn, *args, is_rocm=True) == {(False, False)}
+    fn, args = CASES["residual"]  # one operand is computed
     assert offered(fn, *args, **both) == {(False, False), (True, False)}
     fn, args = CASES["convolution"]
     assert offered(fn, *args, **both) == {(False, False)}
@@ -281,20 +286,22 @@ def test_what_is_offered_of_copies() -> None:
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
-def test_specialized_warps_come_last_and_only_where_they_compile(version: str) -> None:
+def test_specialized_warps_come_last_and_only_if_they_compile(version: str) -> None:
     fn, args = CASES["gelu"]
-    two = [k for k in planned(fn, *args, products=True, gradients=True) if k.product is not None][:2]
-    limits = Limits(132, shared=227 << 10, copies=True, specializes=can_specialize_warps(version))
+    two = [k for k in planned(fn, *args, products=True, gradients=True) if k.matmul is not None][:2]
+    limits = Limits(
+        132, shared_memory=227 << 10, has_tma=True, can_specialize_warps=can_specialize_warps(version)
+    )
     offered = neighbouring_configs(structure_of(two[0]), limits)
     assert offered[0] == select_config(structure_of(two[0]), limits)
     last = [str(config).endswith(" ws") for config in offered]
     assert sorted(last) == last
     assert any(last) == (version == "3.7.1")
-    # Of several kernels, too: those of all come last.
+    # Also with several kernels: those of all of them come last.
     choices = choices_of(two, limits)
     assert {choice.kernel for choice in choices} == {kernel.name for kernel in two}
     risky = [choice.blocks.endswith(" ws") for choice in choices]
-    assert risky == [choice.risky for choice in choices] == sorted(risky)
+    assert risky == [choice.is_risky for choice in choices] == sorted(risky)
     assert any(risky) == (version == "3.7.1")
 
 
@@ -307,7 +314,7 @@ def test_which_versions_specialize_warps() -> None:
     }  # fmt: skip
 
 
-MEANT = {
+EXPECTED_INSTRUCTIONS = {
     ("ieee", "sm_90"): "fma.rn.f32", ("tf32", "sm_90"): "f32.tf32.tf32", ("tf32x3", "sm_90"): "f32.tf32.tf32",
     ("flex32", "sm_90"): "f32.bf16.bf16", ("tf32", "gfx942"): "xf32",
     ("tf32", "gfx90a"): "v_mfma_f32_32x32x2f32", ("tf32", "gfx1100"): "v_fma",
@@ -315,32 +322,34 @@ MEANT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "target"), MEANT)
-def test_float32_is_multiplied_as_was_set(
+@pytest.mark.parametrize(("name", "target"), EXPECTED_INSTRUCTIONS)
+def test_float32_matmul_precision(
     name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_rocm", lambda: target if target.startswith("gfx") else None)
+    monkeypatch.setattr(precision, "_rocm_architecture", lambda: target if target.startswith("gfx") else None)
     with precision.multiplying(name):
         args = torch.randn(256, 128), torch.randn(256, 128), torch.randn(256)
         (kernel,) = planned(gelu_of_linear, *args, products=True)
-        limits = Limits(132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target[0] == "g")
+        limits = Limits(
+            132, warp_size=TARGETS[target].warp_size, shared_memory=SHARED[target], is_rocm=target[0] == "g"
+        )
         (found,) = compiled(
             [print_kernel(kernel, select_config(structure_of(kernel), limits))], target, tmp_path
         )
-    assert MEANT[name, target] in found.assembly
+    assert EXPECTED_INSTRUCTIONS[name, target] in found.assembly
 
 
-def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:
-    """What the tuner asks for, by the text that a table holds."""
+def test_block_sizes_of_a_table_compile_in_other_processes() -> None:
+    """What the tuner compiles, by the text that a table stores."""
     fn, args = CASES["few rows"]
-    (kernel,) = (k for k in planned(fn, *args) if k.product is not None)
+    (kernel,) = (k for k in planned(fn, *args) if k.matmul is not None)
     jobs = jobs_of(kernel, parse_config("64x64x64 w4 s3 k4"))
     assert [job.name for job in jobs] == [f"{kernel.name}_part0", kernel.name]
-    assert jobs[0].constants == {"BM": 64, "BN": 64, "BK": 64}
+    assert jobs[0].constants == {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
     assert jobs[0].options == {"num_warps": 4, "num_stages": 3}
 
 
-FORMS = [
+STRUCTURES = [
     MatmulStructure(batches, rows, columns, terms, itemsize)
     for batches in (1, 96)
     for rows in (16, 100, 4096)
@@ -350,33 +359,35 @@ FORMS = [
 ]
 
 
-def test_picked_blocks_fit() -> None:
-    for form in FORMS:
-        config = select_config(form)
+def test_selected_config_fits() -> None:
+    for structure in STRUCTURES:
+        config = select_config(structure)
         assert isinstance(config, MatmulConfig)
         assert parse_config(str(config)) == config
-        assert why_too_large(form, config, H200) is None, (form, config)
-        assert config.bm < 4 * form.rows
-        assert config.bn < 4 * form.columns
-        assert config.split == 1 or config.split * config.bk <= form.terms
+        assert why_too_large(structure, config, H200) is None, (structure, config)
+        assert config.block_m < 4 * structure.rows
+        assert config.block_n < 4 * structure.columns
+        assert config.split == 1 or config.split * config.block_k <= structure.terms
 
 
-def test_others_are_near_and_written_as_tables_hold_them() -> None:
-    for form in FORMS[::7]:
-        found = neighbouring_configs(form)
-        assert found[0] == select_config(form)
+def test_neighbouring_configs_round_trip_as_texts() -> None:
+    for structure in STRUCTURES[::7]:
+        found = neighbouring_configs(structure)
+        assert found[0] == select_config(structure)
         assert len(found) == len(set(found)) > 5
-        assert are_blocks({f"linear_{i}": str(config) for i, config in enumerate(found)})
+        assert are_block_sizes({f"linear_{i}": str(config) for i, config in enumerate(found)})
 
 
-def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
-    """There a thread holds all that a step multiplies; CDNA has units for float32."""
-    form, cdna = MatmulStructure(1, 4096, 4096, 4096, 4, exact=True), limits_of("gfx942")
-    assert str(select_config(form)) == "128x128x16 w8 s3"
-    assert str(select_config(form, limits_of("gfx1100"))) == "128x128x16 w8 s2"
-    assert select_config(form, cdna) == select_config(dataclasses.replace(form, exact=False), cdna)
-    # Of factors that are computed, too, smaller tiles.
-    assert str(select_config(dataclasses.replace(form, read=5))) == "64x128x16 w8 s3"
+def test_exact_operands_have_a_small_block_k_without_matrix_units() -> None:
+    """There a thread holds the operands of a whole iteration; CDNA has matrix units for float32."""
+    structure, cdna = MatmulStructure(1, 4096, 4096, 4096, 4, is_exact=True), limits_of("gfx942")
+    assert str(select_config(structure)) == "128x128x16 w8 s3"
+    assert str(select_config(structure, limits_of("gfx1100"))) == "128x128x16 w8 s2"
+    assert select_config(structure, cdna) == select_config(
+        dataclasses.replace(structure, is_exact=False), cdna
+    )
+    # Computed operands have smaller tiles.
+    assert str(select_config(dataclasses.replace(structure, num_tensors=5))) == "64x128x16 w8 s3"
 
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return torch.relu(x @ w)
@@ -390,10 +401,10 @@ def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
             args = torch.ones(256, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
             found = structure_of(planned(fn, *args, products=True)[0])
         assert isinstance(found, MatmulStructure)
-        assert found.exact == exact, (name, dtype)
+        assert found.is_exact == exact, (name, dtype)
 
 
-def test_few_tiles_share_their_terms() -> None:
+def test_few_tiles_use_split_k() -> None:
     assert select_config(MatmulStructure(1, 64, 64, 65_536, 2)).split == 16
     assert select_config(MatmulStructure(1, 4096, 4096, 65_536, 2)).split == 1
 
@@ -409,12 +420,12 @@ def test_few_tiles_share_their_terms() -> None:
         "128x128x64",
     ],
 )
-def test_no_block_sizes(text: str) -> None:
-    with pytest.raises(ValueError, match="expected those of a product, as in '128x128x64 w8 s3'"):
+def test_invalid_block_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="expected those of a matmul, such as '128x128x64 w8 s3'"):
         parse_config(text)
 
 
-def test_factors_without_elements_are_not_read() -> None:
+def test_empty_operands_are_not_read() -> None:
     """The dear part of a factor of (0, 1) was computed of one element, which there is none of."""
 
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""No generated kernel reaches outside of its tensors: a symbolic look at some, where it can be had."""
+"""Generated kernels access no memory outside of their tensors (triton-viz's symbolic sanitizer)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ INSIDE = (
     "gelu", "softmax", "layer_norm", "transposed", "padded", "columns", "rope", "gelu, backward",
     "softmax, backward", "layer_norm, backward", "max_pool, backward", "linear and gelu, backward",
 )  # fmt: skip
-# What the sanitizer cannot run or cannot see, and says so; the interpreter's tests and the GPU's have these.
+# Cases the sanitizer cannot run or follow, with its message; interpreter and GPU tests cover them.
 GIVEN_UP = {
     "few rows": "Concretize for op idiv",
-    "linear and gelu": "functions that a kernel is given",
-    "convolution": "functions that a kernel is given",
+    "linear and gelu": "functions passed to a kernel",
+    "convolution": "functions passed to a kernel",
     "attention": "input and other must have equal ranks",
     "lstm": "unsupported operand type(s)",
     "optimizer step": "'SymbolicExprDataWrapper' object has no attribute 'view'",
@@ -41,19 +41,19 @@ GIVEN_UP = {
 }
 
 
-def test_kernels_stay_inside() -> None:
-    done = run()
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+def test_no_access_outside() -> None:
+    result = run()
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+    messages = dict(line.split(": ", 1) for line in result.stdout.splitlines() if ": " in line)
     for name in INSIDE:
-        assert said[name] == "nothing outside", done.stdout
+        assert messages[name] == "nothing outside", result.stdout
     for name, why in GIVEN_UP.items():
-        assert why in said[name], done.stdout
-    assert {*INSIDE, *GIVEN_UP} == set(said)
+        assert why in messages[name], result.stdout
+    assert {*INSIDE, *GIVEN_UP} == set(messages)
 
 
 @pytest.mark.parametrize("name", ["gelu", "softmax", "layer_norm, backward", "linear and gelu, backward"])
 def test_a_missing_mask_is_found(name: str) -> None:
-    done = run("--broken", name)
-    assert done.returncode != 0
-    assert "ILLEGAL MEMORY ACCESS" in done.stdout
+    result = run("--broken", name)
+    assert result.returncode != 0
+    assert "ILLEGAL MEMORY ACCESS" in result.stdout

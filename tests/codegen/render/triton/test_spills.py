@@ -1,4 +1,4 @@
-"""What spills registers is what the list says, `spills.txt`."""
+"""Kernels spill as many registers as `spills.txt` lists."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def check(chosen: list[Entry], folder: Path) -> None:
-    """What is found of some entries is what the list says; all fit, and none computes in float64."""
+    """Compiled entries match the list, fit into shared memory and have no float64 instructions."""
     assert chosen
     if (version := spills.version_of(TEXT)) != triton.__version__:
         pytest.skip(f"{LIST.name} is of Triton {version}, whose assembler spills other registers")
-    found = {}
+    spilled = {}
     for entry in chosen:
         config, functions = spills.compiled_entry(entry, folder)
-        for made in functions:
-            assert made.shared <= SHARED[entry.target], entry
-            assert not made.doubles, (entry, made.doubles)
-        nbytes = max(made.spilled for made in functions)
+        for function in functions:
+            assert function.shared <= SHARED[entry.target], entry
+            assert not function.doubles, (entry, function.doubles)
+        nbytes = max(function.spilled for function in functions)
         if nbytes:
-            found[entry] = Spill(config, nbytes)
-    assert not differences(found, LISTED, chosen), "python -m tests.codegen.render.triton.spills --write"
+            spilled[entry] = Spill(config, nbytes)
+    assert not differences(spilled, LISTED, chosen), "python -m tests.codegen.render.triton.spills --write"
 
 
-def test_a_sample_spills_what_the_list_says(tmp_path: Path) -> None:
+def test_a_sample_matches_the_list(tmp_path: Path) -> None:
     assert set(SAMPLE) <= set(entries())
     assert set(SAMPLE) & set(LISTED)
     check(SAMPLE, tmp_path)
@@ -52,11 +52,11 @@ def test_a_sample_spills_what_the_list_says(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
-def test_all_spill_what_the_list_says(target: str, tmp_path: Path) -> None:
+def test_all_entries_match_the_list(target: str, tmp_path: Path) -> None:
     check([entry for entry in entries() if entry.target == target], tmp_path)
 
 
-def test_the_list_is_of_what_is_compiled() -> None:
+def test_the_list_contains_only_known_entries() -> None:
     assert set(LISTED) <= set(entries())
     assert all(spill.nbytes > 0 for spill in LISTED.values())
     assert format_list(LISTED).replace(triton.__version__, spills.version_of(TEXT)) == TEXT

@@ -127,7 +127,7 @@ def test_queries_whose_every_key_is_far_from_zero(
     calls: dict[str, Any] = {"chosen": OP, "recorded": recorded}
 
     def call(*args: Any, **options: Any) -> Tensor:
-        return calls.get(name, OP.candidates.get(name))(*OP.bound(args, options))  # type: ignore[no-any-return]
+        return calls.get(name, OP.candidates.get(name))(*OP.bind(args, options))  # type: ignore[no-any-return]
 
     for options in {"mask": mask}, {"mask": mask, "after": 2, "scale": 0.4}:
         exact = with_gradients(OP.reference, tensors, **options)
@@ -145,12 +145,12 @@ def test_masks_whose_values_cannot_be_looked_at() -> None:
     mask[2] = torch.finfo(torch.float64).min
 
     def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return OP.candidates["library"](*OP.bound((q, k, v, mask), {}))  # type: ignore[no-any-return]
+        return OP.candidates["library"](*OP.bind((q, k, v, mask), {}))  # type: ignore[no-any-return]
 
     exact = with_gradients(lambda *t: OP.reference(*t, mask), tensors)
-    close(with_gradients(torch.compile(eager_policy, backend="aot_eager", fullgraph=True), tensors), exact)
+    close(with_gradients(torch.compile(library, backend="aot_eager", fullgraph=True), tensors), exact)
     pull = randn(*exact[0].shape, seed=9)
-    found = torch.func.grad(lambda given: (eager_policy(*given) * pull).sum())(tuple(tensors))
+    found = torch.func.grad(lambda given: (library(*given) * pull).sum())(tuple(tensors))
     close([exact[0], *found], exact)
 
 

@@ -1,23 +1,23 @@
-/* Elementwise math that the compiler's vectoriser turns into SIMD.
+/* Elementwise math functions that the compiler can vectorise.
  *
- * `name_f32` and `name_f64`, one value in, one value out, named after torch's functions. Lives here: math of
- * real numbers. Conversions between types are in convert.h, random numbers in random.h.
+ * Functions are named `<torch's name>_f32` and `<torch's name>_f64`, and compute one value. This header has math
+ * on floating-point numbers; conversions between types are in convert.h, random numbers in random.h.
  *
- * Rules of the house:
- * - No branch, no table, no call in a _f32 function: a conditional is a select, both sides are computed.
- *   A loop around any of them becomes SIMD.
- * - Special values (NaN, infinities, denormals, signed zero) are torch's, so no -ffast-math: the flags are
- *   -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off.
- * - Every _f32 function is within 4 ulp of the true value over all floats; tests/codegen/render/c/test_math_header.py
- *   holds the bound of each.
- * - _f64 functions call libm where one value needs more than a rounding instruction: correct, and not SIMD.
+ * Rules:
+ * - A _f32 function has no branches, tables or calls. A conditional is a select: both sides are computed. So any
+ *   loop that calls these functions can be vectorised.
+ * - Special values (NaN, infinities, denormals, signed zeros) are handled as in torch. -ffast-math would break
+ *   this; the flags are -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off.
+ * - Every _f32 function is within 4 ulp of the exact value over all floats. The bound of each function is in
+ *   tests/codegen/render/c/test_math_header.py.
+ * - A _f64 function calls libm if it needs more than a rounding instruction: accurate, but not vectorised.
  *
- * Nothing is contracted: what a kernel computes must not depend on what else it computes. Where a product goes
- * into a sum unrounded, for exactness or for speed, fma is written out; without FMA hardware it is a slow call,
- * and still right.
+ * The compiler must not contract a * b + c to fma, so that a value does not depend on the code around it. Where
+ * fma is needed for accuracy or speed, it is written explicitly; without FMA hardware it is a slow but correct
+ * call.
  *
  * Polynomials are minimax (Lawson's iteration on a target of 120 bits), weighted by the relative error of the
- * result, and rounded to float from the lowest order up, each later coefficient fitted anew.
+ * result. Coefficients are rounded to float from the lowest order up, and the later ones fitted again each time.
  */
 #ifndef BURNT_MATH_H
 #define BURNT_MATH_H
@@ -59,22 +59,22 @@ static inline double double_of_bits(uint64_t u) {
 #define BURNT_NAN __builtin_nanf("")
 #define BURNT_INF __builtin_inff()
 
-/* Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum: a rounding and a conversion in
- * one, defined for NaN too. */
+/* Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum. This rounds and converts to an integer
+ * at once, and is defined for NaN too. */
 #define BURNT_ROUND_F32 0x1.8p23f
 #define BURNT_ROUND_F64 0x1.8p52
 
 /* 2^n, -126 <= n <= 127. */
 static inline float power_of_two(int32_t n) { return float_of_bits((uint32_t)(n + 127) << 23); }
 
-/* x 2^n for 1/2 < x < 2 in two steps, so that n from -252 to 254 overflows or becomes denormal with one
- * rounding. */
+/* x 2^n for 1/2 < x < 2 and n from -252 to 254. Two multiplications, of which at most one rounds when the result
+ * overflows or is denormal. */
 static inline float scale_f32(float x, int32_t n) {
     int32_t half = n >> 1;
     return x * power_of_two(half) * power_of_two(n - half);
 }
 
-/* ---- one instruction each --------------------------------------------------------------------------- */
+/* ---- single instructions ---------------------------------------------------------------------------- */
 
 static inline float abs_f32(float x) { return __builtin_fabsf(x); }
 static inline float sqrt_f32(float x) { return __builtin_sqrtf(x); }
@@ -82,7 +82,7 @@ static inline float rsqrt_f32(float x) { return 1.0f / __builtin_sqrtf(x); }
 static inline float floor_f32(float x) { return __builtin_floorf(x); }
 static inline float ceil_f32(float x) { return __builtin_ceilf(x); }
 static inline float trunc_f32(float x) { return __builtin_truncf(x); }
-/* Halves to even, as torch.round. */
+/* Rounds halves to even, as torch.round does. */
 static inline float round_f32(float x) { return __builtin_rintf(x); }
 static inline float copysign_f32(float x, float y) { return __builtin_copysignf(x, y); }
 
@@ -95,13 +95,13 @@ static inline double trunc_f64(double x) { return __builtin_trunc(x); }
 static inline double round_f64(double x) { return __builtin_rint(x); }
 static inline double copysign_f64(double x, double y) { return __builtin_copysign(x, y); }
 
-/* torch.sign of NaN is 0, and so is that of -0. */
+/* 0 for NaN and for -0, as torch.sign. */
 static inline float sign_f32(float x) { return (float)((x > 0.0f) - (x < 0.0f)); }
 static inline double sign_f64(double x) { return (double)((x > 0.0) - (x < 0.0)); }
 
-/* maximum and minimum hand on any NaN; fmax and fmin prefer a number. Of equal values, so of zeros of either
- * sign, the first is returned; torch's own choice there depends on its vector path. */
-/* The first comparison is one instruction of x86, whose answer for a NaN is x: only y has to be asked. */
+/* maximum and minimum return NaN if either argument is NaN; fmax and fmin return the other argument. Of equal
+ * values (zeros of different sign too) the first is returned; torch's choice depends on its vector path. */
+/* The first comparison is one x86 instruction, which returns x if either is NaN: only y needs a NaN test. */
 static inline float maximum_f32(float x, float y) {
     float most = y > x ? y : x;
     return y != y ? y : most;
@@ -135,7 +135,7 @@ static inline float expm1_poly(float r) {
     return fma_f32(r * r, q, r);
 }
 
-/* x = n ln(2) + r: returns r, |r| <= ln(2)/2, for |x| < 2^20. */
+/* x = n ln(2) + r: returns r, |r| <= ln(2)/2, and sets n. For |x| < 2^20. */
 static inline float exp_reduce(float x, int32_t *n) {
     float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32);
     float k = t - BURNT_ROUND_F32;
@@ -144,14 +144,14 @@ static inline float exp_reduce(float x, int32_t *n) {
     return fma_f32(k, 0x1.05c610p-29f, r);
 }
 
-/* 2^n in two factors: one of 2^64, or 2^-64, by the sign of x, and the other of what is left, made of the low
- * bits of n + BURNT_ROUND_F32 + 254. One rounding, which overflows or becomes denormal, for |n| < 160. */
+/* y 2^n for |n| < 160, where t = n + BURNT_ROUND_F32 + 254. 2^n is split into 2^64 or 2^-64, by the sign of x, and
+ * a remaining power built from the low bits of t. Rounds once, where the result overflows or is denormal. */
 static inline float scale_by_sign(float y, float x, float t) {
     float far = x < 0.0f ? 0x1p-64f : 0x1p64f;
     return y * float_of_bits((bits_f32(t) << 23) - bits_f32(far)) * far;
 }
 
-/* What is beyond the range is chosen at the end: comparisons then wait for nothing, and nothing for them. */
+/* Arguments out of range are handled by a select at the end, which keeps the comparisons off the critical path. */
 static inline float exp_f32(float x) {
     float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32 + 254.0f);
     float k = t - (BURNT_ROUND_F32 + 254.0f);
@@ -161,8 +161,8 @@ static inline float exp_f32(float x) {
     return __builtin_fabsf(x) > 104.0f ? limit : y;
 }
 
-/* e^x for x <= 0 as a term of a sum that is at least 1: what is less than e^-87 (in double: e^-700) is 0, and
- * NaN may get lost. Fewer instructions. */
+/* e^x for x <= 0, as a term of a sum that is at least 1. Needs fewer instructions than exp: results below e^-87 (in
+ * double: e^-700) are 0, and NaN may be lost. */
 static inline float exp_term_f32(float x) {
     float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32);
     float k = t - BURNT_ROUND_F32;
@@ -209,7 +209,7 @@ static inline float expm1_f32(float x) {
     return __builtin_fabsf(x) < 0x1p-24f ? x : y;
 }
 
-/* e^-|x| is the one exponential that neither overflows nor cancels. */
+/* Uses e^-|x|, which neither overflows nor cancels. */
 static inline float sigmoid_f32(float x) {
     int32_t n;
     float a = __builtin_fabsf(x), r = exp_reduce(-a, &n);
@@ -228,7 +228,7 @@ static inline float tanh_f32(float x) {
     return __builtin_copysignf(a > 10.0f ? 1.0f : y, x);
 }
 
-/* e^a / 2, which overflows where sinh and cosh do. */
+/* e^a / 2. Overflows only where sinh and cosh do. */
 static inline float half_exp(float a) {
     int32_t n;
     float r = exp_reduce(a, &n);
@@ -253,7 +253,7 @@ static inline float cosh_f32(float x) {
 
 /* ---- logarithms ------------------------------------------------------------------------------------- */
 
-/* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2): returns f. x is positive and finite. */
+/* x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2): returns f and sets e. For positive, finite x. */
 static inline float log_reduce(float x, float *e) {
     int tiny = x < 0x1p-126f;
     uint32_t u = bits_f32(tiny ? x * 0x1p23f : x) - 0x3f3504f3u;
@@ -261,7 +261,7 @@ static inline float log_reduce(float x, float *e) {
     return float_of_bits((u & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
 }
 
-/* log(1 + f) - f for what log_reduce returns. */
+/* log(1 + f) - f, for the f of log_reduce. */
 static inline float log_tail(float f) {
     float q = -0.0763640404f;
     q = fma_f32(q, f, 0.127622053f);
@@ -274,7 +274,7 @@ static inline float log_tail(float f) {
     return (f * f) * fma_f32(q, f, -0.5f);
 }
 
-/* y where x is positive and finite; what every logarithm gives elsewhere. */
+/* y if x is positive and finite; otherwise the special value that every logarithm has there. */
 static inline float log_special(float x, float y) {
     y = x == BURNT_INF ? x : y;
     y = x == 0.0f ? -BURNT_INF : y;
@@ -287,10 +287,10 @@ static inline float log_f32(float x) {
     return log_special(x, fma_f32(e, 0x1.62e430p-1f, y));
 }
 
-/* log(1 + f) / log(base), the constant in two parts; the integer or rounded e part comes last. */
+/* log(1 + f) / log(base), where high + low is 1 / log(base). The caller adds the exponent's part last. */
 static inline float log_scaled(float f, float high, float low) {
     float t = log_tail(f), y = f * high;
-    float rest = fma_f32(f, high, -y); /* what rounding took from f high */
+    float rest = fma_f32(f, high, -y); /* rounding error of f * high */
     return y + fma_f32(t, high, fma_f32(f, low, rest));
 }
 
@@ -305,8 +305,8 @@ static inline float log10_f32(float x) {
     return log_special(x, fma_f32(e, 0x1.344136p-2f, y));
 }
 
-/* log(1 + x) with 1 + x > 0 and finite. The mantissa is taken from x rather than from 1 + x, which has lost
- * its low bits; beyond 2^30 the 1 no longer counts, and 2^-e would leave the normal range. */
+/* log(1 + x) for 1 + x positive and finite. The mantissa is computed from x, because 1 + x has lost x's low bits.
+ * For e > 30 the 1 is negligible, and 2^-e would leave the normal range. */
 static inline float log1p_positive(float x) {
     float e, u = 1.0f + x, m = log_reduce(u, &e);
     float s = power_of_two(-(int32_t)(e > 30.0f ? 30.0f : e));
@@ -322,7 +322,7 @@ static inline float log1p_f32(float x) {
 
 /* ---- inverse hyperbolic functions -------------------------------------------------------------------- */
 
-/* log1p(u), or log(2 a) where a is so large that its square may overflow. */
+/* log1p(u), or log(2 a) if a is so large that its square may overflow. */
 static inline float log1p_or_double(float u, float a) {
     int large = a >= 0x1p30f;
     float y = log1p_positive(large ? a : u) + (large ? 0x1.62e430p-1f : 0.0f);
@@ -344,7 +344,7 @@ static inline float acosh_f32(float x) {
 static inline float atanh_f32(float x) {
     float a = __builtin_fabsf(x);
     float y = 0.5f * log1p_f32(2.0f * a / (1.0f - a));
-    /* Doubling and halving would cost a denormal its last bit. */
+    /* For small a, return x: doubling and halving would lose the last bit of a denormal. */
     return a < 0x1p-12f ? x : __builtin_copysignf(y, x);
 }
 
@@ -374,8 +374,8 @@ static inline float erf_f32(float x) {
     return __builtin_copysignf(a < 1.0f ? small : large, x);
 }
 
-/* From 1/2 on (1 + 2a) e^(a^2) erfc(a) is a smooth polynomial in (a - 2) / (a + 2); below, 1 - erf(a) has
- * the smaller error. */
+/* For a >= 1/2, (1 + 2a) e^(a^2) erfc(a) is approximated by a polynomial in (a - 2) / (a + 2). Below, 1 - erf(a)
+ * has the smaller error. */
 static inline float erfc_f32(float x) {
     float a = __builtin_fabsf(x);
     a = a > 10.3f ? 10.3f : a; /* 0 from 10.06 on */
@@ -398,10 +398,10 @@ static inline float erfc_f32(float x) {
     p = fma_f32(p, q, -0.0927636251f);
     p = fma_f32(p, q, 1.27697837f);
     int32_t n;
-    float r = exp_reduce(-s, &n) - fma_f32(a, a, -s); /* less what rounding took from a^2 */
+    float r = exp_reduce(-s, &n) - fma_f32(a, a, -s); /* corrected for the rounding error of a^2 */
     float e = 1.0f + expm1_poly(r);
     float d = 1.0f + 2.0f * a, inverse = 1.0f / d, y0 = p * inverse;
-    float rest = fma_f32(-y0, d, p) - y0 * (1.0f - (d - 2.0f * a)); /* of y0, and of d's rounding */
+    float rest = fma_f32(-y0, d, p) - y0 * (1.0f - (d - 2.0f * a)); /* errors of y0 and of rounding d */
     float large = scale_f32(fma_f32(e, y0, e * inverse * rest), n);
     float y = a < 0.5f ? small : large;
     return x < 0.0f ? 2.0f - y : y;
@@ -409,12 +409,13 @@ static inline float erfc_f32(float x) {
 
 /* ---- trigonometric functions ------------------------------------------------------------------------- */
 
-/* a = (4 m + quadrant) pi/2 + r, |r| <= pi/4: returns r, for every finite a >= 0; NaN for infinity.
+/* a = (4 m + quadrant) pi/2 + r, |r| <= pi/4: returns r and sets quadrant, for every finite a >= 0; NaN for
+ * infinity.
  *
- * a / (2 pi) modulo 1, in double, without a table: 1/(2 pi) is cut into pieces of 29 bits, whose products
- * with the 24 bits of a are exact, so that the integer part of each can be dropped. Beyond 2^80 the bits that
- * make only integers are left out of the pieces. */
-static inline float turn_reduce(float a, int32_t *quadrant) {
+ * Computes a / (2 pi) modulo 1 in double, without a table: 1/(2 pi) is split into pieces of 29 bits, whose
+ * products with the 24 bits of a are exact, so that the integer part of each can be dropped. From 2^80 on, the
+ * pieces leave out the bits whose products are integers. */
+static inline float reduce_angle(float a, int32_t *quadrant) {
     int huge = a >= 0x1p80f;
     double x = (double)a;
     double y0 = x * (huge ? 0x1.29fc275p-58 : 0x1.45f306dp-3);
@@ -448,7 +449,7 @@ static inline float cos_poly(float r) {
 
 static inline float sin_f32(float x) {
     int32_t j;
-    float r = turn_reduce(__builtin_fabsf(x), &j);
+    float r = reduce_angle(__builtin_fabsf(x), &j);
     float y = j & 1 ? cos_poly(r) : sin_poly(r);
     uint32_t sign = (bits_f32(x) & 0x80000000u) ^ ((uint32_t)(j & 2) << 30);
     return float_of_bits(bits_f32(y) ^ sign);
@@ -456,14 +457,14 @@ static inline float sin_f32(float x) {
 
 static inline float cos_f32(float x) {
     int32_t j;
-    float r = turn_reduce(__builtin_fabsf(x), &j);
+    float r = reduce_angle(__builtin_fabsf(x), &j);
     float y = j & 1 ? sin_poly(r) : cos_poly(r);
     return float_of_bits(bits_f32(y) ^ ((uint32_t)((j + 1) & 2) << 30));
 }
 
 static inline float tan_f32(float x) {
     int32_t j;
-    float r = turn_reduce(__builtin_fabsf(x), &j);
+    float r = reduce_angle(__builtin_fabsf(x), &j);
     float s = sin_poly(r), c = cos_poly(r);
     float y = (j & 1 ? -c : s) / (j & 1 ? s : c);
     return float_of_bits(bits_f32(y) ^ (bits_f32(x) & 0x80000000u));
@@ -537,9 +538,9 @@ static inline float atan2_f32(float y, float x) {
     return x != x || y != y ? BURNT_NAN : __builtin_copysignf(r, y);
 }
 
-/* ---- powers and division with rest -------------------------------------------------------------------- */
+/* ---- powers and remainders ---------------------------------------------------------------------------- */
 
-/* 2^(y log2|x|) in double, whose rounding to float gives overflow and denormals for free. */
+/* 2^(y log2|x|) in double; the conversion to float handles overflow and denormals. */
 static inline float pow_f32(float x, float y) {
     float a = __builtin_fabsf(x), e, f = log_reduce(a, &e);
     double s = (double)f / (2.0 + (double)f), z = s * s;
@@ -573,14 +574,14 @@ static inline float pow_f32(float x, float y) {
     return one ? 1.0f : signed_m;
 }
 
-/* r less a multiple of d: the quotient, below 2^(51 + k), rounded to a multiple of 2^k by adding 1.5 2^(52 + k).
- * It may be wrong in its last bit; what remains is a double all the same. */
+/* r minus a multiple of d. The quotient, below 2^(51 + k), is rounded to a multiple of 2^k by adding 1.5 2^(52 + k).
+ * It may be wrong in its last bit; the result is exact in double all the same. */
 static inline double fmod_step(double r, double d, double inverse, double round) {
     double q = fma_f64(r, inverse, round) - round;
     return fma_f64(-q, d, r);
 }
 
-/* x - trunc(x / y) y, exact. The quotient has up to 277 bits, and a step takes 50 of them off. */
+/* x - trunc(x / y) y, exact. The quotient has up to 277 bits; each step removes 50 of them. */
 static inline float fmod_f32(float x, float y) {
     double r = (double)x, d = __builtin_fabs((double)y), inverse = 1.0 / d;
     r = fmod_step(r, d, inverse, 0x1.8p302);
@@ -596,7 +597,7 @@ static inline float fmod_f32(float x, float y) {
     return whole ? x : m;
 }
 
-/* The rest with y's sign, as torch's % and remainder, which add y to fmod's. */
+/* The remainder with y's sign, as torch's % and remainder: fmod, plus y if the signs differ. */
 static inline float remainder_f32(float x, float y) {
     float m = fmod_f32(x, y);
     int opposite = (int32_t)(bits_f32(m) ^ bits_f32(y)) < 0;

@@ -1,6 +1,6 @@
 /* Counter-based random numbers: Philox4x32-10 of Salmon et al., 2011, "Parallel random numbers: as easy as
- * 1, 2, 3". A pure function of counter and key, so that a loop around it becomes SIMD and a backward pass
- * can draw the same numbers again.
+ * 1, 2, 3". Philox is a pure function of counter and key, so that loops that call it can be vectorised, and a
+ * backward pass can draw the same numbers again.
  */
 #ifndef BURNT_RANDOM_H
 #define BURNT_RANDOM_H
@@ -17,14 +17,14 @@ static inline philox_t philox_round(philox_t c, uint32_t key0, uint32_t key1) {
     return (philox_t){(uint32_t)(b >> 32) ^ c.y ^ key0, (uint32_t)b, (uint32_t)(a >> 32) ^ c.w ^ key1, (uint32_t)a};
 }
 
-/* Four numbers for one counter of 128 bits under a key of 64. */
+/* Four 32-bit words for a 128-bit counter and a 64-bit key. */
 static inline philox_t philox(philox_t counter, uint32_t key0, uint32_t key1) {
     for (uint32_t i = 0; i < 10; i++)
         counter = philox_round(counter, key0 + i * 0x9e3779b9u, key1 + i * 0xbb67ae85u);
     return counter;
 }
 
-/* The i-th number of a stream: a word of the counter i / 4. */
+/* The i-th word of a stream: word i % 4 of counter i / 4. */
 static inline uint32_t philox_word(int64_t seed, int64_t i, uint32_t stream) {
     philox_t counter = {(uint32_t)((uint64_t)i >> 2), (uint32_t)((uint64_t)i >> 34), stream, 0};
     philox_t words = philox(counter, (uint32_t)seed, (uint32_t)((uint64_t)seed >> 32));
@@ -32,8 +32,9 @@ static inline uint32_t philox_word(int64_t seed, int64_t i, uint32_t stream) {
     return lane & 2u ? high : low;
 }
 
-/* As many counters as a vector has lanes of 64 bits. Compilers make three products of one of 64 bits, not
- * knowing that the upper halves do not matter: the instruction that takes the lower ones is named here.
+/* One counter for each 64-bit lane of a vector. For a 64-bit product, compilers emit three multiplications, as they
+ * do not know that the operands' upper halves are irrelevant. So the instruction that multiplies the lower halves
+ * is called explicitly.
  */
 #if defined(__AVX512F__)
 #define PHILOX_LANES 8
@@ -66,7 +67,7 @@ typedef int philox_halves __attribute__((vector_size(32)));
 #define philox_lanes(a, b, ...) __builtin_shuffle(a, b, (philox_wide){__VA_ARGS__})
 #endif
 
-/* The words of two vectors of counters. What is in the upper halves of x to w between rounds is not read. */
+/* The words of two vectors of counters. Between rounds, the upper halves of x, y, z and w are not read. */
 static inline void philox_pair(uint32_t *words, int64_t seed, int64_t counter, uint32_t stream) {
     const philox_wide zero = {0}, low = zero + 0xffffffffu, order = {PHILOX_ORDER};
     philox_wide x[2], y[2], z[2], w[2];
@@ -92,7 +93,7 @@ static inline void philox_pair(uint32_t *words, int64_t seed, int64_t counter, u
 }
 #endif
 
-/* The words of `count` counters from one on, four for each. In lanes as wide as the products. */
+/* The words of `count` consecutive counters, four for each. Lanes are as wide as the products. */
 static inline void philox_fill(uint32_t *restrict words, int64_t seed, int64_t counter, int64_t count, uint32_t stream) {
     int64_t first = 0;
 #ifdef PHILOX_LANES
@@ -102,12 +103,12 @@ static inline void philox_fill(uint32_t *restrict words, int64_t seed, int64_t c
 #pragma omp simd
     for (int64_t i = first; i < count; i++) {
         philox_t start = {(uint32_t)((uint64_t)(counter + i)), (uint32_t)((uint64_t)(counter + i) >> 32), stream, 0};
-        philox_t made = philox(start, (uint32_t)seed, (uint32_t)((uint64_t)seed >> 32));
-        words[4 * i] = made.x, words[4 * i + 1] = made.y, words[4 * i + 2] = made.z, words[4 * i + 3] = made.w;
+        philox_t four = philox(start, (uint32_t)seed, (uint32_t)((uint64_t)seed >> 32));
+        words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
     }
 }
 
-/* [0, 1), every multiple of 2^-24 alike: the upper 24 bits. */
+/* Uniform in [0, 1): a multiple of 2^-24, from the upper 24 bits. */
 static inline float uniform_f32(uint32_t u) { return (float)(int32_t)(u >> 8) * 0x1p-24f; }
 
 #endif

@@ -1,8 +1,8 @@
-/* What generated Metal calls and c/math.h does not give it: bit casts, functions that C computes in double,
- * which Metal does not have, and what threads tell one another.
+/* Functions that generated Metal calls and that cannot be taken from c/headers/math.h: bit casts, functions that
+ * use double in C (which Metal does not have), and communication between threads.
  *
- * Lives here: functions that stand in the place of c/math.h's, by the same names, and those of Metal alone.
- * All others are taken from c/math.h (burnt.codegen.render.metal.prelude).
+ * Functions with the same names as in math.h replace those; the others are Metal's alone. All other functions
+ * are converted from math.h (burnt.codegen.render.metal.prelude).
  */
 
 inline uint32_t bits_f32(float x) { return as_type<uint>(x); }
@@ -15,52 +15,54 @@ inline long floor_div(long a, long b) { return a / b - (a % b < 0); }
 inline int floor_mod(int a, int b) { return a % b < 0 ? a % b + b : a % b; }
 inline long floor_mod(long a, long b) { return a % b < 0 ? a % b + b : a % b; }
 
-/* A whole number to a whole power of at least 0, as far as its bits go. */
+/* An integer to a non-negative integer power; wraps on overflow. */
 template <typename T> inline T power(T a, T b) {
-    T whole = 1;
-    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : T(1);
-    return whole;
+    T result = 1;
+    for (; b; b >>= 1, a *= a) result *= b & 1 ? a : T(1);
+    return result;
 }
 
 /* ---- sums and extremes -------------------------------------------------------------------------------- */
 
-/* A sum with what rounding took from it: the error of many elements is that of a few. */
-inline void add_to(thread float &sum, thread float &low, float x) {
+/* Compensated summation: adds x to sum, and the rounding error to low, so that the total error does not grow with
+ * the number of elements. */
+inline void add_compensated(thread float &sum, thread float &low, float x) {
     const float total = sum + x, rest = total - sum;
     low += (sum - (total - rest)) + (x - rest);
     sum = total;
 }
 
-/* Once an infinity is in the sum, what rounding took is NaN. */
-inline float sum_of(float sum, float low) { return low == low ? sum + low : sum; }
+/* The total. Once the sum is infinite, low is NaN and is ignored. */
+inline float compensated_sum(float sum, float low) { return low == low ? sum + low : sum; }
 
-/* A sum of exponentials less e^top, with what rounding took from it, and another that joins. A top that is
- * infinite is not taken from itself. */
-inline void add_exp_to(thread float &top, thread float &sum, thread float &low, float x, float x_sum, float x_low) {
-    const float high = maximum_f32(top, x);
-    const float mine = top == high ? 1.0f : exp_f32(top - high), its = x == high ? 1.0f : exp_f32(x - high);
-    sum *= mine, low *= mine;
-    add_to(sum, low, x_sum * its);
-    low += x_low * its;
-    top = high;
+/* Adds a sum of exponentials relative to the maximum x to one relative to peak; both are compensated. Equal maxima
+ * need no scaling, and must not be subtracted if they are infinite. */
+inline void add_exp_sum(thread float &peak, thread float &sum, thread float &low, float x, float x_sum, float x_low) {
+    const float high = maximum_f32(peak, x);
+    const float scale = peak == high ? 1.0f : exp_f32(peak - high), x_scale = x == high ? 1.0f : exp_f32(x - high);
+    sum *= scale, low *= scale;
+    add_compensated(sum, low, x_sum * x_scale);
+    low += x_low * x_scale;
+    peak = high;
 }
 
-/* Squares about the mean of so many elements, with one more (Welford, 1962). */
-inline void add_square_to(thread float &mean, thread float &squares, thread float &turns, float x) {
-    const float off = x - mean;
-    turns += 1.0f;
-    mean += off / turns;
-    squares += off * (x - mean);
+/* Adds an element to a mean and a sum of squared differences from the mean (Welford, 1962). */
+inline void add_square(thread float &mean, thread float &squares, thread float &count, float x) {
+    const float difference = x - mean;
+    count += 1.0f;
+    mean += difference / count;
+    squares += difference * (x - mean);
 }
 
-/* A sum of exponentials about a largest element, or of squares about the mean of so many, about another. */
-inline float moved_exp(float sum, float from, float to) { return from == to ? sum : sum * exp_f32(from - to); }
-inline float moved_squares(float squares, float turns, float from, float to) {
-    return squares + turns * (from - to) * (from - to);
+/* Convert a sum of exponentials from one maximum to another, or a sum of squares of `count` differences from one
+ * mean to another. */
+inline float rescale_exp_sum(float sum, float from, float to) { return from == to ? sum : sum * exp_f32(from - to); }
+inline float shift_square_sum(float squares, float count, float from, float to) {
+    return squares + count * (from - to) * (from - to);
 }
 
-/* Whether a candidate comes before the best so far, of which a place below 0 says that there is none: NaN
- * before all numbers, and of equals the first. */
+/* Whether x at index `at` beats the best so far; an index below 0 means that there is no value. NaN beats all
+ * numbers, and the first of equal values wins. */
 template <typename T, typename I> inline bool is_larger(T x, I at, T best, I best_at) {
     if (at < 0 || best_at < 0)
         return best_at < 0 && at >= 0;
@@ -75,42 +77,43 @@ template <typename T, typename I> inline bool is_smaller(T x, I at, T best, I be
     return nan || best_nan ? nan && (!best_nan || first) : x < best || (x == best && first);
 }
 
-/* What another lane of the simdgroup holds. Metal shuffles 32 bits at most. */
-inline float of_lane(float x, ushort distance) { return simd_shuffle_xor(x, distance); }
-inline int of_lane(int x, ushort distance) { return simd_shuffle_xor(x, distance); }
-inline long of_lane(long x, ushort distance) {
+/* The value of another lane of the simdgroup. Metal shuffles at most 32 bits, so 64 are shuffled as two halves. */
+inline float shuffle_xor(float x, ushort distance) { return simd_shuffle_xor(x, distance); }
+inline int shuffle_xor(int x, ushort distance) { return simd_shuffle_xor(x, distance); }
+inline long shuffle_xor(long x, ushort distance) {
     return as_type<long>(simd_shuffle_xor(as_type<int2>(x), distance));
 }
 
-/* What the lane so far below holds; lanes that have none below them get their own. */
-inline float of_lane_below(float x, ushort distance) { return simd_shuffle_up(x, distance); }
-inline int of_lane_below(int x, ushort distance) { return simd_shuffle_up(x, distance); }
-inline long of_lane_below(long x, ushort distance) {
+/* The value of the lane `distance` below; a lane with none below gets its own value. */
+inline float shuffle_up(float x, ushort distance) { return simd_shuffle_up(x, distance); }
+inline int shuffle_up(int x, ushort distance) { return simd_shuffle_up(x, distance); }
+inline long shuffle_up(long x, ushort distance) {
     return as_type<long>(simd_shuffle_up(as_type<int2>(x), distance));
 }
 
-inline float of_last_lane(float x) { return simd_shuffle(x, (ushort)31); }
-inline int of_last_lane(int x) { return simd_shuffle(x, (ushort)31); }
-inline long of_last_lane(long x) { return as_type<long>(simd_shuffle(as_type<int2>(x), (ushort)31)); }
+inline float broadcast_last_lane(float x) { return simd_shuffle(x, (ushort)31); }
+inline int broadcast_last_lane(int x) { return simd_shuffle(x, (ushort)31); }
+inline long broadcast_last_lane(long x) { return as_type<long>(simd_shuffle(as_type<int2>(x), (ushort)31)); }
 
 /* ---- trigonometric functions --------------------------------------------------------------------------- */
 
-/* 2/pi after 32 zeros, in binary. */
+/* The binary digits of 2/pi, after 32 zeros. */
 constant uint32_t two_over_pi[8] = {0x00000000u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
                                     0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
 
-/* 32 bits of 2/pi from a bit on. */
+/* 32 bits of the table, starting at bit `from`. */
 inline uint32_t bits_of_two_over_pi(int from) {
     const int word = from / 32;
     const ulong both = (ulong)two_over_pi[word] << 32 | two_over_pi[word + 1];
     return (uint32_t)(both << (from % 32) >> 32);
 }
 
-/* a = (4 m + quadrant) pi/2 + r, |r| <= pi/4: returns r, for every finite a >= 0; NaN for infinity.
+/* a = (4 m + quadrant) pi/2 + r, |r| <= pi/4: returns r and sets quadrant, for every finite a >= 0; NaN for
+ * infinity.
  *
- * Small a: pi/2 in three floats, taken off as often as it fits. Large a: the method of Payne and Hanek, the
- * 96 bits of 2/pi that count, times a's 24. */
-inline float turn_reduce(float a, thread int32_t *quadrant) {
+ * Small a: subtracts a multiple of pi/2, which is split into three floats. Large a: the method of Payne and Hanek,
+ * which multiplies the 96 relevant bits of 2/pi by the 24 bits of a. */
+inline float reduce_angle(float a, thread int32_t *quadrant) {
     *quadrant = 0;
     if (!(a < INFINITY))
         return NAN;
@@ -127,19 +130,19 @@ inline float turn_reduce(float a, thread int32_t *quadrant) {
     product = m * bits_of_two_over_pi(from + 32) + (product >> 32);
     const ulong low = product & 0xffffffffu;
     product = m * bits_of_two_over_pi(from) + (product >> 32);
-    const ulong turns = product << 32 | low; /* of pi/2, modulo 4, times 2^62 */
-    const ulong nearest = (turns + 0x2000000000000000u) >> 62;
+    const ulong quarters = product << 32 | low; /* a / (pi/2) modulo 4, times 2^62 */
+    const ulong nearest = (quarters + 0x2000000000000000u) >> 62;
     *quadrant = (int32_t)(nearest & 3);
-    const long rest = (long)(turns - (nearest << 62));
+    const long rest = (long)(quarters - (nearest << 62));
     const float high = (float)rest, tail = (float)(rest - (long)high);
     /* pi/2 2^-62 in two floats */
     return fma(high, 3.40612167e-19f, fma(high, -9.47839643e-27f, tail * 3.40612167e-19f));
 }
 
-/* ---- powers and division with rest --------------------------------------------------------------------- */
+/* ---- powers and remainders ----------------------------------------------------------------------------- */
 
-/* 2^(y log2|x|), the logarithm and its product with y in two floats each. Beyond 2^160 either way it is
- * infinity or 0. */
+/* 2^(y log2|x|), where the logarithm and its product with y are two floats each. Beyond 2^160 or below 2^-160 the
+ * result is infinity or 0. */
 inline float pow_f32(float x, float y) {
     float a = fabs(x), e, f = log_reduce(a, &e);
     /* log2(1 + f) = log2((1 + s) / (1 - s)) with s = f / (2 + f) */
@@ -178,8 +181,8 @@ inline float pow_f32(float x, float y) {
     return y == 0.0f || x == 1.0f || (x == -1.0f && fabs(y) == INFINITY) ? 1.0f : signed_m;
 }
 
-/* x - trunc(x / y) y, exact. A quotient below 2^22 is found by dividing; beyond, by long division of the
- * mantissas, 40 bits at a time. */
+/* x - trunc(x / y) y, exact. A quotient below 2^22 is computed by a division; a larger one by long division of
+ * the mantissas, 40 bits at a time. */
 inline float fmod_f32(float x, float y) {
     const float a = fabs(x), b = fabs(y);
     if (!(a < INFINITY) || !(b > 0.0f))
@@ -204,10 +207,10 @@ inline float fmod_f32(float x, float y) {
 
 inline float trunc_div_f32(float a, float b) { return trunc(a / b); }
 
-/* As torch has it: from the rest, so that what rounding makes of a / b does not count. */
+/* Computed from the remainder, as in torch, so that rounding of a / b does not matter. */
 inline float floor_div_f32(float a, float b) {
-    const float m = fmod_f32(a, b), whole = (a - m) / b;
-    const float lower = m != 0.0f && (b < 0.0f) != (m < 0.0f) ? whole - 1.0f : whole;
+    const float m = fmod_f32(a, b), quotient = (a - m) / b;
+    const float lower = m != 0.0f && (b < 0.0f) != (m < 0.0f) ? quotient - 1.0f : quotient;
     const float down = floor(lower), near = lower - down > 0.5f ? down + 1.0f : down;
     return b == 0.0f ? a / b : lower == 0.0f ? copysign(0.0f, a / b) : near;
 }

@@ -1,6 +1,6 @@
-/* Counter-based random numbers: Philox4x32-10, as c/random.h has it, of 32-bit products and their upper halves. */
+/* Counter-based random numbers: Philox4x32-10 as in c/headers/random.h, with 32-bit products and mulhi. */
 
-/* The i-th number of a stream: a word of the counter i / 4. */
+/* The i-th word of a stream: word i % 4 of counter i / 4. */
 inline uint32_t philox_word(long seed, long i, uint32_t stream) {
     uint32_t x = (uint32_t)((ulong)i >> 2), y = (uint32_t)((ulong)i >> 34), z = stream, w = 0;
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)((ulong)seed >> 32);
@@ -14,12 +14,12 @@ inline uint32_t philox_word(long seed, long i, uint32_t stream) {
     return i & 2 ? high : low;
 }
 
-/* [0, 1), every multiple of 2^-24 alike: the upper 24 bits of a word. */
+/* Uniform in [0, 1): a multiple of 2^-24, from the upper 24 bits of a word. */
 inline float uniform_f32(long seed, long i, uint32_t stream) {
     return (float)(philox_word(seed, i, stream) >> 8) * 5.9604644775390625e-08f;
 }
 
-/* [0, bound), for bounds up to 2^32. */
+/* An integer in [0, bound), for bounds up to 2^32. */
 inline long random_below(long seed, long i, uint32_t stream, ulong bound) {
     return (long)(philox_word(seed, i, stream) * bound >> 32);
 }

@@ -5,27 +5,27 @@ kernel void layer_norm_0(
     device float *y0 [[buffer(3)]],
     uint3 at [[thread_position_in_grid]])
 {
-    threadgroup float r0_of[8];
-    threadgroup float r1_of[8];
+    threadgroup float r0_shared[8];
+    threadgroup float r1_shared[8];
     const int lane = at.x % 256;
     const int row = int(at.x / 256);
     const int i0 = row;
     float r0 = 0, r0_low = 0;
     for (int i1 = lane; i1 < 530; i1 += 256) {
         const float v0 = x0[i0 * 530 + i1];
-        add_to(r0, r0_low, v0);
+        add_compensated(r0, r0_low, v0);
     }
-    r0 = sum_of(r0, r0_low);
+    r0 = compensated_sum(r0, r0_low);
     for (ushort distance = 16; distance > 0; distance /= 2) {
-        r0 = r0 + of_lane(r0, distance);
+        r0 = r0 + shuffle_xor(r0, distance);
     }
     if (lane % 32 == 0) {
-        r0_of[at.x % 256 / 32] = r0;
+        r0_shared[at.x % 256 / 32] = r0;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    r0 = r0_of[0];
+    r0 = r0_shared[0];
     for (int part = 1; part < 8; part++) {
-        r0 = r0 + r0_of[part];
+        r0 = r0 + r0_shared[part];
     }
     float r1 = 0, r1_low = 0;
     for (int i1 = lane; i1 < 530; i1 += 256) {
@@ -35,19 +35,19 @@ kernel void layer_norm_0(
         const float v4 = r0 / v3;
         const float v5 = v1 - v4;
         const float v6 = v5 * v5;
-        add_to(r1, r1_low, v6);
+        add_compensated(r1, r1_low, v6);
     }
-    r1 = sum_of(r1, r1_low);
+    r1 = compensated_sum(r1, r1_low);
     for (ushort distance = 16; distance > 0; distance /= 2) {
-        r1 = r1 + of_lane(r1, distance);
+        r1 = r1 + shuffle_xor(r1, distance);
     }
     if (lane % 32 == 0) {
-        r1_of[at.x % 256 / 32] = r1;
+        r1_shared[at.x % 256 / 32] = r1;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    r1 = r1_of[0];
+    r1 = r1_shared[0];
     for (int part = 1; part < 8; part++) {
-        r1 = r1 + r1_of[part];
+        r1 = r1 + r1_shared[part];
     }
     for (int i1 = lane; i1 < 530; i1 += 256) {
         const float v7 = x0[i0 * 530 + i1];

@@ -12,18 +12,18 @@ kernel void softmax_0(
         r0 = maximum_f32(r0, v0);
     }
     for (ushort distance = 16; distance > 0; distance /= 2) {
-        r0 = maximum_f32(r0, of_lane(r0, distance));
+        r0 = maximum_f32(r0, shuffle_xor(r0, distance));
     }
     float r1 = 0, r1_low = 0;
     for (int i1 = lane; i1 < 53; i1 += 32) {
         const float v1 = x0[i0 * 53 + i1];
         const float v2 = v1 - r0;
         const float v3 = exp_f32(v2);
-        add_to(r1, r1_low, v3);
+        add_compensated(r1, r1_low, v3);
     }
-    r1 = sum_of(r1, r1_low);
+    r1 = compensated_sum(r1, r1_low);
     for (ushort distance = 16; distance > 0; distance /= 2) {
-        r1 = r1 + of_lane(r1, distance);
+        r1 = r1 + shuffle_xor(r1, distance);
     }
     for (int i1 = lane; i1 < 53; i1 += 32) {
         const float v4 = x0[i0 * 53 + i1];

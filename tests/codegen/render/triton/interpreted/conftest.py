@@ -1,4 +1,4 @@
-"""Tests that run in a process of their own, with TRITON_INTERPRET=1; `../test_interpreted.py` starts it."""
+"""Set up tests that run in their own process with TRITON_INTERPRET=1; `../test_interpreted.py` starts it."""
 
 from __future__ import annotations
 

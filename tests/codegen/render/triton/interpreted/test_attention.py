@@ -1,4 +1,4 @@
-"""Flash attention, forward and backward, beside attention a query at a time in float64."""
+"""Flash attention, forward and backward, compared with attention per query in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def heads(batch: int, queries: int, keys: int, h: int, kv: int, d: int, e: int |
 
 
 def within(found: Tensor, exact: Tensor, like: torch.dtype, terms: float = 1.0) -> None:
-    """As close as rounding of what is multiplied allows."""
+    """As close as the rounding of the operands allows."""
     assert not found.isnan().any()
     eps = torch.finfo(like).eps
     bound = terms * 8 * eps * max(float(exact.abs().max()), 1.0)
@@ -137,7 +137,7 @@ SAMPLE = {
 @pytest.mark.parametrize(
     "name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.full) for n in CASES]
 )
-def test_beside_float64(name: str) -> None:
+def test_compared_with_float64(name: str) -> None:
     compare(name, torch.float32, SMALL)
 
 

@@ -1,4 +1,4 @@
-"""Sums over the rows of a product's result, whose parts its kernel leaves, run by the interpreter."""
+"""Column sums of a matmul's result, as partial sums of its kernel, run by the interpreter."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ def statistics(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 
 def far_from_zero(a: Tensor, b: Tensor) -> Tensor:
-    """Of whose squares little is left where they are not about a mean."""
+    """A mean far from 0: sums of squares cancel unless they are relative to the mean."""
     return torch.var(a @ b + 100, 0)
 
 
 def layers(x: Tensor, v: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """The gradient of the bias is a sum of the rows of what the second layer's product makes."""
+    """The bias gradient is a column sum of the second layer's matmul."""
     return torch.tanh(F.linear(x, v, b)) @ w
 
 
 def weighted(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    """Two sums, one with a number for each column."""
+    """Two column sums, one with a factor per column."""
     made = torch.relu(a @ b)
     return made, made.sum(0), (made * c).abs().sum(0)
 
 
 def every_third(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Of which an element depends on where it is."""
+    """Elements that depend on their index."""
     made = torch.relu(a @ b).view(4, 32, 33)
     rows = torch.arange(4)[:, None, None] + 2 * torch.arange(32)[:, None]
     return made, torch.where((rows + torch.arange(33)) % 3 == 0, made, 0).sum((0, 1))
 
 
 def about_the_mean(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """Sums of which one needs the other."""
+    """Two column sums, one of which depends on the other."""
     made = torch.relu(a @ b)
     return made, (made - made.mean(0)).abs().sum(0)
 
 
 def about_another(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-    """A sum of what is not there yet while the product is made."""
+    """A column sum of a value that is not available in the matmul's kernel."""
     made = torch.relu(a @ b)
     return made, (made - (made.amax(0) + c).amax()).sum(0)
 
@@ -83,13 +83,13 @@ def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
 def steps(
     fn: Callable[..., Any], args: Sequence[Tensor], *, backward: bool = False
 ) -> list[tuple[str, bool]]:
-    """The kinds of a plan's kernels, and whether they leave parts of sums."""
+    """The kinds of a plan's kernels, and whether they store partial column sums."""
     args = [a.clone().requires_grad_(backward) for a in args]
     with torch.set_grad_enabled(backward):
         shown = explain(Function(fn, target=always()), *args, timed=False)
     shown = shown.backward if backward else shown
     assert shown is not None
-    return [(s.kind, "add_runs(" in shown.source(s.name)) for s in shown.steps]
+    return [(s.kind, "store_row_sums(" in shown.source(s.name)) for s in shown.steps]
 
 
 @pytest.mark.sample(4)
@@ -117,7 +117,7 @@ def test_nothing_is_read_again(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["batch norm", "statistics", "far from zero"])
 def test_block_sizes(name: str, text: str) -> None:
-    """Tiles of one run and of several, some beyond the product; too small ones are made larger."""
+    """Tiles of one chunk of rows and of several, some beyond the end; too small ones are enlarged."""
     target = always(MatmulConfig.of(text))
     agree(name, CASES[name][0], arguments(name, torch.float32), target, gradients=False)
 

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products that read through windows, run by the interpreter."""
+"""Convolutions as matmuls that read through windows, run by the interpreter."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_16_bits(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", often(CASES))
-def test_what_is_one_kernel(name: str) -> None:
+def test_which_functions_are_one_kernel(name: str) -> None:
     fn, shapes, forward, backward = CASES[name]
     args = [torch.randn(s, requires_grad=True) for s in shapes]
     shown = explain(Function(fn, target=always()), *args, timed=False)
@@ -201,7 +201,7 @@ def test_block_sizes(name: str, text: str) -> None:
         pytest.param("2d", "16x32x16 w4 s2 k3", marks=pytest.mark.full),
     ],
 )
-def test_the_gradient_of_a_weight_is_the_same_from_run_to_run(
+def test_weight_gradient_is_deterministic(
     name: str, text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = [torch.randn(s, generator=torch.Generator().manual_seed(7)) for s in CASES[name].shapes]
@@ -212,17 +212,17 @@ def test_the_gradient_of_a_weight_is_the_same_from_run_to_run(
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.render.triton import matmul as triton_matmul
 
-    monkeypatch.setattr(triton_matmul, "FAR", 10)
+    monkeypatch.setattr(triton_matmul, "INT32_INDEX_LIMIT", 10)
     check("residual block", torch.float32, always(MatmulConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 
-def test_what_is_torchs_own() -> None:
+def test_when_the_library_is_called() -> None:
     """By default it is a kernel where channels lie side by side and something is computed beside."""
     x, w = torch.randn(X).bfloat16(), torch.randn(W).bfloat16()
     last = x.to(memory_format=torch.channels_last)
     for fn, given, why in (
         (lambda x, w: F.conv2d(x, w).relu(), last, ""),
-        (lambda x, w: F.conv2d(x, w), last, "its own call does all of it"),
+        (lambda x, w: F.conv2d(x, w), last, "nothing to fuse with it"),
         (lambda x, w: F.conv2d(x, w).relu(), x, "input is not channels-last"),
         (lambda x, w: F.conv2d(x.float(), w.float()).relu(), last, "without tensor cores"),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""The gradient of an embedding's table: runs within parts, over parts, and over parts of parts."""
+"""The gradient of an embedding table: equal keys within a chunk, across chunks, and across chunk levels."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The ops of `burnt.kernels` in Triton, run by the interpreter: values and gradients beside float64."""
+"""The ops of `burnt.kernels` in Triton, run by the interpreter: values and gradients against float64."""
 
 from __future__ import annotations
 

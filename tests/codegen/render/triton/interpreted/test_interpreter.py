@@ -1,4 +1,4 @@
-"""The corrections of the interpreter themselves."""
+"""The corrections to Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _left_out(x, y, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(y + i, tl.load(x + i, mask=i < n))
 
 
-def test_lanes_that_are_left_out_are_poisoned():
+def test_masked_out_lanes_are_poisoned():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         y = torch.zeros(8, dtype=dtype)
         _left_out[(1,)](torch.ones(8, dtype=dtype), y, 5, OTHER=False, BLOCK=8)
@@ -54,7 +54,7 @@ def _fma(x, y, z, out, BLOCK: tl.constexpr):
     tl.store(out + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
 
 
-def test_a_product_is_not_rounded_before_it_is_added():
+def test_fma_rounds_once():
     for dtype in (torch.float32, torch.float64):
         x = torch.rand(64, dtype=torch.float64).to(dtype) + 1
         out = torch.empty_like(x)
@@ -80,7 +80,7 @@ def _reduced(x, y, at, ROWS: tl.constexpr, COLS: tl.constexpr):
     tl.store(at + i, place)
 
 
-def test_reductions_by_a_function_of_ones_own():
+def test_custom_reductions():
     x = torch.randn(4, 16)
     y, at = torch.empty(4), torch.empty(4, dtype=torch.int32)
     _reduced[(1,)](x, y, at, ROWS=4, COLS=16)
@@ -95,7 +95,7 @@ def _tested(x, y, number, BLOCK: tl.constexpr):
     tl.store(y + i, ((tl.load(x + i) > 0) & (scalar > 0)).to(tl.int32))
 
 
-def test_comparisons_of_scalars_meet_blocks():
+def test_scalar_comparisons_combine_with_blocks():
     x = torch.randn(8)
     y = torch.empty(8, dtype=torch.int32)
     _tested[(1,)](x, y, 1.5, BLOCK=8)
@@ -109,7 +109,7 @@ def _inverted(x, y, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.bool])
-def test_inverses_of_whole_numbers(dtype):
+def test_inverted_integers(dtype):
     x = torch.tensor([0, 1, 2, 127]).to(dtype)
     y = torch.empty_like(x)
     _inverted[(1,)](x, y, BLOCK=4)

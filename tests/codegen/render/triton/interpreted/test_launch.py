@@ -1,4 +1,4 @@
-"""Functions that run as Triton kernels: numbers, checks, explanations, what falls back."""
+"""Functions run as Triton kernels: run-time numbers, checks, explanations, fallbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from burnt.errors import InputIndexError
 fuse = functools.partial(Function, target=TRITON)
 
 
-def test_numbers_are_given_at_run_time():
+def test_run_time_numbers():
     fused = fuse(lambda x, a, b: x * a + b)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int32):
         x = torch.arange(7).to(dtype)
@@ -41,7 +41,7 @@ def test_an_index_out_of_range_fails_and_is_not_read():
         assert torch.equal(fused(w, good), w[good] * 2)
 
 
-def test_a_check_in_a_part_that_is_not_chosen_does_not_fail():
+def test_a_check_in_an_unselected_branch_does_not_fail():
     w, i = torch.randn(5, 3), torch.tensor([1, 4])
     fused = fuse(lambda w, i: F.pad(F.embedding(i, w), (0, 1, 1, 0), value=7.0))
     assert torch.equal(fused(w, i), F.pad(w[i], (0, 1, 1, 0), value=7.0))
@@ -57,13 +57,13 @@ def test_explanations_show_triton():
     assert f"def {step.name}(x0, y0, " in text
 
 
-def test_what_the_device_lacks_falls_back():
+def test_unsupported_ops_fall_back():
     fused = fuse(lambda x: torch.fft.fft(x).real + 1)
     x = torch.randn(8)
     torch.testing.assert_close(fused(x), torch.fft.fft(x).real + 1)
 
 
-def test_extremes_hand_nan_on_and_count_the_first():
+def test_argmax_propagates_nan_and_returns_the_first():
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([[1.0, nan, 3, nan], [-inf, -inf, -inf, -inf], [5, 7, 7, -inf], [inf, inf, 0, 0]])
     fused = fuse(lambda x: (x.amax(-1), x.amin(-1), x.argmax(-1), x.argmin(-1)))

@@ -1,4 +1,4 @@
-"""Sums that share a loop with the fold they need, in Triton: looped, in chunks, and what is not finite."""
+"""Online reductions in Triton: looped, chunked, and with infinities and NaN."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_columns_and_loops_within_loops(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["loops", "chunks", "chunks of rows"])
-def test_elements_that_drift(name: str) -> None:
+def test_drifting_elements(name: str) -> None:
     ramp, far = torch.linspace(-200, 200, 90), torch.full((90,), 1000.0)
 
     def fn(x: Tensor) -> tuple[Tensor, ...]:

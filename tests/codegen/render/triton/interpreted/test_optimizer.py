@@ -1,4 +1,4 @@
-"""Optimizer steps in Triton beside the same steps in C, or torch's where those differ in nothing."""
+"""Optimizer steps in Triton compared with those in C, or with torch's where results are equal."""
 
 import math
 
@@ -110,7 +110,7 @@ def test_a_gradient_that_is_not_finite(triton, bad):
     assert p[3].isnan().sum() == (1 if bad == math.inf else p[3].numel())
 
 
-def test_the_norm_overflows_and_the_gradients_do_not(triton):
+def test_gradient_norm_overflows(triton):
     triton(True)
     p, g = [torch.ones(2)], [torch.tensor([1e30, -1.0])]
     made = steps.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
@@ -119,7 +119,7 @@ def test_the_norm_overflows_and_the_gradients_do_not(triton):
     assert p[0].tolist() == [0.0, 1.0]
 
 
-def test_dtypes_are_mixed_and_tensors_begin_anywhere(triton):
+def test_mixed_dtypes_and_unaligned_tensors(triton):
     kept = []
     for on in (False, True):
         triton(on)
@@ -183,7 +183,7 @@ def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_muon_beside_the_passes_of_a_cpu(triton, dtype):
+def test_muon_compared_with_the_cpu(triton, dtype):
     kept = []
     for on in (False, True):
         triton(on)
@@ -197,7 +197,7 @@ def test_muon_beside_the_passes_of_a_cpu(triton, dtype):
             torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
-def test_muon_comes_to_nothing_where_a_gradient_is_not_finite(triton):
+def test_muon_skips_a_nonfinite_gradient(triton):
     triton(True)
     p, g, m = (matrices(torch.float32, seed) for seed in (0, 1, 2))
     g[2][3, 30] = math.nan

@@ -1,4 +1,4 @@
-"""Pools of what a convolution or a matrix product makes, folded where it is made, run by the interpreter."""
+"""Pooling of a convolution's or matmul's result in the same kernel, run by the interpreter."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_read_again(name: str) -> None:
+def test_pooling_is_fused(name: str) -> None:
     fn, _, kernels = CASES[name]
     shown = explain(Function(fn, target=always()), *arguments(name, torch.float32), timed=False)
     kinds = [step.kind for step in shown.steps]
     assert len(kinds) == kernels, kinds
-    assert "by_window(" in shown.source(shown.steps[0].name)
+    assert "group_rows(" in shown.source(shown.steps[0].name)
 
 
 @pytest.mark.sample
@@ -116,12 +116,12 @@ def test_nothing_is_read_again(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["block", "strips"])
 def test_block_sizes(name: str, text: str) -> None:
-    """Tiles of one window and of many, some beyond the product."""
+    """Tiles of one pooling window and of many, some beyond the end of the matmul."""
     target = always(MatmulConfig.of(text))
     agree(name, CASES[name][0], arguments(name, torch.float32), target, gradients=False)
 
 
-def test_what_is_no_number_stays() -> None:
+def test_nan_propagates() -> None:
     x, w = arguments("strips", torch.float32)
     x[0, 3, 2, 5] = float("nan")
     ours, theirs = (fn(x, w) for fn in (Function(strips, target=always()), strips))
@@ -139,11 +139,11 @@ def test_what_is_no_number_stays() -> None:
         lambda t: F.avg_pool2d(t[:, :, :7], 2),  # leave a row over
     ],
 )
-def test_other_windows_read_the_product(pool: Callable[[Tensor], Tensor]) -> None:
+def test_unsupported_pooling_is_not_fused(pool: Callable[[Tensor], Tensor]) -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return pool(F.conv2d(x, w, padding=1).relu())
 
     args = arguments("strips", torch.float32)
     agree("other", fn, args, always(), gradients=False)
     shown = explain(Function(fn, target=always()), *args, timed=False)
-    assert not any("by_window(" in shown.source(step.name) for step in shown.steps)
+    assert not any("group_rows(" in shown.source(step.name) for step in shown.steps)

@@ -1,4 +1,4 @@
-"""Matrix products with what is computed of their elements on the way in and out, run by the interpreter."""
+"""Matmuls with computed operands and epilogues, run by the interpreter."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_one_kernel(name: str) -> None:
+def test_which_functions_are_one_kernel(name: str) -> None:
     fn, shapes, forward, backward = CASES[name]
     args = [torch.randn(s, requires_grad=True) for s in shapes]
     shown = explain(Function(fn, target=always()), *args, timed=False)
@@ -167,8 +167,8 @@ def test_what_is_one_kernel(name: str) -> None:
         ("a factor that is normalised for three", 1),
     ],
 )
-def test_norms_are_applied_where_they_are_multiplied(name: str, statistics: int, dtype: torch.dtype) -> None:
-    """A statistic for each row is all that goes through memory."""
+def test_norms_are_fused_into_operands(name: str, statistics: int, dtype: torch.dtype) -> None:
+    """Only a statistic per row goes through memory."""
     fn, shapes, *_ = CASES[name]
     args = [torch.randn(s).to(dtype) for s in shapes]
     shown = explain(Function(fn, target=always()), *args, timed=False)
@@ -194,12 +194,12 @@ def test_norms_are_applied_where_they_are_multiplied(name: str, statistics: int,
 )
 @pytest.mark.parametrize("name", ["bias and gelu", "batches", "read in three ways", "a padded factor"])
 def test_block_sizes(name: str, text: str) -> None:
-    """Tiles at the edge of the product, terms in parts, tails by parts of a tile."""
+    """Tiles beyond the edges, split-K, and epilogues of parts of a tile."""
     check(name, torch.float32, always(MatmulConfig.of(text)), gradients=False)
 
 
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2 k3", "32x16x16 w4 s2 k2 p3"])
-def test_terms_in_parts_are_added_in_one_order(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_k_order_is_fixed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, shapes, *_ = CASES["bias and gelu"]
     args = [torch.randn(s, generator=torch.Generator().manual_seed(7)) for s in shapes]
     runs_alike(fn, args, always(MatmulConfig.of(text)), monkeypatch)
@@ -228,8 +228,8 @@ COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] 
 )
 @pytest.mark.parametrize("text", ["32x16x32 w4 s2 d", "16x32x16 w4 s2 k2 p3 d"])
 @pytest.mark.parametrize("name", COPIED)
-def test_factors_that_are_copied(name: str, text: str, dtype: torch.dtype) -> None:
-    """Tiles beyond the edge; factors that lie in memory in all ways that descriptors can tell, and others."""
+def test_tma_operands(name: str, text: str, dtype: torch.dtype) -> None:
+    """Tiles beyond the edges; operands in every layout that a descriptor can address, and others."""
     fn, shapes, many = COPIED[name]
     target = always(MatmulConfig.of(text))
     source = torch.Generator().manual_seed(7)
@@ -241,8 +241,8 @@ def test_factors_that_are_copied(name: str, text: str, dtype: torch.dtype) -> No
     assert shown.source(step.name).count("make_tensor_descriptor") == many
 
 
-def test_copies_of_what_is_not_aligned() -> None:
-    """Descriptors hold addresses that are multiples of 16 bytes: others are read through pointers."""
+def test_unaligned_operands_use_pointers() -> None:
+    """Descriptors need addresses that are multiples of 16 bytes; others are read through pointers."""
     source = torch.Generator().manual_seed(7)
     held = torch.randn(33 * 64, generator=source)
     target = always(MatmulConfig.of("32x16x32 w4 s2 d"))
@@ -257,7 +257,7 @@ def test_copies_of_what_is_not_aligned() -> None:
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.render.triton import matmul as triton_matmul
 
-    monkeypatch.setattr(triton_matmul, "FAR", 10)
+    monkeypatch.setattr(triton_matmul, "INT32_INDEX_LIMIT", 10)
     check("bias and gelu", torch.float32, always(MatmulConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 
@@ -277,12 +277,12 @@ def test_precision(name: str, loss: float) -> None:
     assert (off > 1e-5) == (name == "flex32"), "the interpreter multiplies float32 as it is"
 
 
-def test_what_is_torchs_own() -> None:
-    """By default a product is a kernel where something is computed beside it, and units for it are there."""
+def test_when_the_library_is_called() -> None:
+    """By default a matmul is a kernel if something is fused into it and the device has matrix units."""
     a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     for fn, kinds, why in (
-        (lambda a, b: a @ b, ["library"], "its own call does all of it"),
-        (lambda a, b: (a @ b.t()).view(8, -1), ["view", "library", "view"], "its own call does all of it"),
+        (lambda a, b: a @ b, ["library"], "nothing to fuse with it"),
+        (lambda a, b: (a @ b.t()).view(8, -1), ["view", "library", "view"], "nothing to fuse with it"),
         (lambda a, b: (a @ b).relu(), ["matmul"], ""),
         (lambda a, b: (a * 2) @ b, ["matmul"], ""),
         (lambda a, b: (a.float() @ b.float()).relu(), ["elementwise"] * 2 + ["library", "elementwise"],
@@ -302,8 +302,8 @@ def dropped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2", "32x16x16 w4 s2 k2", "16x16x16 w4 s2 p3"])
-def test_dropout_of_a_product(text: str, dtype: torch.dtype) -> None:
-    """One kernel, whose mask is that of the seed whatever the tiles, in the backward as well."""
+def test_dropout_of_a_matmul(text: str, dtype: torch.dtype) -> None:
+    """One kernel, whose mask depends on the seed alone, not on the tiles; also in the backward."""
     source = torch.Generator().manual_seed(7)
     args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in ((37, 50), (33, 50), (33,))]
     made = Function(dropped, target=always(MatmulConfig.of(text)))
@@ -342,8 +342,8 @@ def test_dropout_of_a_product(text: str, dtype: torch.dtype) -> None:
         ),
     ],
 )
-def test_terms_in_parts_add_up_to_the_same_each_time(name: str, dtype: torch.dtype) -> None:
-    """The parts are added in their order: no bit depends on which program is done first."""
+def test_split_k_is_deterministic(name: str, dtype: torch.dtype) -> None:
+    """The parts are added in order: no bit depends on which program finishes first."""
     fn, shapes, *_ = CASES[name]
     source = torch.Generator().manual_seed(7)
     args = [torch.randn(s, generator=source).to(dtype).requires_grad_() for s in shapes]

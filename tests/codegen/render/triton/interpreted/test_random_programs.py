@@ -1,4 +1,4 @@
-"""The equivalence gate for Triton: random programs, run by the interpreter, do what eager torch does."""
+"""Random programs in Triton, run by the interpreter, compute what eager torch does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_random_programs(first: int) -> None:
 
 
 def test_programs_of_the_wider_grammar() -> None:
-    """Without elements, with random numbers, gradients in 16 bits, and products that all are kernels."""
+    """Empty tensors, random numbers, 16-bit gradients, and a kernel for every matmul."""
     run(range(10, 20), always(), "wider")
 
 
@@ -75,12 +75,12 @@ def test_programs_of_the_wider_grammar() -> None:
     ids=["loops", "chunks", "rows"],
 )
 def test_other_block_sizes(config: TileConfig) -> None:
-    """Loops, and rows that programs share, for rows that would have been taken whole."""
+    """Loops, and rows shared by programs, instead of whole rows."""
     run(range(500, 508), chosen(config))
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_layout, "FAR", 10)
+    monkeypatch.setattr(triton_layout, "INT32_INDEX_LIMIT", 10)
     run(range(600, 606))
 
 
@@ -126,10 +126,8 @@ def by_extreme(values, x):
     ids=["saved", "compared", "centred", "both", "norm"],
 )
 @pytest.mark.parametrize("first", range(3))
-def test_an_extreme_of_sums_is_found_whatever_the_block_sizes(
-    fn: Callable[[torch.Tensor], torch.Tensor], first: int
-) -> None:
-    """Kernels that sum the same in another order would find it nowhere: gradients of 0 or 0 / 0."""
+def test_maximum_of_sums_with_any_block_sizes(fn: Callable[[torch.Tensor], torch.Tensor], first: int) -> None:
+    """If kernels summed in another order, the maximum would equal no element: gradients of 0 or 0 / 0."""
     sizes = [TileConfig(2, 4, chunks=2), TileConfig(4, 8), TileConfig(1, 16, chunks=4)]
     fused = Function(fn, target=chosen(*sizes[first:], *sizes[:first]))
     made = []
@@ -153,7 +151,7 @@ def test_a_variance_in_chunks_of_short_rows(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_what_went_wrong_once(name: str) -> None:
+def test_regressions(name: str) -> None:
     judge(regression(name), fuse)
 
 
@@ -164,7 +162,7 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
         judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), functools.partial(Function, target=always()))
 
 
-def test_a_part_of_a_fold_that_reads_nothing() -> None:
+def test_a_partial_reduction_without_loads() -> None:
     split = chosen(TileConfig(1, 16, chunks=4))
     fused = Function(lambda x: torch.zeros_like(x).ceil().var(0, correction=0) + x.sum(0), target=split)
     x = torch.randn(255)

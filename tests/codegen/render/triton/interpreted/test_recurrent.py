@@ -1,4 +1,4 @@
-"""The steps of recurrent layers in Triton, one at a time and all in one program, beside their definition."""
+"""Steps of recurrent layers in Triton, one per launch or all in one, compared with their definition."""
 
 from typing import Any
 

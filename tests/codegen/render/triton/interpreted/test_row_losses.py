@@ -1,4 +1,4 @@
-"""The losses of rows of logits, with their gradient, as Triton: beside torch's in float64."""
+"""Losses of rows of logits and their gradients in Triton, compared with torch's in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Block sizes as configurations: all compute the same; the tuner's way from the first to the choice."""
+"""Block sizes as configs: all compute the same results; the tuner from candidates to a choice."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from burnt.codegen.function import Function
 from burnt.codegen.render.triton.kernel import structure_of
 from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
-from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
-from burnt.kernels.dispatch import selection
-from burnt.kernels.tuning import database
-from burnt.kernels.tuning.database import Store
-from burnt.kernels.tuning.tuner import tune
+from burnt.codegen.runtime.triton_backend import TRITON, with_block_sizes
+from burnt.kernels.autotune import database
+from burnt.kernels.autotune.database import TuningDatabase
+from burnt.kernels.autotune.tuner import tune
+from burnt.kernels.interface import tuning_key
 
-H200 = Limits(132, shared=227 << 10)
+H200 = Limits(132, shared_memory=227 << 10)
 
 
 def rms_norm(x, r, w):
@@ -52,15 +52,18 @@ def test_all_block_sizes_compute_the_same(name: str) -> None:
     _results(fused, args)
     plan = fused.plan(*args)
     assert plan is not None
-    made = [*plan.kernels, *(k for b in plan.backward.values() if b is not None for k in b.plan.kernels)]
+    made = [
+        *plan.kernels,
+        *(k for b in plan.backward_plans.values() if b is not None for k in b.plan.kernels),
+    ]
     for kernel in made:
         form = structure_of(kernel)
         for blocks in neighbouring_configs(form)[1::3]:
-            sized = fused.on(with_blocks({kernel.name: str(blocks)}))
+            sized = fused.on(with_block_sizes({kernel.name: str(blocks)}))
             found = _results(sized, args)
             known = sized.plan(*args)
             assert known is not None
-            built = [known, *(b.plan for b in known.backward.values() if b is not None)]
+            built = [known, *(b.plan for b in known.backward_plans.values() if b is not None)]
             assert len(built) == 2
             assert {id(p.target) for p in built} == {id(sized.target)}
             for ours, theirs in zip(found, exact, strict=True):
@@ -114,7 +117,7 @@ def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     kernels.pin({})
 
 
-def test_from_alternatives_to_the_choice(op: Any) -> None:
+def test_tuning_end_to_end(op: Any) -> None:
     x = torch.randn(8, 128, requires_grad=True)
     alternatives = op.candidates["generated"].alternatives([x])
     assert alternatives[0].config is None
@@ -123,8 +126,8 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     # The nearest first, of all kernels in turns.
     assert [next(iter(a.config)) for a in alternatives[1:5]] == ["scaled_0", "scaled_backward_0"] * 2
     rows = {row.config: row for row in tune(op, [x], "full", clock=Clock())}
-    left_out = [a for a in alternatives if a.left_out]
-    assert {row.note for row in rows.values() if row.status == "pruned"} == {a.left_out for a in left_out}
+    left_out = [a for a in alternatives if a.skip_reason]
+    assert {row.note for row in rows.values() if row.status == "pruned"} == {a.skip_reason for a in left_out}
     assert {row.status for row in rows.values()} <= {"ok", "pruned"}
     both = [row for name, row in rows.items() if name.count('"scaled') == 2]
     assert len(both) == 1  # the best of each kernel, together
@@ -138,7 +141,7 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     # A checkpoint keeps it, whatever the table says later.
     noted = {k: v for k, v in kernels.choices().items() if k.startswith("scaled|")}
     assert set(noted.values()) == {both[0].config}
-    Store().clear()
+    TuningDatabase().clear()
     op.forget()
     assert op.chosen(x).why == "heuristic"
     kernels.pin(noted)
@@ -149,14 +152,14 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
 def test_a_table_from_another_machine_of_the_same_name(
     op: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measured there, exported into the package, and chosen by here with nothing measured."""
+    """A table that was measured there and exported into the package is used here without measuring."""
     gpu = "cuda NVIDIA Imaginary 9000 sm_90, triton 3.6"
-    monkeypatch.setattr(selection, "machine", lambda kind, index=0: gpu)
+    monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu)
     x = torch.randn(8, 128, requires_grad=True)
     tune(op, [x], "full", clock=Clock())
     found = op.chosen(x)
     assert main(["tune", "export", str(tmp_path / "imaginary.json"), "--device", "cpu"]) == 0
-    Store().clear()
+    TuningDatabase().clear()
     monkeypatch.setattr(database, "_TABLES", tmp_path)
     monkeypatch.setattr(database, "_shipped", None)
     op.forget()
@@ -165,12 +168,12 @@ def test_a_table_from_another_machine_of_the_same_name(
     torch.testing.assert_close(op(x), torch.softmax(x * 2, -1))
     with kernels.tuning("off"):
         assert op.chosen(x).why == "heuristic"
-    monkeypatch.setattr(selection, "machine", lambda kind, index=0: gpu.replace("9000", "9001"))
+    monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu.replace("9000", "9001"))
     op.forget()
     assert op.chosen(x).why == "heuristic"
 
 
-def test_block_sizes_that_are_none_are_not_taken(op: Any) -> None:
+def test_invalid_block_sizes_are_ignored(op: Any) -> None:
     x = torch.randn(8, 128)
     key = op.chosen(x).key
     for text in (
@@ -185,21 +188,21 @@ def test_block_sizes_that_are_none_are_not_taken(op: Any) -> None:
     assert op.chosen(x).why == "pinned"
 
 
-def test_quick_tries_a_handful(op: Any) -> None:
+def test_quick_mode_tries_few(op: Any) -> None:
     x = torch.randn(8, 128)
     rows = [row for row in tune(op, [x], "quick", clock=Clock()) if row.status != "pruned"]
     assert 6 < len(rows) <= 14
     assert "quick" not in {row.note for row in rows}
 
 
-def test_what_is_known_is_not_tried_again(op: Any) -> None:
+def test_known_results_are_not_measured_again(op: Any) -> None:
     x = torch.randn(8, 128)
     rows = tune(op, [x], "quick", clock=Clock())
     again = tune(op, [x], "quick", clock=Clock(), known=rows)
     assert {row.status for row in again} <= {"pruned"}
 
 
-def test_estimates_leave_the_picked_sizes_alone() -> None:
+def test_selected_configs_are_not_too_large() -> None:
     for fn, *shapes in CASES.values():
         plan = Function(fn, target=TRITON).plan(*[torch.randn(s) for s in shapes])
         assert plan is not None

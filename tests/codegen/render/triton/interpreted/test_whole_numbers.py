@@ -1,4 +1,4 @@
-"""Divisions, shifts and powers of whole numbers in Triton, run by the interpreter."""
+"""Integer division, shifts and powers in Triton, run by the interpreter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.codegen.lower.test_integers import DTYPES, WIDE, as_torch_has_them, u
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_as_torch_has_them(dtype: torch.dtype) -> None:
+def test_signed(dtype: torch.dtype) -> None:
     as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_unsigned_as_torch_has_them(dtype: torch.dtype) -> None:
+def test_unsigned(dtype: torch.dtype) -> None:
     unsigned_as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)

@@ -1,4 +1,4 @@
-"""Generated kernels whose indices have 64 bits, as for tensors of 2^31 elements, compute what they did."""
+"""Generated kernels with 64-bit indices, as for tensors of 2^31 elements, compute the same results."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is."""
+    """Make every index count as beyond int32."""
     for module in (triton_layout, triton_expr, triton_matmul):
-        monkeypatch.setattr(module, "FAR", -1)
+        monkeypatch.setattr(module, "INT32_INDEX_LIMIT", -1)
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("blocks", [None, TileConfig(2, 64), TileConfig(1, 32, chunks=4)], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elements_and_folds(name: str, blocks: TileConfig | None) -> None:
+def test_elementwise_and_reductions(name: str, blocks: TileConfig | None) -> None:
     fn, args, gradients = ELEMENTWISE[name]
     choose = select_config if blocks is None else lambda form: blocks
     target = dataclasses.replace(TRITON, build=functools.partial(build, choose=choose))
@@ -72,7 +72,7 @@ def test_elements_and_folds(name: str, blocks: TileConfig | None) -> None:
 @pytest.mark.sample
 @pytest.mark.parametrize("change", [{}, {"split": 2}, {"programs": 2}, {"descriptors": True}], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products(name: str, change: dict[str, Any]) -> None:
+def test_matmuls(name: str, change: dict[str, Any]) -> None:
     fn, args = PRODUCTS[name]
     config = dataclasses.replace(MatmulConfig(32, 32, 16, 4, 2), **change)
     agree(name, fn, args, always(config))

@@ -18,18 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import kernels
 from burnt.errors import CacheError, ConfigError
+from burnt.kernels.autotune import database, tuner
+from burnt.kernels.autotune.accuracy import ReferenceResult
+from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.tuning_key import bucket, tuning_key
-from burnt.kernels.tuning import database, tuner
-from burnt.kernels.tuning.accuracy import ReferenceResult
-from burnt.kernels.tuning.database import Row, Store, read_table, write_table
 from tests import forked
 
 
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuner, "_unkept", {})
+    monkeypatch.setattr(tuner, "_unsaved_rows", {})
     return tmp_path / "cache" / "tuned.sqlite"
 
 
@@ -42,7 +42,7 @@ def op() -> Op[..., Any]:
 
 
 def rows(op: Op[..., Any], *args: Any) -> dict[str, Row]:
-    return {row.config: row for row in Store().rows(tuning_key(op, args))}
+    return {row.config: row for row in TuningDatabase().rows(tuning_key(op, args))}
 
 
 def test_the_fastest_is_chosen_and_kept(op: Op[..., Any]) -> None:
@@ -102,7 +102,9 @@ def test_of_two_candidates_the_one_that_is_right_is_taken(
 ) -> None:
     x = torch.randn(1 << 17)
     assert op.chosen(x).candidate.name == "generated"
-    monkeypatch.setattr(op.candidates["generated"], "bound", lambda args, config=None: lambda x: x * 3.01)
+    monkeypatch.setattr(
+        op.candidates["generated"], "bind_config", lambda args, config=None: lambda x: x * 3.01
+    )
     with kernels.tuning("quick"):
         torch.testing.assert_close(op(x), x * 3)
     assert rows(op, x)["generated"].status == "wrong"
@@ -117,8 +119,8 @@ def test_a_candidate_with_a_wrong_gradient_is_banned(op: Op[..., Any]) -> None:
         return x * 3
 
     @wrong.backward
-    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
-        return (cotangents[0] * 2,)
+    def _(grad_outs: Any, results: Any, x: Tensor) -> Any:
+        return (grad_outs[0] * 2,)
 
     x = torch.randn(64, requires_grad=True)
     with kernels.tuning("quick"):
@@ -152,8 +154,8 @@ def test_what_memory_held_before_is_no_number_of_an_op(wanted: bool) -> None:
     with _Used():
         truth = ReferenceResult(op, (x,))
     assert truth.largest <= 6
-    assert truth.wrong(by_rows) is None
-    assert "off by" in str(truth.wrong(lambda x: x * 3.01))
+    assert truth.find_error(by_rows) is None
+    assert "off by" in str(truth.find_error(lambda x: x * 3.01))
 
 
 def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: Op[..., Any]) -> None:
@@ -164,7 +166,7 @@ def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: 
         with kernels.tuning("quick"):
             op.chosen(x)
         found = rows(op, x)
-        assert (found["in place"].status, found["in place"].note) == ("wrong", "changes its argument x")
+        assert (found["in place"].status, found["in place"].note) == ("wrong", "modifies its argument x")
         assert {row.status for name, row in found.items() if name != "in place"} == {"ok"}
         torch.testing.assert_close(x.detach(), before, rtol=0, atol=0, equal_nan=True)
 
@@ -188,38 +190,38 @@ def test_of_several_arguments_the_one_that_was_changed_is_named() -> None:
     weighed.candidate("right")(torch.mul)
     args = torch.randn(3, 5), torch.randn(5)
     found = {row.config: (row.status, row.note) for row in tuner.tune(weighed, args)}
-    assert found["scaling the weight"] == ("wrong", "changes its argument weight")
+    assert found["scaling the weight"] == ("wrong", "modifies its argument weight")
     assert found["failing late"] == ("failed", "RuntimeError: too late")
     assert found["right"][0] == "ok"
 
 
-def test_a_backward_that_changes_its_cotangents_is_banned(op: Op[..., Any]) -> None:
+def test_a_backward_that_changes_its_grad_outs_is_banned(op: Op[..., Any]) -> None:
     @op.candidate("in place")
     def in_place(x: Tensor) -> Tensor:
         return x * 3
 
     @in_place.backward
-    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
-        return (cotangents[0].mul_(3),)
+    def _(grad_outs: Any, results: Any, x: Tensor) -> Any:
+        return (grad_outs[0].mul_(3),)
 
     @op.candidate("zeroing")
     def zeroing(x: Tensor) -> Tensor:
         return x * 3
 
     @zeroing.backward
-    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
+    def _(grad_outs: Any, results: Any, x: Tensor) -> Any:
         with torch.no_grad():
             x.zero_()
-        return (cotangents[0] * 3,)
+        return (grad_outs[0] * 3,)
 
     x = torch.randn(64, requires_grad=True)
     found = {row.config: (row.status, row.note) for row in tuner.tune(op, (x,))}
-    assert found["in place"] == ("wrong", "its backward changes the cotangent 0")
-    assert found["zeroing"] == ("wrong", "changes its argument x")
+    assert found["in place"] == ("wrong", "its backward modifies grad_outs[0]")
+    assert found["zeroing"] == ("wrong", "modifies its argument x")
     assert found["library"][0] == found["generated"][0] == "ok"
 
 
-def test_cotangents_have_the_layout_of_the_results(op: Op[..., Any]) -> None:
+def test_grad_outs_have_the_layout_of_the_results(op: Op[..., Any]) -> None:
     strides = []
 
     @op.candidate("seen")
@@ -227,9 +229,9 @@ def test_cotangents_have_the_layout_of_the_results(op: Op[..., Any]) -> None:
         return x * 3
 
     @seen.backward
-    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
-        strides.append((cotangents[0].stride(), x.stride()))
-        return (cotangents[0] * 3,)
+    def _(grad_outs: Any, results: Any, x: Tensor) -> Any:
+        strides.append((grad_outs[0].stride(), x.stride()))
+        return (grad_outs[0] * 3,)
 
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
     found = {row.config: row.status for row in tuner.tune(op, (x,))}
@@ -255,7 +257,7 @@ def test_wrong_integers_are_banned() -> None:
     x = torch.randn(64, 8)
     with kernels.tuning("quick"):
         assert torch.equal(op(x), first_positive(x))
-    assert "other integers" in rows(op, x)["wrong"].note
+    assert "integers differ" in rows(op, x)["wrong"].note
 
 
 def test_what_is_far_behind_stops_early(op: Op[..., Any]) -> None:
@@ -319,23 +321,23 @@ def test_what_is_known_is_not_measured_again(op: Op[..., Any], monkeypatch: pyte
     op.candidate("new")(lambda x: x * 3)
     # A new candidate changes the sources, and with them the key; a new configuration adds a row.
     assert tuning_key(op, (x,)) not in {row.key for row in before.values()}
-    monkeypatch.setattr(tuner._Race, "enter", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(tuner._Benchmark, "add", lambda *_: pytest.fail("measured again"))
     with kernels.tuning("quick"):
         assert tuner.tune(op, (x,), known=[Row("", n, "ok", 1.0) for n in op.candidates]) == []
 
 
 @pytest.mark.parametrize("way", ["capture", "rank", "tracing"])
 def test_there_are_times_not_to_tune(op: Op[..., Any], monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(tuner._Race, "enter", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(tuner._Benchmark, "add", lambda *_: pytest.fail("measured"))
     if way == "capture":
-        monkeypatch.setattr(tuner, "capturing", lambda: True)
+        monkeypatch.setattr(tuner, "is_capturing", lambda: True)
     elif way == "rank":
         monkeypatch.setenv("RANK", "1")
     else:
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with kernels.tuning("quick"):
         assert op.chosen(torch.randn(64)).why == "heuristic"
-    assert tuner.why_not_now() is not None
+    assert tuner.blocking_reason() is not None
 
 
 def test_policies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,28 +397,29 @@ SOME = [Row("silu|a", "library", "ok", 2.0, "", 1.0), Row("silu|a", "generated",
 
 
 def test_rows_come_fastest_first() -> None:
-    Store().add([*SOME, Row("silu|a", "broken", "failed", None, "no", 1.0)])
-    assert [row.config for row in Store().rows("silu|a")] == ["generated", "library", "broken"]
-    Store().add([SOME[0]._replace(ms=0.5)])
-    assert Store().rows("silu|a")[0].config == "library"
-    assert Store().rows("silu") == []
+    TuningDatabase().add([*SOME, Row("silu|a", "broken", "failed", None, "no", 1.0)])
+    assert [row.config for row in TuningDatabase().rows("silu|a")] == ["generated", "library", "broken"]
+    TuningDatabase().add([SOME[0]._replace(ms=0.5)])
+    assert TuningDatabase().rows("silu|a")[0].config == "library"
+    assert TuningDatabase().rows("silu") == []
 
 
 def test_many_processes_write_at_once(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom burnt.kernels.tuning.database import Row, Store\n"
-        "for i in range(20): Store().add([Row(f'silu|{sys.argv[1]}', str(i), 'ok', 1.0)])\n"
+        "import sys\nfrom burnt.kernels.autotune.database import Row, TuningDatabase\n"
+        "for i in range(20): TuningDatabase().add([Row(f'silu|{sys.argv[1]}', str(i), 'ok', 1.0)])\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(i)]) for i in range(4)]
     assert [process.wait(timeout=240) for process in running] == [0] * 4
-    assert len(Store().rows()) == 80
+    assert len(TuningDatabase().rows()) == 80
 
 
 def test_a_killed_tuner_leaves_the_table_readable(table: Path) -> None:
     code = (
-        "from burnt.kernels.tuning.database import Row, Store\n"
+        "from burnt.kernels.autotune.database import Row, TuningDatabase\n"
         "for i in range(10**6):\n"
-        "    Store().add([Row('silu|a', f'{i} {j}', 'ok', 1.0) for j in range(50)]); print(i, flush=True)\n"
+        "    TuningDatabase().add([Row('silu|a', f'{i} {j}', 'ok', 1.0) for j in range(50)])\n"
+        "    print(i, flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -424,16 +427,16 @@ def test_a_killed_tuner_leaves_the_table_readable(table: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    found = Store().rows()
+    found = TuningDatabase().rows()
     assert len(found) >= 50 * len(seen)
     assert len(found) % 50 == 0  # whole transactions
-    Store().add(SOME)
-    assert len(Store().rows()) == len(found) + 2
+    TuningDatabase().add(SOME)
+    assert len(TuningDatabase().rows()) == len(found) + 2
 
 
 @pytest.mark.parametrize("damage", ["text", "cut", "holes"])
 def test_a_damaged_table(table: Path, op: Op[..., Any], damage: str) -> None:
-    Store().add([Row("silu|a", str(i), "ok", 1.0, "x" * 200) for i in range(200)])
+    TuningDatabase().add([Row("silu|a", str(i), "ok", 1.0, "x" * 200) for i in range(200)])
     if damage == "text":
         table.write_bytes(b"no database " * 1000)
     else:
@@ -441,15 +444,15 @@ def test_a_damaged_table(table: Path, op: Op[..., Any], damage: str) -> None:
         table.write_bytes(whole[:9000] if damage == "cut" else whole[:4096] + b"\xff" * (len(whole) - 4096))
     before = table.read_bytes()
     with pytest.raises(CacheError, match="is damaged") as error:
-        Store().rows()
+        TuningDatabase().rows()
     assert "burnt tune clear" in str(error.value)
     x = torch.randn(64)
     torch.testing.assert_close(op(x), x * 3)  # programs go on
     assert table.read_bytes() == before
-    aside = Store().set_aside()
+    aside = TuningDatabase().set_aside()
     assert aside.read_bytes() == before
-    Store().add(SOME)
-    assert len(Store().rows()) == 2
+    TuningDatabase().add(SOME)
+    assert len(TuningDatabase().rows()) == 2
 
 
 def test_a_table_of_another_program_is_refused(table: Path, op: Op[..., Any]) -> None:
@@ -458,7 +461,11 @@ def test_a_table_of_another_program_is_refused(table: Path, op: Op[..., Any]) ->
         connection.execute("CREATE TABLE photos (name TEXT)")
         connection.execute("INSERT INTO photos VALUES ('beach')")
     connection.close()
-    for use in (lambda: Store().rows(), lambda: Store().add(SOME), lambda: Store().clear()):
+    for use in (
+        lambda: TuningDatabase().rows(),
+        lambda: TuningDatabase().add(SOME),
+        lambda: TuningDatabase().clear(),
+    ):
         with pytest.raises(CacheError, match="another program"):
             use()
     with kernels.tuning("quick"):
@@ -469,12 +476,12 @@ def test_a_table_of_another_program_is_refused(table: Path, op: Op[..., Any]) ->
 
 
 def test_a_table_of_a_newer_burnt_is_refused(table: Path) -> None:
-    Store().add(SOME)
+    TuningDatabase().add(SOME)
     with sqlite3.connect(table) as connection:
         connection.execute("PRAGMA user_version=7")
     connection.close()
     with pytest.raises(CacheError, match="newer burnt"):
-        Store().rows()
+        TuningDatabase().rows()
 
 
 def test_a_folder_that_cannot_be_written(
@@ -482,12 +489,12 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot be used"):
-        Store(tmp_path / "file" / "tuned.sqlite").add(SOME)
+        TuningDatabase(tmp_path / "file" / "tuned.sqlite").add(SOME)
     # Root writes wherever it likes, but not to a folder in the file's place.
     (tmp_path / "cache").mkdir(mode=0o700)
     (tmp_path / "cache" / "tuned.sqlite").mkdir()
     with pytest.raises(CacheError, match="cannot be used") as error:
-        Store().add(SOME)
+        TuningDatabase().add(SOME)
     assert "BURNT_CACHE" in str(error.value)
     with kernels.tuning("quick"):
         torch.testing.assert_close(op(torch.ones(3)), torch.full((3,), 3.0))
@@ -542,7 +549,7 @@ def test_tables_as_files(tmp_path: Path) -> None:
         (tmp_path / "t.json").read_text().replace('"ok"', '"fine"'),
     ):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(CacheError, match="no table of tuned kernels"):
+        with pytest.raises(CacheError, match="not a table of tuned kernels"):
             read_table(tmp_path / "bad.json")
     with pytest.raises(CacheError, match="cannot be read"):
         read_table(tmp_path / "missing.json")
@@ -556,5 +563,5 @@ def test_tables_that_come_with_the_package(op: Op[..., Any], monkeypatch: pytest
     if len(op.candidates) > 1 and op.candidates["generated"].why_not((x,)) is None:
         assert op.chosen(x).candidate.name == "generated"
     # What was measured here counts more.
-    Store().add([Row(key, "generated", "ok", 9.0)])
+    TuningDatabase().add([Row(key, "generated", "ok", 9.0)])
     assert op.chosen(x).candidate.name == "library"

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from burnt import kernels
+from burnt.kernels.autotune.accuracy import Part, ReferenceResult
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.ops.attention import reference as definition
 from burnt.kernels.ops.attention.reference import dot_product_attention
-from burnt.kernels.tuning.accuracy import Part, ReferenceResult
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -26,7 +26,7 @@ def arguments(
 ) -> list[Any]:
     shapes = (batch, heads, queries, 16), (batch, kv, keys, 16), (batch, kv, keys, 8)
     q, k, v = (drawn(*shape, seed=i).requires_grad_(gradients) for i, shape in enumerate(shapes))
-    return list(dot_product_attention.bound((q, k, v), options))
+    return list(dot_product_attention.bind((q, k, v), options))
 
 
 CASES: dict[str, Callable[[], list[Any]]] = {
@@ -69,7 +69,11 @@ def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.Monk
     for right, found in zip(whole.eager, judged.eager, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
     assert judged.largest == pytest.approx(whole.largest, rel=1e-6)
-    assert (judged.form, judged.shared, judged.multiplied) == (whole.form, whole.shared, whole.multiplied)
+    assert (judged.structure, judged.aliased_results, judged.has_matmul) == (
+        whole.structure,
+        whole.aliased_results,
+        whole.has_matmul,
+    )
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -93,9 +97,9 @@ def test_what_is_wrong_in_any_part_is_found(at: int, monkeypatch: pytest.MonkeyP
         moved = k * scale.view(2, 3, 1, 1)
         return right(q, k + moved - moved.detach(), v, *rest)
 
-    assert truth.wrong(right) is None
-    assert "result 0: off by" in str(truth.wrong(wrong))
-    assert "result 2: off by" in str(truth.wrong(wrong_gradient))  # of the keys
+    assert truth.find_error(right) is None
+    assert "result 0: off by" in str(truth.find_error(wrong))
+    assert "result 2: off by" in str(truth.find_error(wrong_gradient))  # of the keys
 
 
 def peak_of(call: Callable[[], object]) -> int:
@@ -155,4 +159,4 @@ def test_several_results_and_a_shared_argument(op: Op[..., Any]) -> None:
     right = torch.autograd.grad(made, (x, by), [p.view(m.shape) for p, m in zip(pulls, made, strict=True)])
     torch.testing.assert_close(of_x, right[0].double())
     torch.testing.assert_close(of_by, right[1].double())
-    assert truth.wrong(op.reference) is None
+    assert truth.find_error(op.reference) is None

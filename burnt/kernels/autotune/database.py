@@ -1,8 +1,9 @@
-"""The table of what was measured: one row for each tuning key and configuration, in SQLite.
+"""The table of measurements: one row for each tuning key and configuration, in an SQLite file.
 
-It lies beside the compiled kernels, as ``tuned.sqlite``. Several processes may read and write it at once; one
-that is killed leaves what it had committed. A file that is damaged, or that somebody else made, is never
-written to: readers say what is wrong, `set_aside` renames it.
+The file is ``tuned.sqlite``, beside the compiled kernels. Several processes may read and write it at once;
+what a killed process had committed stays. A file that is damaged, or that another program wrote, is never
+written to: every method raises an error that says what is wrong, and `TuningDatabase.set_aside` renames the
+file.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from burnt._json import parse_json
 from burnt.codegen.runtime.build_cache import cache_folder
 from burnt.errors import CacheError
 
-__all__ = ["Row", "Store", "read_table", "shipped", "shipped_wrong", "write_table"]
+__all__ = ["Row", "TuningDatabase", "read_table", "shipped_rows", "shipped_wrong_rows", "write_table"]
 
-_APPLICATION = 0x6275726E  # "burn", where SQLite keeps who made a file
+_APPLICATION = 0x6275726E  # "burn": SQLite's application id, which says which program wrote a file
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
@@ -36,20 +37,20 @@ CREATE TABLE IF NOT EXISTS measured (
 ) WITHOUT ROWID
 """
 _FORMAT = "burnt tuned table"
-_ELSEWHERE = "set BURNT_CACHE to a folder that can be written"
+_CACHE_HINT = "set BURNT_CACHE to a folder that can be written"
 
 
 class Row(NamedTuple):
-    """What is known of a candidate for a tuning key.
+    """The measurement of a candidate for a tuning key.
 
     Args:
-        key: see `burnt.kernels.dispatch.selection.tuning_key`; its first part is the op's name.
+        key: see `burnt.kernels.interface.tuning_key.tuning_key`; its first part is the op's name.
         config: the candidate, with its configuration as JSON.
-        status: ``"ok"``; ``"wrong"`` for one whose results were, which is not used again; ``"failed"`` for
-            one that does not compile or run. ``"pruned"`` for one that was not tried, as `tune` returns it:
-            no table keeps it.
-        ms: the median time of a call, where it is ok.
-        note: what was wrong; of one that is ok, that its samples scatter too much to be relied upon.
+        status: ``"ok"``; ``"wrong"``: the accuracy check failed, and the candidate is not used again;
+            ``"failed"``: it does not compile or run; ``"pruned"``: it was not tried. Pruned rows are returned
+            by `tune`, but not stored.
+        ms: the median time of a call in milliseconds, if the status is ok.
+        note: the error; for an ok row, a warning if its samples scatter too much to be reliable.
         at: when it was measured, as a Unix time.
     """
 
@@ -67,24 +68,24 @@ class Row(NamedTuple):
 
     @property
     def sources(self) -> str:
-        """A hash of the op's sources when it was measured."""
+        """The hash of the op's sources when it was measured."""
         return self.key.split("|", 2)[1]
 
     @property
     def machine(self) -> str:
-        """The device that it was measured on, and what compiled for it."""
+        """The name of the device that it was measured on, and of its compiler."""
         return self.key.split("|", 3)[2]
 
 
-class Store:
-    """The table of this user.
+class TuningDatabase:
+    """The user's table of measurements.
 
     Args:
-        path: the file; by default ``tuned.sqlite`` in the cache folder of burnt.
+        path: the file; by default ``tuned.sqlite`` in burnt's cache folder.
 
     Raises:
-        CacheError: the cache folder cannot be made or trusted; by every method, the file is damaged, not
-            ours, of a newer burnt, or cannot be written.
+        CacheError: the cache folder cannot be created or is not safe to use. Every method raises it if the
+            file is damaged, was written by another program or a newer burnt, or cannot be read or written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -96,43 +97,43 @@ class Store:
             raise CacheError(
                 "there is no folder for the table of tuned kernels",
                 where=error.filename,
-                expected="BURNT_CACHE, XDG_CACHE_HOME or ~/.cache, which can be made and written",
+                expected="BURNT_CACHE, XDG_CACHE_HOME or ~/.cache: a folder that can be created and written",
                 found=f"{type(error).__name__}: {error}",
-                hint=_ELSEWHERE,
+                hint=_CACHE_HINT,
             ) from error
 
     def rows(self, key: str | None = None) -> list[Row]:
-        """All rows, or those of a key, the fastest first."""
+        """Return all rows, or those of a key, the fastest first."""
         if not self.path.exists():
             return []
         where = "" if key is None else " WHERE key = ?"
         with self._open() as connection:
-            found = connection.execute(
+            records = connection.execute(
                 f"SELECT key, config, status, ms, note, at FROM measured{where} ORDER BY key, ms IS NULL, ms",
                 () if key is None else (key,),
             )
-            return [Row(*row) for row in found]
+            return [Row(*record) for record in records]
 
     def wrong(self, prefix: str) -> list[Row]:
-        """The rows of what gave wrong results, for any key that begins so."""
+        """Return the rows with status ``"wrong"`` of all keys that start with a prefix."""
         if not self.path.exists():
             return []
         with self._open() as connection:
-            found = connection.execute(
+            records = connection.execute(
                 "SELECT key, config, status, ms, note, at FROM measured "
                 "WHERE status = 'wrong' AND substr(key, 1, ?) = ?",
                 (len(prefix), prefix),
             )
-            return [Row(*row) for row in found]
+            return [Row(*record) for record in records]
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows, in place of those that have the same key and configuration."""
+        """Add rows, replacing those with the same key and configuration."""
         stamped = [row if row.at else row._replace(at=time.time()) for row in rows]
         with self._open(create=True) as connection, _transaction(connection):
             connection.executemany("INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?, ?, ?)", stamped)
 
     def clear(self, op: str | None = None) -> int:
-        """Delete all rows, or those of an op; how many there were."""
+        """Delete all rows, or those of an op; return how many were deleted."""
         if not self.path.exists():
             return 0
         with self._open() as connection, _transaction(connection):
@@ -141,7 +142,7 @@ class Store:
             return connection.execute("DELETE FROM measured WHERE key LIKE ? || '|%'", (op,)).rowcount
 
     def set_aside(self) -> Path:
-        """Rename a file that cannot be used, so that a new one can be made; its new name."""
+        """Rename a file that cannot be used, so that a new one can be created; return its new path."""
         aside = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
         try:
             for suffix in ("-wal", "-shm", ""):
@@ -150,7 +151,7 @@ class Store:
                     part.rename(aside.with_name(aside.name + suffix))
         except OSError as error:
             raise self._error(
-                "cannot be moved aside", error, "look at the folder's owner and mode"
+                "cannot be renamed", error, "check the owner and the permissions of its folder"
             ) from error
         return aside
 
@@ -171,32 +172,32 @@ class Store:
                         connection.execute(f"PRAGMA user_version={_VERSION}")
                 yield connection
         except sqlite3.OperationalError as error:
-            hint = "set BURNT_CACHE to a folder that can be written, or look what else uses the file"
+            hint = "set BURNT_CACHE to a folder that can be written, or check which process uses the file"
             raise self._error("cannot be used", error, hint) from error
         except sqlite3.DatabaseError as error:
-            hint = "`burnt tune clear` moves it aside; nothing is deleted"
+            hint = "`burnt tune clear` renames it; nothing is deleted"
             raise self._error("is damaged", error, hint) from error
         except CacheError:
             raise
         except OSError as error:
-            raise self._error("cannot be used", error, _ELSEWHERE) from error
+            raise self._error("cannot be used", error, _CACHE_HINT) from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        # One statement sees one state: another process may be creating the tables.
+        # A single statement sees a consistent state while another process creates the tables.
         application, version, tables = connection.execute(
             "SELECT (SELECT application_id FROM pragma_application_id),"
             " (SELECT user_version FROM pragma_user_version), count(*) FROM sqlite_master"
         ).fetchone()
         if application != _APPLICATION and (tables or application):
             raise self._error(
-                "was made by another program",
+                "was written by another program",
                 f"application id {application:#x}, {tables} tables",
-                "it is left alone: move it away, or set BURNT_CACHE to another folder",
+                "the file is unchanged: move it away, or set BURNT_CACHE to another folder",
             )
         if version > _VERSION:
             raise self._error(
-                "was made by a newer burnt",
-                f"version {version}, this one writes {_VERSION}",
+                "was written by a newer burnt",
+                f"version {version}; this burnt supports {_VERSION}",
                 "upgrade burnt, or set BURNT_CACHE to another folder",
             )
 
@@ -219,42 +220,42 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON, one a line, for another machine or for the package.
+    """Write rows as JSON, one per line, for another machine or for the package.
 
     Raises:
         OSError: the file cannot be written.
     """
     lines = ",\n".join(json.dumps(row._asdict(), sort_keys=True) for row in rows)
-    with replacing(path) as aside:
-        aside.write_text(f'{{"format": "{_FORMAT}", "version": {_VERSION}, "rows": [\n{lines}\n]}}\n')
+    with replacing(path) as temporary:
+        temporary.write_text(f'{{"format": "{_FORMAT}", "version": {_VERSION}, "rows": [\n{lines}\n]}}\n')
 
 
 def read_table(path: Path) -> list[Row]:
-    """The rows of a file that `write_table` wrote.
+    """Read the rows of a file written by `write_table`.
 
     Raises:
-        CacheError: it is not there, or no such table.
+        CacheError: the file cannot be read, or is not such a table.
     """
     try:
         document = parse_json(path.read_text())
         if document["format"] != _FORMAT or document["version"] > _VERSION:
             raise ValueError(f"format {document['format']!r}, version {document['version']}")
-        return [_row(row) for row in document["rows"]]
+        return [_parse_row(row) for row in document["rows"]]
     except OSError as error:
         raise CacheError("a table of tuned kernels cannot be read", where=str(path), found=error) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CacheError(
-            "the file is no table of tuned kernels",
+            "the file is not a table of tuned kernels",
             where=str(path),
             expected=f"JSON with the format {_FORMAT!r}, as `burnt tune export` writes it",
             found=f"{type(error).__name__}: {error}",
         ) from error
 
 
-def _row(document: dict[str, Any]) -> Row:
+def _parse_row(document: dict[str, Any]) -> Row:
     row = Row(**document)
-    good = row.status in ("ok", "wrong", "failed") and (row.status != "ok" or isinstance(row.ms, float))
-    if not good or not all(isinstance(t, str) for t in (row.key, row.config, row.note)):
+    is_valid = row.status in ("ok", "wrong", "failed") and (row.status != "ok" or isinstance(row.ms, float))
+    if not is_valid or not all(isinstance(t, str) for t in (row.key, row.config, row.note)):
         raise ValueError(f"row {document}")
     return row
 
@@ -263,13 +264,13 @@ _TABLES = Path(__file__).parents[1] / "tuned"
 _shipped: dict[str, list[Row]] | None = None
 
 
-def shipped(key: str) -> list[Row]:
-    """The rows of a key in the tables that come with the package."""
+def shipped_rows(key: str) -> list[Row]:
+    """Return the rows of a key in the tables shipped with the package."""
     return _tables().get(key, [])
 
 
-def shipped_wrong(prefix: str) -> list[Row]:
-    """The rows of what gave wrong results in these tables, for any key that begins so."""
+def shipped_wrong_rows(prefix: str) -> list[Row]:
+    """Return the shipped rows with status ``"wrong"`` of all keys that start with a prefix."""
     return [
         row
         for key, rows in _tables().items()
@@ -282,9 +283,9 @@ def shipped_wrong(prefix: str) -> list[Row]:
 def _tables() -> dict[str, list[Row]]:
     global _shipped
     if _shipped is None:
-        found: dict[str, list[Row]] = {}
+        rows: dict[str, list[Row]] = {}
         for path in sorted(_TABLES.glob("*.json")):
             for row in read_table(path):
-                found.setdefault(row.key, []).append(row)
-        _shipped = found
+                rows.setdefault(row.key, []).append(row)
+        _shipped = rows
     return _shipped

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.errors import CompileError
+from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune.database import Row, TuningDatabase
+from burnt.kernels.autotune.timers import NotCapturedError
+from burnt.kernels.autotune.tuner import make_input_sets, tune
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.candidate import Alternative, Candidate
 from burnt.kernels.interface.tuning_key import tuning_key
-from burnt.kernels.tuning import tuner
-from burnt.kernels.tuning.database import Row, Store
-from burnt.kernels.tuning.timers import NotCapturedError
-from burnt.kernels.tuning.tuner import rotated, tune
 
 COSTS: dict[str, Any] = {"library": 2.0}
 
@@ -152,14 +152,14 @@ class Tiled(Candidate):
         self.further: dict[str, Any] | None = None
 
     def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
-        found = [Alternative({"k": k}, risky=k in self.risky) for k in self.ks]
+        found = [Alternative({"k": k}, is_risky=k in self.risky) for k in self.ks]
         return found + [Alternative({"k": k}, "too large") for k in self.left_out]
 
-    def compiling(self, config: Any, args: Sequence[Any]) -> Future[None] | None:
+    def start_compiling(self, config: Any, args: Sequence[Any]) -> Future[None] | None:
         self.asked.append(config["k"])
         return self.ks.get(config["k"])
 
-    def combined(self, timed: Any) -> dict[str, Any] | None:
+    def suggest_config(self, timed: Any) -> dict[str, Any] | None:
         self.timed = timed
         return self.further
 
@@ -198,7 +198,7 @@ def test_what_is_ready_is_measured_while_the_rest_is_compiled(op: Op[..., Any]) 
     assert rows['tiled {"k": 8}']._replace(at=0.0) == Row(
         tuning_key(op, (torch.randn(64),)), 'tiled {"k": 8}', "pruned", None, "too large"
     )
-    kept = {row.config for row in Store().rows()}
+    kept = {row.config for row in TuningDatabase().rows()}
     assert 'tiled {"k": 8}' not in kept
     assert 'tiled {"k": 3}' in kept
 
@@ -210,7 +210,7 @@ def test_what_is_risky_is_measured_after_everything_else_and_by_itself(op: Op[..
     COSTS.update(dict.fromkeys("1234", 1.0))
     clock = Clock()
     asked: list[tuple[int, int]] = []
-    tiled.compiling = lambda config, args: (asked.append((config["k"], len(clock.log))), done())[1]  # type: ignore[method-assign]
+    tiled.start_compiling = lambda config, args: (asked.append((config["k"], len(clock.log))), done())[1]  # type: ignore[method-assign]
     rows = {row.config: row.status for row in tune(op, (torch.randn(64),), clock=clock)}
     assert list(rows.values()) == ["ok"] * 6
     names = sampled(clock)
@@ -240,15 +240,15 @@ def test_what_was_measured_is_kept_where_something_risky_breaks_the_device(
     def refuse(args: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(tuner, "_refuse_broken", refuse)
+    monkeypatch.setattr(tuner, "_raise_if_device_broken", refuse)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune(op, (torch.randn(64),), clock=Clock())
-    kept = {row.config: row.status for row in Store().rows()}
+    kept = {row.config: row.status for row in TuningDatabase().rows()}
     assert kept == {"library": "ok", 'tiled {"k": 2}': "ok", 'tiled {"k": 1}': "failed"}
 
 
 def test_compilers_are_not_waited_for_for_ever(op: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "_PATIENCE", 0.2)
+    monkeypatch.setattr(tuner, "_COMPILE_TIMEOUT", 0.2)
     never: Future[None] = Future()
     op.candidates["tiled"] = Tiled({1: never, 2: done()})
     rows = {row.config for row in tune(op, (torch.randn(64),), clock=Clock())}
@@ -306,17 +306,17 @@ def test_a_broken_device_ends_the_race_and_the_culprit_is_noted(
     def refuse(args: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(tuner, "_refuse_broken", refuse)
+    monkeypatch.setattr(tuner, "_raise_if_device_broken", refuse)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune(op, (torch.randn(64),), clock=Clock())
-    assert [(row.config, row.status) for row in Store().rows()] == [("broken", "failed")]
+    assert [(row.config, row.status) for row in TuningDatabase().rows()] == [("broken", "failed")]
 
 
 def test_copies_lie_as_the_originals_do() -> None:
     base = torch.arange(4096.0)
     for x in (base.view(64, 64), base.view(64, 64).t(), base[1:4001].view(50, 80), base[3:1003:2], base[:0]):
         x = x.detach().requires_grad_()
-        for given in rotated([x, 3, None]):
+        for given in make_input_sets([x, 3, None]):
             assert given[1:] == [3, None]
             assert torch.equal(given[0], x)
             assert given[0].stride() == x.stride()
@@ -327,7 +327,7 @@ def test_copies_lie_as_the_originals_do() -> None:
 def test_copies_of_what_shares_its_elements_share_nothing_with_the_original() -> None:
     base = torch.arange(40.0)
     for x in (base[:1].expand(8), base[:5].expand(3, 5), base.as_strided((6, 4), (2, 1), 3)):
-        copies = rotated([x])
+        copies = make_input_sets([x])
         for (given,) in copies:
             assert torch.equal(given, x)
             assert given.stride() == x.stride()

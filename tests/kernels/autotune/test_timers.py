@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from burnt.kernels.tuning import timers
-from burnt.kernels.tuning.timers import EventClock, GraphClock, HostClock, NotCapturedError
+from burnt.kernels.autotune import timers
+from burnt.kernels.autotune.timers import EventClock, GraphClock, HostClock, NotCapturedError
 
 
 class Device:
@@ -171,5 +171,5 @@ def test_the_hosts_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_device_has_its_clock() -> None:
-    assert isinstance(timers.clock_of(torch.device("cuda")), GraphClock)
-    assert isinstance(timers.clock_of(torch.device("cpu")), HostClock)
+    assert isinstance(timers.default_clock(torch.device("cuda")), GraphClock)
+    assert isinstance(timers.default_clock(torch.device("cpu")), HostClock)

@@ -1,0 +1,47 @@
+"""What `python -m burnt.codegen.stages` prints is what the page shows, and what the compiler makes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnt.codegen import explain
+from burnt.codegen.runtime.targets import TARGETS
+from burnt.codegen.stages import Stages, softmax, stages
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "softmax-to-c.md").read_text()
+
+
+def test_the_page_shows_what_the_command_prints() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "burnt.codegen.stages"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    parts = dict(re.findall(r"^--- (\w+)\n(.*?)\n\n(?=---|\Z)", done.stdout, re.M | re.S))
+    assert tuple(parts) == Stages._fields
+    shown = re.findall(r"^```(?:text|c)\n(.*?)\n```", PAGE, re.M | re.S)
+    assert shown == list(parts.values())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_source_is_that_of_a_fused_function(target: str) -> None:
+    x = torch.randn(4, 1000)
+    made = explain(softmax, x, target=target, timed=False)
+    assert list(made.texts.values()) == [stages(softmax, x, target=target).source]
+
+
+def test_steps_are_shown() -> None:
+    """A scan, a call of torch's own, several kernels, and a number that is given at run time."""
+
+    def several(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return torch.sort((x * scale).cumsum(-1))[0] + 1
+
+    found = stages(several, torch.randn(3, 50), 2.0)
+    assert "torch's own call: aten.sort.default" in found.kernels
+    assert found.kernels.count("kernel, ") == 2
+    assert "r0 = sum for i1 < 50 of mul(x0[50*i0 + i1], cast(number " in found.kernels
