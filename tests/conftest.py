@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import processors
+from tests import processors, sampling
 
 ROOT = Path(__file__).parent.parent
 collect_ignore = ["codegen/render/triton/sanitize.py"]  # a program, whose imports only `--full` installs
@@ -45,7 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Memory(config), "burnt-memory")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sampling.mark(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and config.getoption("--device") is None and not gpu_at_hand():
         for item in marked:

@@ -67,6 +67,6 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.full), "fsdp2"])
 def test_two_halves_make_the_step_of_the_whole_batch(kind: str, tmp_path: Path) -> None:
     by_two(WORKER, tmp_path, kind)

@@ -1,14 +1,12 @@
 """The Python blocks of README and docs run as they stand, and print what the page says they print."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from burnt.codegen.runtime.c_compiler import find_compiler
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -33,16 +31,8 @@ BLOCKS = [
 
 
 def run(code: str, folder: Path) -> str:
-    program = folder / "program.py"  # a file, whose lines Triton can read
-    program.write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", str(program)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    # A file, whose lines Triton can read.
+    done = forked.run(code, cwd=folder, file=folder / "program.py", strict=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -49,6 +49,7 @@ def test_nobody_always_runs_after_the_same_other_one() -> None:
     assert min(counts.values()) > 60 * 3 / 12 / 3  # of 15 that chance gives each
 
 
+@pytest.mark.full
 def test_the_cpu_table(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     rows = "gelu|cross_entropy fwd.bwd 4096|k2s2 2x32|overheads"
@@ -78,6 +79,7 @@ def test_the_cpu_table(tmp_path: Path) -> None:
     assert overheads["call on 16 elements, gradients wanted, us"]["eager"] > 0
 
 
+@pytest.mark.full
 def test_the_gpus_table_rehearsed() -> None:
     done = run(
         "--quick",
@@ -190,6 +192,7 @@ def test_what_became_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert broken() is None
 
 
+@pytest.mark.full
 def test_without_its_rival_nothing_is_compiled_by_inductor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_every_rival_has_a_row(tmp_path: Path) -> None:
     done = run("learner.py", "--json", str(tmp_path / "results.json"))
     assert done.returncode == 0, done.stderr

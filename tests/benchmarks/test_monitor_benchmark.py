@@ -27,7 +27,7 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     ("part", "rows"),
     [
         ("opening", 8),
-        ("load", 3),
+        pytest.param("load", 3, marks=pytest.mark.full),
         pytest.param("training", 6, marks=pytest.mark.full),
     ],
 )

@@ -11,6 +11,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the library has no rival")
 def test_candidates_are_listed_beside_each_other() -> None:
     done = subprocess.run(

@@ -343,6 +343,7 @@ def test_integers_and_flags_are_built_in() -> None:
     same(fused(x, 1.0, False), x)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -382,6 +383,7 @@ def _tried(x, s):
     return x * k
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -241,14 +241,17 @@ def regression(name: str) -> Program:
     return Program(0, arguments, lines, results, gradients, frozenset({family}))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
 def test_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
 
 
+@pytest.mark.sample(0, full=30)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 30, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST))
 
 
@@ -258,9 +261,11 @@ def test_programs_of_the_wider_grammar(first: int) -> None:
     run(range(first, first + PER_TEST), "wider")
 
 
+@pytest.mark.sample(0, full=14)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(WIDER, WIDER_FULL, PER_TEST))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    """Of all of them 14, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST), "wider")
 
 

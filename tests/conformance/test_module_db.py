@@ -147,6 +147,7 @@ def gradients(
     return [*first, *second]
 
 
+@pytest.mark.sample(200)
 @pytest.mark.parametrize(("name", "training", "index"), CASES)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_sample(name: str, training: bool, index: int) -> None:

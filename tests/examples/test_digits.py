@@ -1,8 +1,6 @@
 """The digits example, in short: its parts, and a run through the command line."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 import burnt
 from burnt.data import Batch
+from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "digits"
@@ -60,8 +59,8 @@ def test_the_model_comes_back_from_its_file(example: object, tmp_path: Path) -> 
 
 def test_it_runs_from_the_command_line_and_resumes(tmp_path: Path) -> None:
     def train(*arguments: str) -> str:
-        command = [sys.executable, "-m", "burnt", "train", f"{FOLDER / 'train.py'}:main", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        command = "import runpy; runpy.run_module('burnt', run_name='__main__', alter_sys=True)"
+        done = forked.run(command, "train", f"{FOLDER / 'train.py'}:main", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -66,11 +66,18 @@ def make(folder: Path, state: str = "finished", steps: int = 40, **values: float
     run.close(state, None if state == "finished" else f"it was {state}")  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("three")
     for name, state in (("alpha", "finished"), ("beta", "crashed"), ("gamma-10", "stopped")):
-        make(tmp_path / name, state)
-    return tmp_path
+        make(folder / name, state)
+    return folder
+
+
+@pytest.fixture
+def runs(three: Path, tmp_path: Path) -> Path:
+    """Three runs of the test's own, which are written once and copied."""
+    return shutil.copytree(three, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.fixture
@@ -870,6 +877,7 @@ def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live:
     use(live.folder, steps, training_pid=os.getpid())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -1101,6 +1109,7 @@ _ODD = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("what", _ODD)
 def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
     with sqlite3.connect(runs / "beta" / "run.db", isolation_level=None) as connection:
@@ -1160,6 +1169,7 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     use(live.folder, steps, training_pid=4321)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("keys", "shown"),
     [

@@ -174,6 +174,7 @@ def losses(folder: Path) -> list[tuple[int, bytes]]:
     return [(step, struct.pack("d", value)) for step, value in points]
 
 
+@pytest.mark.full
 def test_watched_and_steered(tmux: Tmux, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     window = tmux.open("training", rows=60)  # for what is printed in the end, long paths in it

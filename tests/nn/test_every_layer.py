@@ -274,6 +274,7 @@ def test_names_values_for_a_seed_and_state_are_torchs(case: Case) -> None:
         assert torch.equal(ours.state_dict()[name], value), name
 
 
+@pytest.mark.sample
 @twins
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -336,6 +337,7 @@ def test_device_and_dtype_reach_every_parameter(case: Case) -> None:
     assert {v.dtype for v in layer.state_dict().values() if v.is_floating_point()} <= {torch.float64}
 
 
+@pytest.mark.sample(12)
 @every
 def test_compiles_as_one_graph(case: Case) -> None:
     torch._dynamo.reset()
@@ -346,6 +348,7 @@ def test_compiles_as_one_graph(case: Case) -> None:
     assert_same(compiled._orig_mod.state_dict(), twin.state_dict())
 
 
+@pytest.mark.sample(12)
 @every
 def test_exports(case: Case) -> None:
     layer, inputs = case.build().eval(), case.inputs(3)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,6 +117,8 @@ def test_what_never_ran_comes_first(script: ModuleType) -> None:
 
 TESTS = """
 import time
+from pathlib import Path
+
 import pytest
 
 def test_quick():
@@ -126,16 +129,33 @@ def test_wrong():
 
 @pytest.mark.parametrize("number", range(1000))
 def test_slow(number):
+    Path(__file__).with_name("begun").touch()
     time.sleep(0.5)
 """
+
+
+def ask_when(file: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage is asked to stop when it has made a file, whenever that is."""
+    wait_showing, asked = script.wait_showing, []
+
+    def wait(child: subprocess.Popen[bytes], log: Path, seconds: float) -> int:
+        if asked:
+            return int(wait_showing(child, log, seconds))
+        asked.append(child)
+        while not file.exists() and child.poll() is None:
+            time.sleep(0.02)
+        raise subprocess.TimeoutExpired(child.args, seconds)
+
+    monkeypatch.setattr(script, "wait_showing", wait)
 
 
 def test_tests_that_are_stopped_keep_what_they_had(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Asked to stop after 15 s; it ends when it is done with that.
+    # It ends when it is done with that, which takes a while on a machine that is busy.
     monkeypatch.setattr(script, "GRACE", 75.0)
     monkeypatch.setattr(script, "GRACE_SHARE", 1.0)
+    ask_when(tmp_path / "begun", script, monkeypatch)
     (tmp_path / "test_some.py").write_text(TESTS)
     made = session(script, tmp_path)
     stage = script.Stage("tests", 90, "", None)
@@ -148,9 +168,10 @@ def test_tests_that_are_stopped_keep_what_they_had(
 
 
 STUBBORN = """
-import signal, sys, time
+import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("what it had", flush=True)
+pathlib.Path(sys.argv[1]).touch()
 time.sleep(600)
 """
 
@@ -160,9 +181,10 @@ def test_a_stage_that_will_not_stop_is_killed_and_costs_only_itself(
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     monkeypatch.setattr(script, "GRACE", 1.0)
+    ask_when(tmp_path / "begun", script, monkeypatch)
     made = session(script, tmp_path)
     stages = [script.Stage(name, 8, "", None) for name in ("stubborn", "quick")]
-    made.process(stages[0], ["-c", STUBBORN])
+    made.process(stages[0], ["-c", STUBBORN, str(tmp_path / "begun")])
     made.write(stages[0])
     made.process(stages[1], ["-c", "print('fine')"])
     made.write(stages[1])

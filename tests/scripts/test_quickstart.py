@@ -41,6 +41,7 @@ def only_run(root: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_in_a_terminal_it_opens_the_monitor(copy: Path) -> None:
     with Emulator([copy / "scripts" / "quickstart", "epochs=200"], columns=120, rows=40) as terminal:
         terminal.wait_for_screen("● running", "loss", "accuracy", "epoch ", "/200", "q quit")

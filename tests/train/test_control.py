@@ -273,6 +273,7 @@ def test_resume_without_a_pause_is_refused(tmp_path, whole):
 # stop
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("step", [1, 4, 6, 12])
 def test_a_stopped_training_is_saved_and_resumes_as_if_it_had_never_stopped(tmp_path, whole, step):
     first = Trial(tmp_path / "run", {step: [("stop", None)]}).run()
@@ -291,6 +292,7 @@ def test_a_stopped_training_is_saved_and_resumes_as_if_it_had_never_stopped(tmp_
     assert os.listdir(tmp_path / "run" / "control") == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 3, 5])
 def test_stopped_in_a_validation_it_leaves_it_and_validates_anew_when_resumed(tmp_path, whole, batch):
     first = Trial(tmp_path / "run", {(4, batch): [("stop", None)]}).run()

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ from burnt.train import (
     SupervisedTraining,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
+from tests import forked
 
 ITEMS, BATCH, EPOCHS = 23, 5, 3  # the last batch of an epoch has 3 items
 STEPS = 5 * EPOCHS
@@ -160,13 +159,20 @@ def assert_same(one: Run, other: Run) -> None:
     assert (one.on_host, one.outcome) == (other.on_host, other.outcome)
 
 
+# The first and the last of an epoch, and of all; one of the middle.
+OFTEN = [1, 5, 8, STEPS]
+
+
+@pytest.mark.parametrize(
+    "stops", [OFTEN, pytest.param([k for k in range(1, STEPS + 1) if k not in OFTEN], marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("loader", [burnt_loader, torch_loader])
-def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, loader):
+def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, loader, stops):
     whole = Run(tmp_path / "whole", loader)
     assert list(whole.losses) == list(range(1, STEPS + 1))
     whole_history = history(tmp_path / "whole")
     assert whole_history["state"] == "finished"
-    for k in range(1, STEPS + 1):
+    for k in stops:
         folder = tmp_path / f"stopped-{k}"
         first = Run(folder, loader, stop_at=k)
         assert first.interrupted
@@ -179,6 +185,7 @@ def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(t
         assert history(folder) == whole_history, k
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 3, 6, 8, 18])
 def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch):
     whole = Run(tmp_path / "whole")
@@ -292,9 +299,7 @@ Killed(sys.argv[2], checkpoint_every="2 steps")
 def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at):
     whole = Run(tmp_path / "whole", checkpoint_every="2 steps")
     folder = tmp_path / "run"
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, __file__, str(folder), str(killed_at)], capture_output=True, text=True
-    )
+    killed = forked.run(KILLED, __file__, folder, killed_at)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with RunReader(folder) as run:
         assert run.state() == "crashed"

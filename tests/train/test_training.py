@@ -5,8 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -45,6 +43,7 @@ from burnt.train import (
     loop,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
+from tests import forked
 
 
 def loader(n=20, batch_size=4, classes=3) -> Loader:
@@ -383,6 +382,7 @@ def test_a_loss_that_is_nan(tmp_path, log_every, where):
     assert event.data["error"] == "NonFiniteError"
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("act", [nan_loss, nan_gradient])
 @pytest.mark.parametrize("at", [4, 5, 6])
 def test_nan_is_never_in_a_checkpoint(tmp_path, act, at):
@@ -520,9 +520,7 @@ print("not reached")
 )
 def test_one_signal_saves_and_ends_quietly(tmp_path, number, code, again):
     folder = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(folder), str(int(number)), "1"], capture_output=True, text=True
-    )
+    done = forked.run(SIGNALLED, folder, int(number), 1)
     assert (done.returncode, done.stderr) == (code, "")
     assert f"Stop requested: finishing this step, then saving. {again} again to stop now." in done.stdout
     saved = folder / "checkpoints" / "step-00000003"
@@ -538,11 +536,7 @@ def test_one_signal_saves_and_ends_quietly(tmp_path, number, code, again):
 
 def test_two_signals_stop_at_once(tmp_path):
     folder = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(folder), str(int(signal.SIGINT)), "2"],
-        capture_output=True,
-        text=True,
-    )
+    done = forked.run(SIGNALLED, folder, int(signal.SIGINT), 2)
     # Python ends by the signal itself, which a shell shows as 130.
     assert done.returncode in (-signal.SIGINT, 130)
     assert not list((folder / "checkpoints").iterdir())
@@ -837,10 +831,8 @@ SupervisedTraining(
 
 @pytest.mark.parametrize("steps", [3_000, pytest.param(10_000, marks=pytest.mark.full)])
 def test_memory_does_not_grow_with_steps(tmp_path, steps):
-    done = subprocess.run(
-        [sys.executable, "-c", GROWTH, str(tmp_path / "run"), str(steps)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = forked.run(GROWTH, tmp_path / "run", steps)
+    assert done.returncode == 0, done.stderr
     early, late = map(int, done.stdout.split())
     assert late - early < 10e6
 

@@ -65,6 +65,7 @@ def losses(x, w, i):
     return torch.softmax(x, -1).sum(0) * 1.5 + torch.embedding(w, i)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("blocks", [None, TileConfig(2, 64, 8), TileConfig(1, 32, 4, chunks=4)], ids=str)
 def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: TileConfig | None) -> None:
     """Numbers, sizes of 1 and of multiples of 16, checks, work between functions, several kernels."""

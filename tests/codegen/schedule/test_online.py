@@ -270,8 +270,10 @@ def test_random_programs() -> None:
     judged(range(700, 715))
 
 
+@pytest.mark.sample(0, full=16)
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(3000, 4000, 25))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 16, which BURNT_SEED draws."""
     judged(range(first, first + 25))

@@ -23,6 +23,7 @@ from burnt.kernels.autotune.accuracy import ReferenceResult
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.tuning_key import bucket, tuning_key
+from tests import forked
 
 
 @pytest.fixture(autouse=True)
@@ -533,13 +534,7 @@ def test_ops_run_where_there_can_be_no_folder(environment: dict[str, str], tmp_p
     (tmp_path / "file").write_text("")
     left = {k: v for k, v in os.environ.items() if k not in ("BURNT_CACHE", "XDG_CACHE_HOME", "HOME")}
     given = {name: value.format(tmp_path) for name, value in environment.items()}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_FOLDER],
-        env=left | given,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.run(WITHOUT_A_FOLDER, env=left | given)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "1", "measured,measured,measured", "before"]
 

@@ -505,6 +505,7 @@ KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], list[str], int]]
 }
 
 
+@pytest.mark.sample(6)
 @needs_compiler
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_by_count_and_class(name: str) -> None:

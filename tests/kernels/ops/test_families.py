@@ -629,6 +629,7 @@ def check_against_float64(name: str, dtype: torch.dtype, call_args: tuple[Any, .
             )
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", mark_full_except_sample(CASES, ONE_OF_EACH))
 def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     op, args, _ = CASES[name]

@@ -93,6 +93,7 @@ ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel(name: str) -> None:
     fn, args = ONE_KERNEL[name]
@@ -176,6 +177,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_NUM_CHUNKS", 5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_reductions(name: str) -> None:
@@ -271,14 +273,17 @@ def run(seeds: range, grammar: str = "plain") -> None:
         judge(made, metal)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_random_programs(first: int) -> None:
     run(range(first, first + 8))
 
 
+@pytest.mark.sample(0, full=24)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(16, 3000, 14))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 24, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + 14))
 
 
@@ -286,12 +291,15 @@ def test_programs_of_the_wider_grammar() -> None:
     run(range(7), "wider")
 
 
+@pytest.mark.sample(0, full=12)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(7, 700, 14))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    """Of all of them 12, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + 14), "wider")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regressions(name: str) -> None:
     made = regression(name)
@@ -306,6 +314,7 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
         judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, is_supported)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", GATHERS)
 def test_gathers(name: str) -> None:
     fn, args, _ = GATHERS[name]

@@ -54,6 +54,7 @@ def check(fn: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> None:
     assert {step.kind for step in steps if isinstance(step, OnlineReduction)} == {"exp", "squares"}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(40, 2), (40, 97), (7, 300), (3, 1025)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -271,6 +271,7 @@ def launched(name: str, size: int) -> list[Launched]:
 ALWAYS_WIDE = {"burnt.kernels.ops.attention.flash_triton.backward_dots"}
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_offsets_around_the_end_of_32_bits(name: str) -> None:
     case = CASES[name]
@@ -306,6 +307,7 @@ def hand_written_functions() -> dict[str, JITFunction[Any]]:
     return found
 
 
+@pytest.mark.full
 def test_every_hand_written_kernel_has_a_case() -> None:
     """A new kernel needs a case in `CASES` or, for a template, in `PRODUCTS`."""
     covered: set[str] = set()

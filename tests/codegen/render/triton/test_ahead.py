@@ -154,12 +154,14 @@ def test_a_sample(case, dtype, target, tmp_path):
     check(case, dtype, target, tmp_path)
 
 
+@pytest.mark.sample(0, full=130)
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_all_cases(case, dtype, target, tmp_path):
+    """130 of them, which BURNT_SEED draws."""
     check(case, dtype, target, tmp_path)
 
 
@@ -292,6 +294,7 @@ def test_steps_of_recurrent_layers(name: str, dtype: torch.dtype, target: str, t
     check_recurrent(name, dtype, True, target, tmp_path)
 
 
+@pytest.mark.sample(0, full=48)
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", RECURRENT)
@@ -301,4 +304,5 @@ def test_steps_of_recurrent_layers(name: str, dtype: torch.dtype, target: str, t
 def test_steps_of_recurrent_layers_everywhere(
     name: str, lstm: bool, dtype: torch.dtype, target: str, tmp_path: Any
 ) -> None:
+    """48 of them, which BURNT_SEED draws."""
     check_recurrent(name, dtype, lstm, target, tmp_path)

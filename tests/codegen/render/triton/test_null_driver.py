@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+from tests import forked
 from tests.gpu import first
 from tests.null import driver
 
@@ -109,7 +110,8 @@ print("as expected")
 
 
 def test_what_a_driver_refuses_is_refused() -> None:
-    assert python("-c", LIMITS, seconds=120) == "as expected\n"
+    done = forked.run(LIMITS)
+    assert done.stdout == "as expected\n", done.stderr
 
 
 SHARED = """
@@ -138,14 +140,12 @@ print("as expected")
 
 
 def test_more_shared_memory_than_there_is_is_refused() -> None:
-    assert python("-c", SHARED, seconds=120).endswith("as expected\n")
+    done = forked.run(SHARED)
+    assert done.stdout.endswith("as expected\n"), done.stderr
 
 
 def test_it_says_why_it_cannot_be_installed() -> None:
     code = "from tests.null import driver; driver.install()"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    result = forked.run(code, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
     assert result.returncode != 0
     assert "the null driver cannot be installed: this process runs Triton's interpreter" in result.stderr

@@ -115,6 +115,7 @@ def test_no_row_counts() -> None:
     assert chunked(x, weight, target, bias, reduction="sum") == 0
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_are_zeros_where_no_row_counts(reduction: str, dtype: torch.dtype) -> None:
@@ -161,7 +162,7 @@ from burnt.kernels import linear_cross_entropy
 import burnt
 burnt.memory.disable()
 torch.set_num_threads(1)
-rows, width, classes = 1024, 512, 32000
+rows, width, classes = 1024, 64, 32000
 x, weight = torch.randn(rows, width, requires_grad=True), torch.randn(classes, width, requires_grad=True)
 target = torch.randint(classes, (rows,))
 def memory(what):
@@ -191,7 +192,7 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
         assert done.returncode == 0, done.stderr
         peaks[name] = int(done.stdout) << 10
-    gradients = 4 * (1024 * 512 + 32000 * 512)
+    gradients = 4 * (1024 * 64 + 32000 * 64)
     logits = 4 * 1024 * 32000
     assert peaks["library"] - gradients > logits
     assert peaks["chunked"] - gradients < 0.15 * (peaks["library"] - gradients), peaks

@@ -317,6 +317,7 @@ def test_an_empty_batch(kind: str, batch: int) -> None:
         torch.testing.assert_close(found, right)
 
 
+@pytest.mark.sample(1)
 @kinds
 @pytest.mark.parametrize("lengths", [True, False])
 def test_opcheck(kind: str, lengths: bool) -> None:
@@ -422,6 +423,7 @@ def test_dropout_between_layers(kind: str) -> None:
     torch.testing.assert_close(everything, getattr(kernels, kind)(x, theirs.all_weights[:1])[0])
 
 
+@pytest.mark.sample(1)
 @kinds
 @pytest.mark.parametrize("lengths", [None, [2, 6, 1, 6]], ids=["all", "lengths"])
 def test_under_torch_compile(kind: str, lengths: list[int] | None) -> None:

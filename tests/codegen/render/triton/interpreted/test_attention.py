@@ -148,6 +148,7 @@ def test_in_16_bits_with_other_blocks(name: str, dtype: torch.dtype) -> None:
     compare(name, dtype, UNEVEN)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"after": 0}, {"softcap": 0.7}], ids=str)
 def test_queries_whose_every_key_is_far_from_zero(dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -213,6 +214,7 @@ SCORES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SCORES)
 def test_functions_of_the_scores(name: str) -> None:
     score = SCORES[name]

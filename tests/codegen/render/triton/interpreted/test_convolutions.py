@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -134,7 +134,22 @@ def check(
     agree(name, CASES[name].fn, args, target, gradients=gradients)
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN = (
+    "2d",
+    "a stride that divides the size",
+    "depthwise",
+    "residual block",
+    "an input that is dear",
+    "pooled",
+    "transposed in groups",
+)
+
+
+def often(names: Iterable[str]) -> list[Any]:
+    return [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in names]
+
+
+@pytest.mark.parametrize("name", often(CASES))
 def test_values_and_gradients(name: str) -> None:
     check(name, torch.float32, always())
 
@@ -147,6 +162,7 @@ def test_channels_last(name: str) -> None:
     check(name, torch.float32, always(), last=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -155,19 +171,8 @@ def test_16_bits(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, always(), last=True)
 
 
-OFTEN = (
-    "2d",
-    "a stride that divides the size",
-    "depthwise",
-    "residual block",
-    "an input that is dear",
-    "pooled",
-)
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in CASES]
-)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", often(CASES))
 def test_which_functions_are_one_kernel(name: str) -> None:
     fn, shapes, forward, backward = CASES[name]
     args = [torch.randn(s, requires_grad=True) for s in shapes]
@@ -178,6 +183,7 @@ def test_which_functions_are_one_kernel(name: str) -> None:
     assert ([s.kind for s in alone.steps], [s.kind for s in shown.backward.steps]) == (forward, backward)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2", "32x16x64 w4 s3 k3", "128x256x16 w8 s3"])
 @pytest.mark.parametrize(
     "name", ["a stride that divides the size", pytest.param("residual block", marks=pytest.mark.full)]

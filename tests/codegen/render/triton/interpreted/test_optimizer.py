@@ -43,6 +43,7 @@ def same(made, right, dtype):
         assert worst <= 4 * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("step", "amsgrad", "decay"),
@@ -103,10 +104,10 @@ def test_a_gradient_that_is_not_finite(triton, bad):
     triton(True)
     p, g = drawn(torch.float32, 0), drawn(torch.float32, 1)
     g[3][30, 16] = bad
-    m, v, steps = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
-    kept = [*p, *m, *v, *steps]
+    m, v, counts = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
+    kept = [*p, *m, *v, *counts]
     before = [t.clone() for t in kept]
-    made = optim_steps.adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
+    made = optim_steps.adamw_step(p, g, m, v, counts, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
     assert made.skipped
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
     made = optim_steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
@@ -148,6 +149,7 @@ def matrices(dtype, seed):
     return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )

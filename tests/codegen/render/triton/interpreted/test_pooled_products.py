@@ -82,6 +82,7 @@ def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
     return [t.to(dtype, memory_format=forms.get(t.dim(), torch.contiguous_format)) for t in made]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, *(pytest.param(d, marks=pytest.mark.full) for d in (torch.bfloat16, torch.float16))],
@@ -92,11 +93,13 @@ def test_values(name: str, dtype: torch.dtype) -> None:
     agree(name, CASES[name][0], arguments(name, dtype), always(), gradients=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["block", "averages", "series"])
 def test_gradients(name: str) -> None:
     agree(name, CASES[name][0], arguments(name, torch.float32), always())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_pooling_is_fused(name: str) -> None:
     fn, _, kernels = CASES[name]
@@ -106,6 +109,7 @@ def test_pooling_is_fused(name: str) -> None:
     assert "group_rows(" in shown.source(shown.steps[0].name)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "text",
     ["16x16x16 w4 s2", "64x32x16 w4 s2 k2", "128x16x32 w4 s2", "64x16x16 w4 s2 p3", "128x256x16 w4 s2 d"],

@@ -54,6 +54,7 @@ def run(seeds: Iterable[int], target: Target = TRITON, grammar: str = "plain") -
         judge(program(seed, grammar), functools.partial(Function, target=target))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
 def test_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
@@ -83,21 +84,27 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     run(range(600, 606))
 
 
+@pytest.mark.sample(0, full=12)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
 def test_more_random_programs(first: int) -> None:
+    """Of all of them 12, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST))
 
 
+@pytest.mark.sample(0, full=8)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(20, 620, PER_TEST))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    """Of all of them 8, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST), always(), "wider")
 
 
+@pytest.mark.sample(0, full=12)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(FULL, 2 * FULL, PER_TEST))
 def test_more_random_programs_with_other_block_sizes(first: int) -> None:
+    """Of all of them 12, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     seeds = [seed for seed in range(first, first + PER_TEST) if seed not in MANY_STEPS]
     run(seeds, chosen(TileConfig(2, 4, chunks=2), TileConfig(4, 8), TileConfig(1, 16, chunks=4)))
 
@@ -106,6 +113,7 @@ def by_extreme(values, x):
     return torch.where(values == values.amax(-1, keepdim=True), x, 2 * x)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "fn",
     [
@@ -141,6 +149,7 @@ def test_a_variance_in_chunks_of_short_rows(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(made, x.var(-1))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regressions(name: str) -> None:
     judge(regression(name), fuse)

@@ -60,6 +60,7 @@ def check(
         assert (found - right).abs().max() <= 4 * (eager - right).abs().max() + slack, i
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("way", ["all", "each"])
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_steps(kind: str, way: str, lengths: bool, reverse: bool, monkeypatch: p
     check(kind, args, monkeypatch, torch.float32)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes_without_bias_or_state(
@@ -88,6 +90,7 @@ def test_shapes_without_bias_or_state(
         check(kind, given(kind, shape, False, False, False, reverse), monkeypatch, torch.float32)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("largest", [0, 1024])
 def test_16_bits(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +98,7 @@ def test_16_bits(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> No
     check(kind, given(kind, (5, 3, 4, 13), True, True, True, True), monkeypatch, torch.bfloat16)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("largest", [0, 1024])
 def test_outputs_alone(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
