@@ -110,7 +110,7 @@ def test_nothing_is_read_again(name: str) -> None:
     assert [kind for kind, _ in found if kind == "reduction"] == ["reduction"], found
 
 
-@pytest.mark.sample
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "text",
     ["16x16x16 w4 s2", "64x32x16 w4 s2 k2", "128x16x32 w4 s2", "64x16x16 w4 s2 p3", "128x256x16 w4 s2 d"],

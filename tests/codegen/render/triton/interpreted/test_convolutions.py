@@ -149,6 +149,7 @@ def often(names: Iterable[str]) -> list[Any]:
     return [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", often(CASES))
 def test_values_and_gradients(name: str) -> None:
     check(name, torch.float32, always())

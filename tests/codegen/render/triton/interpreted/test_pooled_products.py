@@ -99,7 +99,7 @@ def test_gradients(name: str) -> None:
     agree(name, CASES[name][0], arguments(name, torch.float32), always())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_pooling_is_fused(name: str) -> None:
     fn, _, kernels = CASES[name]
@@ -109,7 +109,7 @@ def test_pooling_is_fused(name: str) -> None:
     assert "group_rows(" in shown.source(shown.steps[0].name)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "text",
     ["16x16x16 w4 s2", "64x32x16 w4 s2 k2", "128x16x32 w4 s2", "64x16x16 w4 s2 p3", "128x256x16 w4 s2 d"],
@@ -130,6 +130,7 @@ def test_nan_propagates() -> None:
     assert torch.equal(ours.isnan(), theirs.isnan())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "pool",
     [

@@ -134,7 +134,7 @@ def check(name: str, dtype: torch.dtype, target: Target, *, gradients: bool = Tr
     agree(name, fn, args, target, gradients=gradients)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
