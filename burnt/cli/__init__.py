@@ -55,13 +55,13 @@ commands:
   resume       continue a paused training
   stop         save a checkpoint and stop; resume=True continues from it
   save         save a checkpoint that is never deleted, and continue
-  lr VALUE     use this learning rate instead of the schedule; saved in checkpoints
+  lr VALUE     use this learning rate instead of the schedule
   lr auto      follow the schedule again
   note TEXT    add a note to the run
 
 examples:
   burnt ctl runs/digits pause
-  burnt ctl digits lr 1e-4       the run named digits or digits-<date> in runs/
+  burnt ctl digits lr 1e-4       the run digits or digits-<date> in runs/
   burnt ctl runs/digits note "new data from here on"
 
 The training answers after the current step. Exit codes: 0 done, 1 refused or
