@@ -82,7 +82,7 @@ _MONITOR_EXAMPLES = """\
 examples:
   burnt monitor                          all runs in runs/
   burnt monitor runs/digits              one run
-  burnt monitor digits                   the newest run named digits or digits-... in runs/
+  burnt monitor digits                   the newest run digits or digits-... in runs
   burnt monitor runs/a runs/b --once     print a snapshot
   burnt monitor runs --json | jq '.[].state'
 """
@@ -327,7 +327,7 @@ def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the parser of `burnt bench`."""
     bench = _add_parser(
-        commands, "bench", "compare a model in eager mode, with Inductor and with burnt.swap", _BENCH_EXAMPLES
+        commands, "bench", "compare a model in eager mode, with torch.compile and with burnt.swap", _BENCH_EXAMPLES
     )
     bench.add_argument(
         "target", metavar="MODULE:MODEL", help="a model, or a function that returns a model or (model, batch)"
