@@ -247,7 +247,7 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         "5": "There are no checkpoints.",
         "6": "epoch",
         "7": "model.hidden",
-        "8": "has not recorded a summary",
+        "8": "has not recorded a model summary",
         "9": "recorded",
         "K": "No kernel has been chosen.",
     }
@@ -475,12 +475,12 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter", "4")
         rows = app.screen.query_one(LogPane).query_one(Table)
-        assert made == ["_cells"] * 2
+        assert made == ["_line_cells"] * 2
         assert max(len(text) for cells in rows._rows for part in cells for text, _ in part) == 1_000
         live.log_line("third")
         live.flush()
         await until(app, lambda: len(rows.row_keys) == 3)
-        assert made == ["_cells"] * 3
+        assert made == ["_line_cells"] * 3
         made.clear()
         await press(app, pilot, "6")
         shown = len(made)
@@ -1237,10 +1237,10 @@ def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: py
     release = threading.Event()
     refresh = RunLibrary.refresh
 
-    def slow(self: RunLibrary, *, look: bool = False) -> bool:
+    def slow(self: RunLibrary, *, rescan: bool = False) -> bool:
         if hanging.is_set():
             release.wait(PATIENCE)
-        return refresh(self, rescan=look)
+        return refresh(self, rescan=rescan)
 
     monkeypatch.setattr(RunLibrary, "refresh", slow)
 
