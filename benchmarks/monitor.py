@@ -220,7 +220,7 @@ def opening(root: Path, quick: bool) -> Samples:
     found |= {_processor(name): [] for name in found}
     for _ in range(repeats):
         for folder, name, texts in (
-            ("empty", "first screen, empty folder, s", ["no runs in"]),
+            ("empty", "first screen, empty folder, s", ["No runs in"]),
             ("many", "first screen, 100 runs, s", [f"{runs} runs", f"run-{runs - 1:03}"]),
             ("one/long", "run of 20 metrics and 1,000,000 points, from the shell, s", ["metric_00", "⠒⠒⠒"]),
         ):

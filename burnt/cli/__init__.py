@@ -55,13 +55,13 @@ commands:
   resume       continue a paused training
   stop         save a checkpoint and stop; resume=True continues from it
   save         save a checkpoint that is never deleted, and continue
-  lr VALUE     use this learning rate instead of the schedule; saved in checkpoints
+  lr VALUE     use this learning rate instead of the schedule
   lr auto      follow the schedule again
   note TEXT    add a note to the run
 
 examples:
   burnt ctl runs/digits pause
-  burnt ctl digits lr 1e-4       the run named digits or digits-<date> in runs/
+  burnt ctl digits lr 1e-4       the run digits or digits-<date> in runs/
   burnt ctl runs/digits note "new data from here on"
 
 The training answers after the current step. Exit codes: 0 done, 1 refused or
@@ -82,7 +82,7 @@ _MONITOR_EXAMPLES = """\
 examples:
   burnt monitor                          all runs in runs/
   burnt monitor runs/digits              one run
-  burnt monitor digits                   the newest run named digits or digits-... in runs/
+  burnt monitor digits                   the newest run digits or digits-... in runs
   burnt monitor runs/a runs/b --once     print a snapshot
   burnt monitor runs --json | jq '.[].state'
 """
@@ -327,7 +327,10 @@ def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the parser of `burnt bench`."""
     bench = _add_parser(
-        commands, "bench", "compare a model in eager mode, with Inductor and with burnt.swap", _BENCH_EXAMPLES
+        commands,
+        "bench",
+        "compare a model in eager mode, with torch.compile and with burnt.swap",
+        _BENCH_EXAMPLES,
     )
     bench.add_argument(
         "target", metavar="MODULE:MODEL", help="a model, or a function that returns a model or (model, batch)"

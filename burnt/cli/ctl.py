@@ -55,8 +55,9 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
         if state == "running":
             reason = f"not answered within {timeout:g} s; it takes effect after the current step"
         elif state == "stale":
-            pid = reader.attempts()[-1].pid
-            reason = f"not answered: process {pid} is alive but has written nothing for a while"
+            reason = (
+                f"not answered: process {reader.attempts()[-1].pid} is alive but has written nothing lately"
+            )
         else:
             reason = f"not executed: the run has ended ({state})"
     print(clean(f"{reader.folder}: {kind} was {reason}"), file=sys.stderr)

@@ -124,7 +124,7 @@ def _print_run(reader: RunReader) -> None:
     if len(attempts) > 1:
         page.heading("attempts")
         page.table(
-            ["", "began", "took", "from step", "ended"],
+            ["", "started", "took", "from step", "ended"],
             [_attempt_cells(attempt) for attempt in attempts],
             align_right=["took", "from step"],
         )
@@ -134,7 +134,7 @@ def _print_run(reader: RunReader) -> None:
     if series := reader.series():
         page.heading("metrics")
         page.table(
-            ["metric", "last", "at step", "best", "at step ", "course"],
+            ["metric", "last", "at step", "best", "at step ", "trend"],
             [_series_cells(reader, one) for one in series],
             align_right=["last", "at step", "best", "at step "],
         )

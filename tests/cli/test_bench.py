@@ -101,13 +101,13 @@ def test_inductor_beside_the_others(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["models"], "it is not said which model"),
+        (["models"], "the target names no model"),
         (["models:modle", "--input", "2x64"], "did you mean 'model'?"),
-        (["models:model"], "nothing is known to call models:model with"),
+        (["models:model"], "there are no inputs for models:model"),
         (["models:none"], "is no model, and makes none"),
-        (["models:sized"], "models:sized wants width, and is called without arguments"),
-        (["models:model", "--input", "2by3"], "an input cannot be read"),
-        (["models:model", "--input", "2x3:flaot"], "an input cannot be read"),
+        (["models:sized"], "models:sized is called without arguments, but requires width"),
+        (["models:model", "--input", "2by3"], "the input is invalid"),
+        (["models:model", "--input", "2x3:flaot"], "the input is invalid"),
         (["models:model", "--input", "2x3:int64"], "--input 2x3:int64:1000"),
         (["models:model", "--input", "2x64", "--device", "toaster"], "cannot be moved to 'toaster'"),
         (["modles:model"], "did you mean 'models'?"),

@@ -76,13 +76,13 @@ def ctl(capsys, *words):
     ("words", "sent", "said"),
     [
         (["pause"], ("pause", None), "paused after step 7"),
-        (["resume"], ("resume", None), "goes on after step 7"),
-        (["stop"], ("stop", None), "stops after step 7"),
-        (["save"], ("save", None), "saved after step 7"),
+        (["resume"], ("resume", None), "resumed after step 7"),
+        (["stop"], ("stop", None), "stopping after step 7"),
+        (["save"], ("save", None), "checkpoint saved after step 7"),
         (["lr", "1e-4"], ("lr", 1e-4), "learning rate 0.0001 after step 7"),
-        (["lr", "auto"], ("lr", "auto"), "learning rate as the schedule says after step 7"),
-        (["note", "two", "words"], ("note", "two words"), "noted at step 7"),
-        (["note", "--", "-v is better"], ("note", "-v is better"), "noted at step 7"),
+        (["lr", "auto"], ("lr", "auto"), "learning rate follows the schedule after step 7"),
+        (["note", "two", "words"], ("note", "two words"), "note added at step 7"),
+        (["note", "--", "-v is better"], ("note", "-v is better"), "note added at step 7"),
     ],
 )
 def test_a_command_is_sent_and_its_answer_printed(answering, capsys, words, sent, said):
@@ -95,7 +95,7 @@ def test_a_learning_rate_far_from_the_former_one_is_remarked_on(answering, capsy
     run = answering("runs/digits")
     run.writer.log(1, 1, {"learning_rate": 0.001})
     run.writer.flush()
-    said = "learning rate 1e+09 after step 7: 1e+12 times the former 0.001"
+    said = "learning rate 1e+09 after step 7: 1e+12 times the previous 0.001"
     assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {said}\n", "")
     assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
 
@@ -118,14 +118,18 @@ def test_a_refusal_is_told_with_its_reason(answering, capsys):
 
 def test_what_stopping_leaves_is_told(answering, capsys):
     answering("runs/digits", lambda command: ("done", "saving a checkpoint"))
-    assert ctl(capsys, "runs/digits", "stop")[1] == "runs/digits: stops after step 7, saving a checkpoint\n"
+    assert (
+        ctl(capsys, "runs/digits", "stop")[1] == "runs/digits: stopping after step 7, saving a checkpoint\n"
+    )
 
 
 def test_no_answer_in_time_is_code_3_and_the_command_stays(capsys):
     with RunWriter.create("runs/digits"):
         code, out, err = ctl(capsys, "runs/digits", "pause", "--timeout", "0.2")
         assert (code, out) == (3, "")
-        assert "runs/digits: pause is not answered within 0.2 s; it is carried out when the step" in err
+        assert (
+            "runs/digits: pause was not answered within 0.2 s; it takes effect after the current step" in err
+        )
         assert [type(left) for left in waiting("runs/digits")] == [Command]
 
 
@@ -134,13 +138,13 @@ def test_a_run_that_ends_meanwhile_is_not_waited_for(answering, capsys):
     began = time.monotonic()
     code, out, err = ctl(capsys, "runs/digits", "pause", "--timeout", "60")
     assert (code, out) == (1, "")
-    assert err == "runs/digits: pause is not carried out: the run has ended (crashed)\n"
+    assert err == "runs/digits: pause was not executed: the run has ended (crashed)\n"
     assert time.monotonic() - began < 30
 
 
 def test_it_need_not_wait(capsys):
     with RunWriter.create("runs/digits"):
-        assert ctl(capsys, "runs/digits", "stop", "--no-wait") == (0, "runs/digits: stop is sent\n", "")
+        assert ctl(capsys, "runs/digits", "stop", "--no-wait") == (0, "runs/digits: stop was sent\n", "")
         assert [command.kind for command in waiting("runs/digits")] == ["stop"]
 
 
@@ -169,7 +173,7 @@ def test_of_several_runs_of_a_name_the_running_one_is_meant(answering, capsys):
     fourth = answering("runs/digits-4")
     code, out, err = ctl(capsys, "digits", "stop")
     assert (code, out, fourth.got) == (2, "", [])
-    assert "2 trainings of the name 'digits' are running" in err
+    assert "2 trainings named 'digits' are running" in err
     assert "runs/digits-1, runs/digits-4" in err
 
 
@@ -241,7 +245,7 @@ def test_help_tells_the_commands_and_the_codes(capsys):
     assert max(map(len, text.splitlines())) <= 80
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "steer a training: pause, resume, stop, save, lr, note" in capsys.readouterr().out
+    assert "control a running training: pause, resume, stop, save, lr, note" in capsys.readouterr().out
 
 
 def test_a_command_loads_no_torch():
@@ -257,7 +261,7 @@ def test_a_command_loads_no_torch():
             text=True,
             timeout=120,
         )
-    assert done.stdout == "run: stop is sent\nset() 0\n", done.stderr
+    assert done.stdout == "run: stop was sent\nset() 0\n", done.stderr
 
 
 class Slow(burnt.Module):

@@ -133,7 +133,7 @@ def test_compilers(capsys, monkeypatch, desk, scripts, cc, expected):
         assert main(["info"]) == 0
         out = capsys.readouterr().out
         assert "none found: install gcc or clang" in out
-        assert "torch's own alone: none can be compiled" in out
+        assert "PyTorch only: no working C compiler" in out
 
 
 def test_kernels(capsys, monkeypatch, desk):
@@ -144,5 +144,5 @@ def test_kernels(capsys, monkeypatch, desk):
     (desk / "cache" / "tuned.sqlite").write_text("no database, but long enough to be looked at" * 100)
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    assert "its table cannot be read" in out
+    assert "the tuning table cannot be read" in out
     assert "the table of tuned kernels is damaged" in out

@@ -31,7 +31,7 @@ def test_into_a_pipe_goes_a_snapshot_with_a_line_that_says_so(runs: Path) -> Non
     done = subprocess.run([*COMMAND, str(runs)], capture_output=True, text=True)
     assert done.returncode == 0
     assert "digits" in done.stdout
-    assert "the output is no terminal: this is a snapshot" in done.stdout
+    assert "the output is not a terminal: this is a snapshot" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -52,7 +52,7 @@ def test_a_dumb_terminal_gets_no_escape_codes(runs: Path, term: str) -> None:
         assert process.wait() == 0
     os.close(parent)
     assert b"digits" in said
-    assert b"TERM says" in said
+    assert b"TERM describes" in said
     assert b"\x1b" not in said
 
 
@@ -89,7 +89,7 @@ def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
         [*COMMAND, str(runs), "--svg", str(tmp_path / "no" / "x.svg")], capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert "the picture cannot be written" in done.stderr
+    assert "the screenshot cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -111,9 +111,9 @@ def test_the_monitor_takes_the_lowest_priority(runs: Path, tmp_path: Path) -> No
     ("words", "message"),
     [
         (["no-such"], "there is no folder 'no-such'"),
-        ([".", "--fps", "1000"], "as fast as that"),
-        ([".", "--svg", "x.svg", "--size", "big"], "cannot have that size"),
-        ([".", "--svg", "x.svg", "--once"], "a snapshot and a picture are two things"),
+        ([".", "--fps", "1000"], "update rate is out of range"),
+        ([".", "--svg", "x.svg", "--size", "big"], "size of the screenshot is invalid"),
+        ([".", "--svg", "x.svg", "--once"], "--svg cannot be combined with --once"),
     ],
 )
 def test_what_cannot_be_is_refused(

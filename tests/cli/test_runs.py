@@ -72,7 +72,7 @@ def test_list_has_a_line_for_each_run(write, capsys):
     assert rows["runs/broke"][1] == "crashed"
     assert rows["runs/broke"][-1] == "NonFiniteError: the loss is nan"
     assert rows["runs/killed"][1:6] == ["crashed", "step 1/3 33%", "train/wer", "3.0000", "3.0000"]
-    assert "ended without a word" in rows["runs/killed"][-1]
+    assert "ended without closing the run" in rows["runs/killed"][-1]
     assert len(rows) == 4
 
 

@@ -164,17 +164,17 @@ def test_required_fields_that_are_missing(capsys):
           expected  str
           found     nothing
           from      also epochs: nothing, expected int
-          hint      set it so: burnt train work.digits:needy data=value
+          hint      set it with: burnt train work.digits:needy data=value
         """)
 
 
 @pytest.mark.parametrize(
     ("target", "parts"),
     [
-        ("work/digits.py", ["which function", "burnt train work/digits.py:main"]),
-        ("work.digits:", ["which function"]),
-        (":main", ["which function"]),
-        ("", ["which function"]),
+        ("work/digits.py", ["the target names no function", "burnt train work/digits.py:main"]),
+        ("work.digits:", ["the target names no function"]),
+        (":main", ["the target names no function"]),
+        ("", ["the target names no function"]),
         ("work.digts:main", ["no module 'work.digts'", "'work.digits'?"]),
         ("digits:main", ["no module 'digits'", "'work.digits'?"]),
         ("wrk.digits:main", ["no module 'wrk.digits'", "'work.digits'?"]),
@@ -185,12 +185,12 @@ def test_required_fields_that_are_missing(capsys):
         ("work/digits:main", ["no file 'work/digits'", "'work/digits.py'?"]),
         ("work/deep/:main", ["no file 'work/deep'"]),
         ("work.digits:mian", ["no function 'mian'", "did you mean 'main'?", "its functions: main, worded"]),
-        ("work.digits:constant", ["is no function", "found     int"]),
+        ("work.digits:constant", ["is not a function", "found     int"]),
         ("work.digits:bare", ["'config' of work.digits:bare is not annotated", "def bare(config: MyConfig)"]),
-        ("work.digits:none", ["does not take one configuration", "found     def none()"]),
-        ("work.digits:two", ["does not take one configuration", "other: int"]),
-        ("work.digits:named", ["does not take one configuration"]),
-        ("work.digits:wrong", ["is no burnt.Config", "config: int"]),
+        ("work.digits:none", ["must take exactly one parameter", "found     def none()"]),
+        ("work.digits:two", ["must take exactly one parameter", "other: int"]),
+        ("work.digits:named", ["must take exactly one parameter"]),
+        ("work.digits:wrong", ["is not annotated with a burnt.Config", "config: int"]),
         ("work.digits:unknown", ["cannot be resolved", "'Rnu' is not defined"]),
         ("work.digits:hidden", ["cannot be resolved", "TYPE_CHECKING"]),
     ],
@@ -225,7 +225,7 @@ def test_config_files_that_cannot_be_read(capsys, desk):
 
 def test_a_name_that_is_taken(desk, capsys):
     (desk / "json.py").write_text("def main(config): ...")
-    assert "'json' is loaded already" in failure(capsys, "./json.py:main")
+    assert "another module 'json' is already loaded" in failure(capsys, "./json.py:main")
 
 
 @pytest.mark.parametrize("target", ["broken:main", "./broken.py:main"])
@@ -242,7 +242,7 @@ def test_errors_of_burnt_have_no_traceback(capsys, monkeypatch):
     assert main(["train", "work.digits:fails"]) == 1
     assert capsys.readouterr().err == (
         "error: no data\n  in        loader\n  hint      make some\n"
-        "(BURNT_DEBUG=1 shows where it was raised)\n"
+        "(set BURNT_DEBUG=1 to see the traceback)\n"
     )
     monkeypatch.setenv("BURNT_DEBUG", "1")
     with pytest.raises(DataError):

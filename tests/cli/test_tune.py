@@ -67,27 +67,27 @@ def test_rows_that_run_prints_have_a_time(capsys, example):
 @pytest.mark.parametrize("seconds", ["-1", "nan"])
 def test_run_refuses_a_time_that_is_none(capsys, seconds):
     assert main(["tune", "run", "silu", "--seconds", seconds]) == 2
-    assert f"--seconds {seconds} is no time" in capsys.readouterr().err
+    assert f"--seconds {seconds} is not a valid time" in capsys.readouterr().err
 
 
 def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch):
     assert main(["tune", "run", "negated", "--device", "meta"]) == 2
-    assert "nothing can be measured on the device meta" in capsys.readouterr().err
+    assert "the device meta cannot be measured" in capsys.readouterr().err
 
     def refused(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("never")
 
     for reference, examples, code, why, problem in (
         (None, lambda device: [], 0, "no examples of negated on cpu", ""),
-        (None, lambda device: 1 // 0, 1, "what could not be measured", "negated, its examples: ZeroDivision"),
-        (None, lambda device: [torch.ones(1)], 1, "what could not be", "is not a tuple of arguments"),
-        (refused, lambda device: [(torch.ones(1),)], 1, "what could not be", "negated: ValueError: never"),
+        (None, lambda device: 1 // 0, 1, "see the errors below", "creating its examples: ZeroDivision"),
+        (None, lambda device: [torch.ones(1)], 1, "see the errors below", "is not a tuple of arguments"),
+        (refused, lambda device: [(torch.ones(1),)], 1, "see the errors below", "negated: ValueError: never"),
     ):
         monkeypatch.setattr(example, "examples", examples)
         monkeypatch.setattr(example, "reference", reference or example.reference)
         assert main(["tune", "run", "negated"]) == code
         out, err = capsys.readouterr()
-        assert f"there was nothing to measure: {why}" in out
+        assert f"no measurements: {why}" in out
         assert problem in err
 
 
@@ -151,8 +151,8 @@ def test_run_in_other_dtypes_and_in_a_limited_time(capsys, example):
     assert "2 timed; best: " in err or "4 timed; best: " in err
     assert main(["tune", "run", "negated", "--seconds", "0"]) == 0
     out, err = capsys.readouterr()
-    assert "nothing to measure: no time was left" in out
-    assert "left out for want of time: negated" in err
+    assert "no measurements: the time limit was reached" in out
+    assert "skipped because of the time limit: negated" in err
     assert main(["tune", "run", "negated", "--dtype", "int8"]) == 2
     assert "no floating-point dtype 'int8'" in capsys.readouterr().err
 
@@ -190,14 +190,14 @@ def clocked(monkeypatch):
 def test_an_op_has_no_more_than_its_share_of_the_time(capsys, clocked):
     # 20 seconds each; nobody has time left over.
     assert clocked(60) == ["greedy"] * 2 + ["second"] * 2 + ["third"] * 2
-    assert "left out for want of time: greedy" in capsys.readouterr().err
+    assert "skipped because of the time limit: greedy" in capsys.readouterr().err
     # What the others do not need goes back to the first.
     assert clocked(90) == ["greedy"] * 3 + ["second"] * 2 + ["third"] * 2 + ["greedy"] * 2
     assert clocked(float("inf")) == ["greedy"] * 8 + ["second"] * 2 + ["third"] * 2
-    assert "left out" not in capsys.readouterr().err.splitlines()[-1]
+    assert "skipped" not in capsys.readouterr().err.splitlines()[-1]
     # One that takes all of it has begun before, and one example of each is begun while there is time.
     assert clocked(60, greedy=50.0) == ["greedy", "second"]
-    assert "left out for want of time: greedy, second, third" in capsys.readouterr().err
+    assert "skipped because of the time limit: greedy, second, third" in capsys.readouterr().err
     assert clocked(29, greedy=10.0) == ["greedy", "second", "third"]
     assert clocked(0) == []
 
@@ -239,15 +239,15 @@ def test_export_says_what_is_not_there(capsys, desk):
     assert "burnt info" in err
     if not torch.cuda.is_available():
         assert main(["tune", "export", "out.json", "--device", "cuda"]) == 2
-        assert "nothing was measured yet on cuda" in capsys.readouterr().err
+        assert "there are no measurements on cuda yet" in capsys.readouterr().err
         TuningDatabase().add([ROWS[0]._replace(key="silu|a|cuda H200 sm_90, triton 3.4|inference|x=float32")])
         assert main(["tune", "export", "cuda.json", "--device", "cuda"]) == 0
         assert [row.machine for row in read_table(desk / "cuda.json")] == ["cuda H200 sm_90, triton 3.4"]
         capsys.readouterr()
     assert main(["tune", "export", "out.json", "softmax"]) == 2
-    assert "nothing was measured yet of softmax" in capsys.readouterr().err
+    assert "there are no measurements of softmax yet" in capsys.readouterr().err
     assert main(["tune", "export", "out.json", "--device", "cpu"]) == 2
-    assert "nothing was measured yet on cpu" in capsys.readouterr().err
+    assert "there are no measurements on cpu yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["export", "out.json"], ["clear"], ["show"]])
@@ -289,7 +289,7 @@ def test_run_imports_ops_of_ones_own(capsys, desk):
         "@kernels.op\ndef without(x: torch.Tensor) -> torch.Tensor:\n    return x * 5\n"
     )
     assert main(["tune", "run", "of_mine"]) == 2
-    assert "an op of yours wants --import MODULE" in capsys.readouterr().err
+    assert "add --import MODULE for an op of your own" in capsys.readouterr().err
     assert main(["tune", "run", "of_mine", "--import", "ops_of_mine.py", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) >= 2
     assert main(["tune", "run", "without", "--import", "ops_of_mine.py"]) == 2
@@ -301,7 +301,7 @@ def test_run_imports_ops_of_ones_own(capsys, desk):
 
 def test_show(capsys):
     assert main(["tune", "show"]) == 0
-    assert "nothing was measured yet" in capsys.readouterr().out
+    assert "no measurements yet" in capsys.readouterr().out
     TuningDatabase().add(ROWS)
     assert main(["tune", "show"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -318,7 +318,7 @@ def test_show(capsys):
 
 def test_export_and_import(capsys, desk, table):
     assert main(["tune", "export", "out.json"]) == 2
-    assert "nothing was measured yet" in capsys.readouterr().err
+    assert "there are no measurements yet" in capsys.readouterr().err
     TuningDatabase().add(ROWS)
     before = TuningDatabase().rows()
     assert main(["tune", "export", "out.json"]) == 0

@@ -158,7 +158,7 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
         await press(app, pilot, "slash", "slash", "left_square_bracket")
         assert app.screen.query_one(Input).has_class("wrong")
         assert screen_text(app).splitlines()[-2].startswith("/[")
-        assert "no expression: unterminated character set" in screen_text(app)
+        assert "invalid regular expression: unterminated character set" in screen_text(app)
         assert len(table(app)) == 3
         await press(app, pilot, *"ag", "right_square_bracket", "enter")
         assert len(table(app)) == 2 or len(table(app)) == 3
@@ -174,7 +174,7 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
         assert len(table(app)) == 3
         app.screen.query_one(Input).value = "nothing like this"
         await app.wait_until_idle(PATIENCE)
-        assert "no run matches the filter" in screen_text(app)
+        assert "No run matches the filter." in screen_text(app)
 
     use(runs, steps)
 
@@ -251,12 +251,12 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         "2": "accuracy",
         "3": "CPU %",
         "4": "a warning about something",
-        "5": "there are no checkpoints",
+        "5": "There are no checkpoints.",
         "6": "epoch",
         "7": "model.hidden",
-        "8": "has not recorded a summary",
+        "8": "has not recorded a model summary",
         "9": "recorded",
-        "K": "no kernel was chosen",
+        "K": "No kernel has been chosen.",
     }
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -482,12 +482,12 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter", "4")
         rows = app.screen.query_one(LogPane).query_one(Table)
-        assert made == ["_cells"] * 2
+        assert made == ["_line_cells"] * 2
         assert max(len(text) for cells in rows._rows for part in cells for text, _ in part) == 1_000
         live.log_line("third")
         live.flush()
         await until(app, lambda: len(rows.row_keys) == 3)
-        assert made == ["_cells"] * 3
+        assert made == ["_line_cells"] * 3
         made.clear()
         await press(app, pilot, "6")
         shown = len(made)
@@ -671,10 +671,10 @@ def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: R
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l")
-        assert "It is 0.1 now." in screen_text(app).replace("│", "").replace("\n", "")
+        assert "It is now 0.1." in screen_text(app).replace("│", "").replace("\n", "")
         await press(app, pilot, *"1e9", "enter")
         assert isinstance(app.screen, ConfirmScreen)
-        assert "1e+10 times the present 0.1" in screen_text(app)
+        assert "1e+10 times the current 0.1" in screen_text(app)
         await press(app, pilot, "enter")  # the button that has the focus cancels
         assert isinstance(app.screen, RunScreen)
         assert inbox.poll() == []
@@ -699,7 +699,7 @@ def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Pat
             await until(app, lambda: "learning rate 0.005: sent" in screen_text(app))
             assert [command.value for command in inbox.poll()] == [0.005]
             await press(app, pilot, "l", *"0.05", "enter")
-            assert "3.33e+03 times the present 1.5e-05" in screen_text(app)
+            assert "3.33e+03 times the current 1.5e-05" in screen_text(app)
 
         use(tmp_path, steps)
 
@@ -727,7 +727,7 @@ def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
         for key in ("p", "X", "w", "l", "n"):
             await press(app, pilot, key)
             assert isinstance(app.screen, RunScreen), key
-        assert any("takes no commands: it is stopped" in note.message for note in app._notifications)
+        assert any("Cannot send commands to" in note.message for note in app._notifications)
 
     use(runs, steps)
 
@@ -764,7 +764,7 @@ def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
         assert "more lines below: ↓ or page down   esc closes" in screen_text(app)
         await press(app, pilot, "end")
         assert "more line" not in screen_text(app)
-        assert "the mouse works too" in screen_text(app)
+        assert "The mouse works too" in screen_text(app)
         await press(app, pilot, "escape")
         await pilot.resize_terminal(120, 60)
         await press(app, pilot, "question_mark")
@@ -796,12 +796,12 @@ def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
         await pilot.press(*"checkpoints")
         await pilot.pause(0.5)
         await pilot.press("enter")
-        await until(app, lambda: "there are no checkpoints" in screen_text(app))
+        await until(app, lambda: "There are no checkpoints." in screen_text(app))
         await pilot.press("ctrl+p")
         await pilot.pause(0.2)
         await pilot.press(*"light")
         async with asyncio.timeout(PATIENCE):
-            while "Dark or light: " not in screen_text(app):
+            while "Dark/light: " not in screen_text(app):
                 await pilot.pause(0.1)
         await pilot.press("enter")
         await until(app, lambda: app.theme == LIGHT.name)
@@ -834,7 +834,7 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
         await pilot.resize_terminal(40, 10)
         await app.wait_until_idle(PATIENCE)
         text = " ".join(screen_text(app).split())
-        assert "needs a terminal of 80x24 at least: make it larger, or press q to leave" in text
+        assert "needs a terminal of at least 80x24. Make it larger, or press q to quit." in text
         await pilot.resize_terminal(100, 30)
         await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, RunScreen)
@@ -975,7 +975,7 @@ def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "6")
         assert "crashed" in table(app)[0]
-        assert "ended without a word" in table(app)[0]
+        assert "ended without closing the run" in table(app)[0]
         assert "start" in table(app)[1]
 
     use(tmp_path / "run", steps)
@@ -983,7 +983,7 @@ def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
 
 def test_an_empty_folder_waits_for_a_run(tmp_path: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert "no runs in" in screen_text(app)
+        assert "No runs in" in screen_text(app)
         make(tmp_path / "first")
         await press(app, pilot, "f5")
         assert "first" in screen_text(app)
@@ -1146,7 +1146,7 @@ def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
             await press(app, pilot, "escape", "down", "enter")
         with monkeypatch.context() as patch:
             patch.setattr(RunLibrary, "refresh", broken)
-            await until(app, lambda: told(app, "something cannot be read: ZeroDivisionError"))
+            await until(app, lambda: told(app, "cannot read data: ZeroDivisionError"))
         await press(app, pilot, "6")
         assert app.is_running
 
@@ -1230,7 +1230,7 @@ def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await asyncio.to_thread(live.close, "finished")
         await until(app, lambda: isinstance(app.screen, EndScreen))
-        assert "any key closes" in screen_text(app)
+        assert "Press any key" in screen_text(app)
         await pilot.press("x")
         async with asyncio.timeout(PATIENCE):
             while app.is_running:
@@ -1247,10 +1247,10 @@ def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: py
     release = threading.Event()
     refresh = RunLibrary.refresh
 
-    def slow(self: RunLibrary, *, look: bool = False) -> bool:
+    def slow(self: RunLibrary, *, rescan: bool = False) -> bool:
         if hanging.is_set():
             release.wait(PATIENCE)
-        return refresh(self, rescan=look)
+        return refresh(self, rescan=rescan)
 
     monkeypatch.setattr(RunLibrary, "refresh", slow)
 

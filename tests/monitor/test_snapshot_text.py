@@ -125,7 +125,7 @@ def test_events_are_told_in_words_with_rounded_values(tmp_path: Path) -> None:
     for words in (
         "checkpoint     step-00000008  valid/loss 0.2986  1.2 MiB",
         "command        lr 0.0010: done",
-        "learning rate  as the schedule says",
+        "learning rate  follows the schedule",
         "error          ValueError: no; hint\\x1b[31m",
         "end            crashed: ValueError: no",
     ):

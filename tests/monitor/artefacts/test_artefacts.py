@@ -110,16 +110,16 @@ GOOD = png(1, 1, [b"\0\x05"], 8, 0)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no PNG file"),
-        (b"GIF89a" + bytes(20), "no PNG file"),
-        (GOOD[:40], "cut off"),
+        (b"", "not a PNG file"),
+        (b"GIF89a" + bytes(20), "not a PNG file"),
+        (GOOD[:40], "truncated"),
         (GOOD[:8], "no header"),
-        (png(2, 2, [b"\0\x05\x05"], 8, 0), "cut off"),
-        (png(1, 1, [b"\x09\x05"], 8, 0), "filter 9 does not exist"),
+        (png(2, 2, [b"\0\x05\x05"], 8, 0), "truncated"),
+        (png(1, 1, [b"\x09\x05"], 8, 0), "unknown filter 9"),
         (png(1, 1, [b"\0\x05"], 8, 5), "colour type 5"),
-        (png(1, 1, [b"\0\x05"], 8, 3, chunk(b"PLTE", b"\0\0\0")), "a colour that the palette has not"),
-        (png(1, 1, [b"\0\x05"], 8, 0, interlaced=1), "only with Pillow"),
-        (png(4000, 4000, [b""], 8, 0), "only with Pillow"),
+        (png(1, 1, [b"\0\x05"], 8, 3, chunk(b"PLTE", b"\0\0\0")), "colour is not in the palette"),
+        (png(1, 1, [b"\0\x05"], 8, 0, interlaced=1), "needs Pillow"),
+        (png(4000, 4000, [b""], 8, 0), "needs Pillow"),
         (GOOD.replace(b"IDAT", b"IDAT")[:-30] + bytes(30), "PNG file"),
     ],
 )
@@ -185,9 +185,9 @@ def test_a_confusion_matrix_has_numbers_margins_and_the_worst() -> None:
         "  prec.   0.8889  0.6000       -  0.7083",
         "",
         "most confused",
-        "  hamster taken for dog  4 of 4",
-        "  cat taken for dog  2 of 10",
-        "  dog taken for cat  1 of 10",
+        "  hamster predicted as dog  4 of 4",
+        "  cat predicted as dog  2 of 10",
+        "  dog predicted as cat  1 of 10",
     ]  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def test_any_number_of_classes_fits_any_width(size: int, width: int) -> None:
     drawn = draw_confusion_matrix(table, width)
     assert all(sum(len(ink.text) for ink in line) <= width for line in drawn[: drawn.index([])])
     if width > 40:
-        assert (size * 2 > width) == ("classes a cell" in text(drawn))
+        assert (size * 2 > width) == ("classes per cell" in text(drawn))
     assert any(ink.shade > 0.3 for line in drawn for ink in line)
 
 
@@ -224,8 +224,8 @@ def test_ten_classes_show_their_numbers_in_a_narrow_terminal() -> None:
 
 
 def test_nothing_counted_and_nothing_confused() -> None:
-    assert "nothing was counted" in text(draw_confusion_matrix(matrix([[0, 0], [0, 0]]), 60))
-    assert "nothing is confused" in text(draw_confusion_matrix(matrix([[1, 0], [0, 1]]), 60))
+    assert "no samples counted" in text(draw_confusion_matrix(matrix([[0, 0], [0, 0]]), 60))
+    assert "no confusions" in text(draw_confusion_matrix(matrix([[1, 0], [0, 1]]), 60))
     assert not is_confusion_matrix({"columns": ["target", "a"], "rows": [["b", 1]]})
     assert not is_confusion_matrix({"columns": ["target", "a"], "rows": [["a", "x"]]})
     assert not is_confusion_matrix({})
@@ -371,7 +371,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert "what" in drawn(app)
         await press(app, pilot, "down")
-        assert "unknown form" in drawn(app) or "empty" in drawn(app)
+        assert "unknown format" in drawn(app) or "empty" in drawn(app)
         await press(app, pilot, "down")
         assert "30   1  0.9677" in drawn(app).replace("    ", " ").replace("  30", "30") or "0.9677" in drawn(
             app
@@ -396,7 +396,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         assert "2 x 2 pixels" in drawn(app)
         await press(app, pilot, "down")
         assert "31 values, 2 bins" in drawn(app)
-        assert "a line each" in drawn(app)
+        assert "one line each" in drawn(app)
 
     drive(tmp_path / "run", test)
 
@@ -436,9 +436,9 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "9")
-        assert "nothing was recorded" in text_of(app.screen.query_one("#names", Table))
+        assert "No artefacts have been recorded." in text_of(app.screen.query_one("#names", Table))
         await press(app, pilot, "right_square_bracket")
-        assert "no kernel was chosen" in text_of(app.screen.query_one("#kernels", Table))
+        assert "No kernel has been chosen." in text_of(app.screen.query_one("#kernels", Table))
 
     drive(tmp_path / "run", test)
 
@@ -530,7 +530,7 @@ def test_what_is_confused_most_is_found_in_a_large_matrix_and_drawn_once() -> No
     text = ["".join(ink.text for ink in line) for line in render.draw_confusion_matrix(table, 100)]
     at = text.index("most confused") + 1
     for line, (count, i, j) in zip(text[at:], expected, strict=False):
-        assert f"{i} taken for {j} " in f"{line} "
+        assert f"{i} predicted as {j} " in f"{line} "
         assert f"  {-count} of {sum(counts[i])}" in line
 
 

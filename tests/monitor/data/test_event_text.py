@@ -36,7 +36,7 @@ from burnt.monitor.data.event_text import event_text
         ("epoch", {"epoch": 3, "values": {"loss": math.inf}}, "3  loss inf"),
         ("note", {"text": "two\nlines", "sender": "me"}, "two; lines"),
         ("signal", {"signal": "SIGTERM"}, "SIGTERM"),
-        ("learning_rate", {"value": None}, "as the schedule says"),
+        ("learning_rate", {"value": None}, "follows the schedule"),
         ("learning_rate", {"value": 5e-5}, "5e-05"),
         ("new_kind", {"seen": True, "of": {"a": 1}}, "seen true  of a 1"),
         ("note", {"text": "\x1b[31mred"}, "\\x1b[31mred"),

@@ -423,7 +423,7 @@ def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None
     while view.state != "crashed" and time.monotonic() - began < 10:
         view.refresh()
     assert view.state == "crashed"
-    assert "ended without a word" in view.problem
+    assert "ended without closing the run" in view.problem
     assert view.points("loss").values == [1.0]
 
 

@@ -143,8 +143,8 @@ def test_nothing_to_show_is_said() -> None:
     assert "no values yet" in Plot(PlotView((), title="loss"), 40, 10).text()
     assert "no values yet" in text([])
     assert "NaN at 0" in text([NAN, NAN])
-    assert "nothing above 0" in text([0.0, -1.0], log_y=True)
-    assert "nothing here" in text([1.0, 2.0, 3.0], range_y=(5.0, 6.0))
+    assert "no values above 0" in text([0.0, -1.0], log_y=True)
+    assert "no values in this range" in text([1.0, 2.0, 3.0], range_y=(5.0, 6.0))
 
 
 def test_values_that_are_not_finite_are_seen_and_told() -> None:

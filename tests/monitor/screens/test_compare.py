@@ -173,9 +173,9 @@ def test_runs_without_metrics(tmp_path: Path) -> None:
         RunWriter.create(tmp_path / name).close("finished")
 
     async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
-        assert "no metric has been written yet" in text(screen.query_one(Chart))
+        assert "no metric has been logged yet" in text(screen.query_one(Chart))
         await press(app, pilot, "m", "slash", "q", "escape")
-        assert "no run has a configuration" in text(screen.query_one("#configs", Table))
+        assert "No run has recorded a configuration." in text(screen.query_one("#configs", Table))
 
     drive(tmp_path, test)
 
