@@ -159,7 +159,10 @@ GARBAGE = {
         b'{"version": 1, "id": "rate", "kind": "lr", "value": -1}',
         "the learning rate is not valid: -1, expected a finite number above 0",
     ),
-    "nan.json": (b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}', "the learning rate cannot be"),
+    "nan.json": (
+        b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}',
+        "the learning rate is not valid",
+    ),
     "nested.json": (
         b'{"version": 1, "id": "nested", "kind": "lr", "value": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
         "it is not JSON in UTF-8",
