@@ -1,4 +1,4 @@
-"""Steering a training through the files of its run folder, as a stranger would."""
+"""Run commands, sent to a training through files in its run folder, as another program would."""
 
 import contextlib
 import errno
@@ -42,10 +42,10 @@ STEPS, PER_EPOCH = 12, 4
 
 
 class Trial:
-    """A training of 3 epochs of 4 steps, each validated by 5 batches.
+    """A training of 3 epochs with 4 steps each, and 5 validation batches after each epoch.
 
-    `at` maps a step, or a batch of a validation as (step, batch), to what happens while it is computed:
-    commands as (kind, value), or a function of the trial.
+    `at` maps a step, or a validation batch as (step, batch), to what happens during it: commands as
+    (kind, value), or a function of the trial.
     """
 
     def __init__(self, folder: Path, at: dict[Any, Any] | None = None, **settings: Any) -> None:

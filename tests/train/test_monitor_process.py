@@ -1,6 +1,6 @@
-"""The monitor as a child process: how the terminal is lent to it, and comes back however it ends.
+"""The monitor process: it takes over the terminal, and the training gets it back however the process ends.
 
-A small program without torch takes the place of a training, and another that of the monitor.
+Two small programs without torch stand in for the training and the monitor.
 """
 
 from __future__ import annotations

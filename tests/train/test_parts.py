@@ -1,4 +1,4 @@
-"""Durations, early stopping, keepers, random states, checkpoints: each by itself."""
+"""Durations, early stopping, keepers, random states and checkpoints, each on its own."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The run store: what goes in comes out, and what cannot go in is refused."""
+"""The run store: what is written can be read back, and invalid input raises."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_the_logged_dict_may_be_reused(folder):
     assert RunReader(folder).points("x").values == [float(step) for step in range(1, 101)]
 
 
-# --- what is refused
+# --- invalid input
 
 
 def test_a_folder_that_holds_a_run_is_refused(folder):

@@ -1,4 +1,4 @@
-"""The run store when things break: a killed process, a failing disk, a full queue, damaged bytes."""
+"""The run store under failures: a killed process, a failing disk, a full queue, damaged bytes."""
 
 from __future__ import annotations
 

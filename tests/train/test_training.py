@@ -1,4 +1,4 @@
-"""SupervisedTraining: what is refused before the first step, what is said when it breaks, what it costs."""
+"""SupervisedTraining: the checks before the first step, errors during the training, and its overhead."""
 
 import itertools
 import json
