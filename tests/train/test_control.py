@@ -445,8 +445,8 @@ class ShellConfig(burnt.Config):
 def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, config):
     Trial(tmp_path / "the run", {2: [("stop", None)]}, monitor="plain", config=config).run()
     said = capsys.readouterr().out
-    assert f"run the same again with the folder {tmp_path / 'the run'} and resume=True" in said
-    shell = f"from the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
+    assert f"run the same program with the folder {tmp_path / 'the run'} and resume=True" in said
+    shell = f"From the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
     assert (shell in said) == (config is not None)
 
 
@@ -590,7 +590,7 @@ def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
         process.send_signal(number)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + number, said
-    assert "saved in" in said
+    assert "Saved in" in said
     with RunReader(folder) as reader:
         assert reader.state() == "stopped"
         assert reader.attempts()[-1].end_reason == f"interrupted by {number.name}"
