@@ -2,7 +2,7 @@
 
     python examples/digits/train.py                 # or: burnt train examples/digits/train.py:main epochs=10
 
-1,797 grey images of 8 x 8 pixels. A fifth is held out for the test and never looked at before the end.
+1,797 grey images of 8 x 8 pixels. A fifth of them is the test split, used only once at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 
 
 class Block(burnt.Module):
-    """Convolution, batch norm, ReLU: [batch, in, h, w] -> [batch, out, h, w]."""
+    """Convolution, batch norm and ReLU: [batch, in, h, w] -> [batch, out, h, w]."""
 
     conv: nn.Conv2d
     norm: nn.BatchNorm
@@ -34,7 +34,7 @@ class Block(burnt.Module):
 
 
 class Digits(burnt.Module):
-    """[batch, 1, 8, 8] -> logits [batch, 10]."""
+    """A small ConvNet: images [batch, 1, 8, 8] -> logits [batch, 10]."""
 
     blocks: list[Block]
     pool: nn.MaxPool2d
@@ -75,7 +75,7 @@ class DigitsConfig(burnt.Config):
 
 
 class TrainConfig(burnt.Config):
-    """The experiment."""
+    """The settings of the training program."""
 
     model: DigitsConfig = DigitsConfig()
     epochs: int = 30
@@ -97,7 +97,7 @@ class TrainConfig(burnt.Config):
 
 
 def load_splits() -> dict[str, TensorDataset]:
-    """The digits in three parts, the same in every run: 1,149 to train, 288 to validate, 360 to test."""
+    """Load the digits, split the same way in every run: 1,149 to train, 288 to validate, 360 to test."""
     images, labels = load_digits(return_X_y=True)
     rest, test, rest_labels, test_labels = train_test_split(
         images, labels, test_size=360, stratify=labels, random_state=0
@@ -119,7 +119,7 @@ def load_splits() -> dict[str, TensorDataset]:
 
 
 def distort(batch: Batch, generator: torch.Generator) -> Batch:
-    """Turn, stretch and shift each image a little, by its own amount."""
+    """Rotate, stretch and shift each image slightly, by its own random amount."""
     count = len(batch)
 
     def uniform(limit: float) -> torch.Tensor:
@@ -127,7 +127,7 @@ def distort(batch: Batch, generator: torch.Generator) -> Batch:
 
     angle, shear = uniform(math.radians(12)), uniform(0.15)
     scale_x, scale_y = 1 + uniform(0.12), 1 + uniform(0.12)
-    shift_x, shift_y = uniform(0.25), uniform(0.25)  # of half the width: one pixel
+    shift_x, shift_y = uniform(0.25), uniform(0.25)  # in units of half the width: at most one pixel
     rows = [
         torch.stack([scale_x * angle.cos(), shear - angle.sin(), shift_x], 1),
         torch.stack([angle.sin(), scale_y * angle.cos(), shift_y], 1),
@@ -140,7 +140,7 @@ def distort(batch: Batch, generator: torch.Generator) -> Batch:
 
 
 def main(config: TrainConfig) -> float:
-    """Train, test, and show how each digit fared; returns the accuracy on the test split."""
+    """Train, evaluate on the test split and print results per digit; return the test accuracy."""
     torch.manual_seed(config.seed)
     splits = load_splits()
     train = Loader(splits["train"], config.batch_size, shuffle=True, seed=config.seed, transform=distort)
@@ -166,9 +166,9 @@ def main(config: TrainConfig) -> float:
     result = training.run(learner)
     confusion = ConfusionMatrix(10)
     values = evaluate(learner, Loader(splits["test"], 360), [Accuracy(), confusion])
-    print(f"\nthe test split, digit by digit\n{confusion}\n")
-    print(f"run folder: {result.folder}   (burnt runs show {result.folder})")
-    print(f"test accuracy: {values['accuracy']:.4f}")
+    print(f"\nTest results per digit:\n{confusion}\n")
+    print(f"Run folder: {result.folder}   (burnt runs show {result.folder})")
+    print(f"Test accuracy: {values['accuracy']:.4f}")
     return values["accuracy"]
 
 

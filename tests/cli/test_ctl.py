@@ -191,7 +191,7 @@ def test_what_is_missing_is_named_and_no_more(capsys):
     assert "required: RUN, COMMAND\n" in capsys.readouterr().err
     with RunWriter.create("runs/digits"):
         err = ctl(capsys, "digits", "lr")[2]
-        assert "lr needs a VALUE: a number, or auto" in err
+        assert "lr needs a VALUE: a number or auto" in err
         assert "None" not in err
 
 

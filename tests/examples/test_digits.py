@@ -65,7 +65,7 @@ def test_it_runs_from_the_command_line_and_resumes(tmp_path: Path) -> None:
         return done.stdout
 
     out = train("epochs=2", "model.hidden=8", "folder=runs/a")
-    accuracy = re.search(r"^test accuracy: (0\.\d{4})$", out, re.M)
+    accuracy = re.search(r"^Test accuracy: (0\.\d{4})$", out, re.M)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.3
     assert "predicted" in out

@@ -53,7 +53,7 @@ def test_in_a_terminal_it_opens_the_monitor(copy: Path) -> None:
         terminal.wait_for("What to try next")
         assert terminal.wait_for_end() == 0
         assert terminal.leftovers() == []
-        for words in ("the test split, digit by digit", "burnt monitor", "burnt ctl runs/"):
+        for words in ("Test results per digit:", "burnt monitor", "burnt ctl runs/"):
             assert words in terminal.written()
     with RunReader(only_run(copy)) as reader:
         assert reader.state() == "stopped"

@@ -1,4 +1,4 @@
-"""Command files: what is sent, what an inbox takes of it, and what it does with everything else."""
+"""Command files: sending them, reading them from an inbox, and refusing other files."""
 
 import errno
 import json
@@ -135,7 +135,7 @@ def test_commands_are_taken_once_and_in_order_and_stay_until_they_are_answered(r
 def test_a_script_may_write_what_the_page_says(run, folder):
     inbox = Inbox(run.folder, run.attempt)
     put(folder, "a-name", kind="note", value="by hand")
-    assert inbox.poll() == [Command("a-name", "note", "by hand", "somebody", 0.0)]
+    assert inbox.poll() == [Command("a-name", "note", "by hand", "an unknown sender", 0.0)]
 
 
 GARBAGE = {
@@ -159,7 +159,10 @@ GARBAGE = {
         b'{"version": 1, "id": "rate", "kind": "lr", "value": -1}',
         "the learning rate is not valid: -1, expected a finite number above 0",
     ),
-    "nan.json": (b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}', "the learning rate cannot be"),
+    "nan.json": (
+        b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}',
+        "the learning rate is not valid",
+    ),
     "nested.json": (
         b'{"version": 1, "id": "nested", "kind": "lr", "value": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
         "it is not JSON in UTF-8",

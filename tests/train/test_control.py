@@ -1,4 +1,4 @@
-"""Steering a training through the files of its run folder, as a stranger would."""
+"""Run commands, sent to a training through files in its run folder, as another program would."""
 
 import contextlib
 import errno
@@ -42,10 +42,10 @@ STEPS, PER_EPOCH = 12, 4
 
 
 class Trial:
-    """A training of 3 epochs of 4 steps, each validated by 5 batches.
+    """A training of 3 epochs with 4 steps each, and 5 validation batches after each epoch.
 
-    `at` maps a step, or a batch of a validation as (step, batch), to what happens while it is computed:
-    commands as (kind, value), or a function of the trial.
+    `at` maps a step, or a validation batch as (step, batch), to what happens during it: commands as
+    (kind, value), or a function of the trial.
     """
 
     def __init__(self, folder: Path, at: dict[Any, Any] | None = None, **settings: Any) -> None:
@@ -445,8 +445,8 @@ class ShellConfig(burnt.Config):
 def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, config):
     Trial(tmp_path / "the run", {2: [("stop", None)]}, monitor="plain", config=config).run()
     said = capsys.readouterr().out
-    assert f"run the same again with the folder {tmp_path / 'the run'} and resume=True" in said
-    shell = f"from the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
+    assert f"run the same program with the folder {tmp_path / 'the run'} and resume=True" in said
+    shell = f"From the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
     assert (shell in said) == (config is not None)
 
 
@@ -590,7 +590,7 @@ def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
         process.send_signal(number)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + number, said
-    assert "saved in" in said
+    assert "Saved in" in said
     with RunReader(folder) as reader:
         assert reader.state() == "stopped"
         assert reader.attempts()[-1].end_reason == f"interrupted by {number.name}"

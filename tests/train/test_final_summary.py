@@ -1,4 +1,4 @@
-"""What is printed when a training is over."""
+"""The summary printed at the end of a training."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which folders a run may live in, and what is said when there is nothing to resume."""
+"""Which folders can hold a run, and the message when there is nothing to resume."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Signals, readers that go away, and watchers used by hand."""
+"""Signals, output readers that disappear, and EarlyStopping and KeepBest outside of a training."""
 
 import io
 import signal

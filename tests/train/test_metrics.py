@@ -1,4 +1,4 @@
-"""Metrics, against scikit-learn, in one go and by intervals."""
+"""Metrics, compared with scikit-learn, over all batches and by intervals."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""The monitor as a child process: how the terminal is lent to it, and comes back however it ends.
+"""The monitor process: it takes over the terminal, and the training gets it back however the process ends.
 
-A small program without torch takes the place of a training, and another that of the monitor.
+Two small programs without torch stand in for the training and the monitor.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def test_when_the_run_ends_it_waits_for_a_key(training) -> None:
         lines = desk.terminal.text().splitlines()
     assert lines[0:2] == ["before", "the title"]  # the alternate screen is gone with what was on it
     assert lines[-2:] == ["the last message", "after"]
-    assert "the training goes on" not in desk.terminal.written()
+    assert "The training continues" not in desk.terminal.written()
 
 
 @pytest.mark.parametrize("mode", ["well", "deaf"])
@@ -315,7 +315,7 @@ def test_it_cannot_start(training, mode: str, said: str) -> None:
         desk.end()
         assert desk.terminal.wait_for_end() == 0
         assert desk.terminal.leftovers() == []
-        assert desk.terminal.written().count("the monitor") == 1
+        assert desk.terminal.written().count("The monitor could not be opened") == 1
         # What was printed while it was tried is shown.
         lines = desk.terminal.written().splitlines()
     shown = [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
@@ -474,7 +474,7 @@ def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, sa
         desk.wait_for_monitor()
         app = desk.app()
         desk.do(order)
-        desk.terminal.wait_for("prints here again\n")
+        desk.terminal.wait_for("prints here again.\n")
         written = desk.terminal.written()
         assert "The monitor was closed: " in written
         assert said in written

@@ -1,4 +1,4 @@
-"""Durations, early stopping, keepers, random states, checkpoints: each by itself."""
+"""Durations, early stopping, keepers, random states and checkpoints, each on its own."""
 
 import math
 import os
@@ -96,7 +96,7 @@ def test_nan_is_never_better_and_anything_is_better_than_nan():
     assert stops(stopping, [nan, 5, nan, nan, nan]) == [False, False, False, False, True]
     assert (stopping.best, stopping.best_at) == (5, 2)
     assert stops(EarlyStopping(Loss(), "2 epochs"), [nan, nan]) == [False, True]
-    assert not Monitored("loss").better(nan, nan, Loss())
+    assert not Monitored("loss").is_better(nan, nan, Loss())
 
 
 def test_early_stopping_goes_on_from_its_state():
@@ -262,7 +262,7 @@ def test_a_lost_file_and_the_only_checkpoint(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         checkpoints.load(newest, Net(nn.Linear(2, 2)), [])
     assert "model.safetensors" in str(caught.value)
-    assert "to resume from the beginning, as there is no other checkpoint" in str(caught.value)
+    assert "to resume from the beginning (there is no other checkpoint)" in str(caught.value)
 
 
 def test_a_damaged_checkpoint_does_not_keep_the_next_from_being_saved(tmp_path):
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_another_model(tmp_path):
     message = str(caught.value)
     assert message.startswith("the checkpoint step-00000001 does not fit the model: ")
     assert "layer.weight: (2, 3) in the module, (2, 2) in the record" in message
-    assert "build the model as it was when the run began" in message
+    assert "build the same model as in the original run" in message
 
 
 def test_a_checkpoint_of_a_newer_format_and_another_file(tmp_path):
@@ -431,7 +431,10 @@ def test_what_cannot_be_monitored():
         (Monitored("acuracy"), ["that the run does not have", "valid/acuracy", "did you mean 'accuracy'?"]),
         (Monitored(Loss(name="xyz")), ["one of: loss, accuracy, confusion", "add it to metrics=[...]"]),
         (Monitored("loss", "test"), ["a split that the run does not have", "one of: train, valid", "'test'"]),
-        (Monitored("confusion"), ["KeepBest cannot monitor confusion", "without a better and a worse"]),
+        (
+            Monitored("confusion"),
+            ["KeepBest cannot monitor confusion", "that does not define which value is better"],
+        ),
     ):
         with pytest.raises(MetricError) as caught:
             monitored.resolve(known, splits, "KeepBest")

@@ -1,4 +1,4 @@
-"""What a training says: plain lines, a live view, nothing."""
+"""Reporters: plain lines, the live view, no output, and the choice between them."""
 
 import io
 import re

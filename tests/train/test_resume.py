@@ -1,4 +1,4 @@
-"""Exact resume: a run that was stopped anywhere ends bit for bit as one that never was."""
+"""Exact resume: a run stopped anywhere and resumed ends bit for bit like an uninterrupted one."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The tables that a training records of kernels and plans."""
+"""The tables of kernels and plans that a training records."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""The run store: what goes in comes out, and what cannot go in is refused."""
+"""The run store: what is written can be read back, and invalid input raises."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_the_logged_dict_may_be_reused(folder):
     assert RunReader(folder).points("x").values == [float(step) for step in range(1, 101)]
 
 
-# --- what is refused
+# --- invalid input
 
 
 def test_a_folder_that_holds_a_run_is_refused(folder):
@@ -263,7 +263,7 @@ def test_a_folder_that_holds_a_run_is_refused(folder):
     with pytest.raises(RunError) as caught:
         RunWriter.create(folder)
     assert str(caught.value).splitlines()[0] == f"{folder} already holds a run"
-    assert "resume=True continues it; or choose another folder" in str(caught.value)
+    assert "continue it with resume=True, or choose another folder" in str(caught.value)
 
 
 def test_a_running_run_is_refused(folder):
@@ -373,7 +373,7 @@ def test_an_image_that_is_no_blob_is_named(folder):
     with RunWriter.create(folder) as run:
         run.record_image("i", PNG)
     query(folder, "UPDATE artefact SET data = 5")
-    with RunReader(folder) as reader, pytest.raises(RunError, match="image 'i' is no blob"):
+    with RunReader(folder) as reader, pytest.raises(RunError, match="image 'i' is not a blob"):
         reader.artefacts()
 
 
@@ -434,11 +434,11 @@ def test_malformed_artefacts_are_refused(folder):
     with RunWriter.create(folder) as run:
         with pytest.raises(RunError, match="row 1 of table 't'"):
             run.record_table("t", ["a", "b"], [[1, 2], [3]])
-        with pytest.raises(RunError, match="one edge more"):
+        with pytest.raises(RunError, match="one more edge"):
             run.record_histogram("h", [1, 2], [0.0, 1.0])
         with pytest.raises(RunError, match="not a PNG file"):
             run.record_image("i", b"GIF89a")
-        with pytest.raises(RunError, match="no such end"):
+        with pytest.raises(RunError, match="invalid end state"):
             run.close("done")
     assert RunReader(folder).artefacts() == []
 
@@ -470,7 +470,7 @@ def test_a_metric_that_does_not_exist_is_guessed(folder):
         run.log(1, 1, {"accuracy": 1.0}, split="valid")
     with pytest.raises(MetricError) as caught:
         RunReader(folder).points("acuracy", "valid")
-    assert caught.value.hint == "accuracy (valid)?"
+    assert caught.value.hint == "did you mean accuracy (valid)?"
     with pytest.raises(MetricError, match="max_points is too small"):
         RunReader(folder).points("accuracy", "valid", max_points=3)
 
@@ -524,7 +524,7 @@ def test_a_viewer_stopped_in_a_read_where_there_is_no_log(folder, monkeypatch, g
         assert "locked" in run.warnings[0]
         if not goes_on:
             run.close("finished", timeout=0.5)
-            assert "the end of the run is not written" in run.warnings[-1]
+            assert "the end of the run was not written" in run.warnings[-1]
     if goes_on:
         run.close("finished")
         assert reader.state() == "finished"
@@ -619,5 +619,5 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_crashed(folder, monkeypatc
         run.close("finished")
         return False
 
-    monkeypatch.setattr(liveness.ProcessName, "alive", gone)
+    monkeypatch.setattr(liveness.ProcessName, "is_alive", gone)
     assert reader.state() == "finished"

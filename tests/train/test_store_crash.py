@@ -1,4 +1,4 @@
-"""The run store when things break: a killed process, a failing disk, a full queue, damaged bytes."""
+"""The run store under failures: a killed process, a failing disk, a full queue, damaged bytes."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_closing_does_not_wait_for_ever(folder, disk, impatient):
     begin = time.monotonic()
     run.close("finished", timeout=0.3)
     assert time.monotonic() - begin < 5
-    assert "the end of the run is not written" in run.warnings[-1]
+    assert "the end of the run was not written" in run.warnings[-1]
     assert run.dropped == 1
 
 

@@ -1,4 +1,4 @@
-"""docs/run-store.md says what is so: its SQL runs, and it names every column."""
+"""docs/run-store.md is correct: its SQL runs, and it describes every column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports of a run, read back by parsers that share no code with them."""
+"""Exports of a run, read back by independent parsers."""
 
 from __future__ import annotations
 

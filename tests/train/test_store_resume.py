@@ -1,4 +1,4 @@
-"""Several attempts of one run: superseded rows are neither shown nor lost, against a plain model."""
+"""Several attempts of one run: superseded rows are hidden but kept; compared with a simple model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system sampler, with psutil's word for the host and fakes for the GPUs."""
+"""The system sampler, compared with psutil for the host and with fake GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SupervisedTraining: what is refused before the first step, what is said when it breaks, what it costs."""
+"""SupervisedTraining: the checks before the first step, errors during the training, and its overhead."""
 
 import itertools
 import json
@@ -278,7 +278,7 @@ def test_folders_that_cannot_be(tmp_path):
     with pytest.raises(RunError) as caught:
         training(tmp_path / "run", checkpoints=[KeepBest(Loss())]).run(learner())
     assert f"{tmp_path / 'run'} already holds a run" in str(caught.value)
-    assert "resume=True continues it" in str(caught.value)
+    assert "continue it with resume=True" in str(caught.value)
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
 
 

@@ -404,7 +404,7 @@ def _sender_text(sender: object) -> str:
     known = sender if isinstance(sender, dict) else {}
     user, host = (known.get(key) for key in ("user", "host"))
     parts = [clean_text(part)[:_MAX_ID] for part in (user, host) if isinstance(part, str) and part]
-    return " on ".join(parts) or "somebody"
+    return " on ".join(parts) or "an unknown sender"
 
 
 def _user() -> str:
