@@ -110,7 +110,7 @@ def build_guard(
     if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():
         return None
     try:
-        matmul_precision = _torch.product_precision()
+        matmul_precision = _torch.float32_matmul_precision()
     except RuntimeError:  # set by torch's newer settings, after which reading the older one raises
         return None
     if any(name.startswith("__") for name in parameters):
@@ -127,11 +127,11 @@ def build_guard(
         "__initial_is_grad_enabled": torch.is_grad_enabled(),
         "__count_dispatch_modes": _torch.count_dispatch_modes,
         "__forward_ad": _torch.forward_ad,
-        "__matmul_precision": _torch.product_precision,
+        "__matmul_precision": _torch.float32_matmul_precision,
         "__initial_matmul_precision": matmul_precision,
         "__precision": precision,
         "__initial_is_tf32x3": precision.is_tf32x3,
-        "__have_same_layout": _torch.alike(tensors),
+        "__have_same_layout": _torch.build_tensor_guard(tensors),
     }
     optional = tuple(default is not inspect.Parameter.empty for default in parameters.values())
     types = tuple(Tensor if isinstance(a, Tensor) else float if type(a) is float else None for a in args)

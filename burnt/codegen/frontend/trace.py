@@ -114,7 +114,7 @@ class Traced:
         graph: the same with composite ops decomposed. Its placeholders are the tensors and numbers in order,
             its output is flat.
         structure: the pytree structure of the function's result.
-        numbers: stand-in value -> position in the arguments, for the numbers that are inputs.
+        stand_in_positions: stand-in value -> position in the arguments, for the numbers that are inputs.
         results: for each result that is a tensor, its strides and whether it requires a gradient, as in the
             eager function: decompositions may lay their results out differently.
         captured: names of the graph module's attributes that hold captured tensors, in order of use.
@@ -126,7 +126,7 @@ class Traced:
     composite_graph: torch.fx.GraphModule
     graph: torch.fx.GraphModule
     structure: Any
-    numbers: dict[float, int]
+    stand_in_positions: dict[float, int]
     captured: tuple[str, ...]
     results: tuple[tuple[tuple[int, ...], bool] | None, ...] = ()
     mutated: tuple[int, ...] = ()
@@ -353,7 +353,9 @@ def trace_composite_calls(
     """
     if torch.is_grad_enabled():
         return traced.composite_graph
-    return _trace_graph(fn, args, {i: value for value, i in traced.numbers.items()}, decompose=False)[0]
+    return _trace_graph(
+        fn, args, {i: value for value, i in traced.stand_in_positions.items()}, decompose=False
+    )[0]
 
 
 def _return_mutations(

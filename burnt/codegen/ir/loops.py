@@ -11,11 +11,11 @@ from burnt.codegen.ir.kernel import Kernel, Store
 __all__ = [
     "contiguous_strides",
     "covers_shape",
+    "distinct_loops",
     "merge_adjacent_loops",
     "merge_splits",
     "new_index",
     "split_loops",
-    "whole_loops",
 ]
 
 
@@ -33,7 +33,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def whole_loops(index: Index) -> set[Var] | None:
+def distinct_loops(index: Index) -> set[Var] | None:
     """Return the loops of an index made of distinct loop variables and zeros; None for any other."""
     rows: list[Var] = []
     for ix in index:

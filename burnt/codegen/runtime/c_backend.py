@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from burnt.codegen.eager_policy import why_eager_is_faster
+from burnt.codegen.eager_policy import why_torch_is_faster
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_library
@@ -113,6 +113,6 @@ C = Target(
     max_chunks=_MAX_CHUNKS,
     splits_passes=True,
     online_thresholds=_ONLINE_THRESHOLDS,
-    why_eager=why_eager_is_faster,
+    why_torch_call=why_torch_is_faster,
     show=_show_c,
 )

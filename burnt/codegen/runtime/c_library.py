@@ -185,7 +185,7 @@ def _open_library(path: Path) -> tuple[ctypes.CDLL, Path]:
         OSError: the file does not exist, is damaged, or cannot be loaded.
         CompileError: the system has no memory for it; another folder would not help.
     """
-    if not build_cache.is_sealed(path):
+    if not build_cache.has_valid_checksum(path):
         raise OSError("the file is damaged")
     try:
         library = ctypes.CDLL(str(path))
@@ -227,7 +227,7 @@ def _compile_and_open(key: str, source: str, compiler: Compiler, folder: Path) -
             os.replace(work / "kernel.c", source_path)
             error.where = str(source_path)
             raise
-        build_cache.seal(work / "kernel.so")
+        build_cache.append_checksum(work / "kernel.so")
         os.replace(work / "kernel.c", path.with_suffix(".c"))
         os.replace(work / "kernel.so", path)
     loaded = _open_library(path)

@@ -48,8 +48,8 @@ class Target:
             long rows get kernels of their own.
         online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
             that it depends on; None for never.
-        why_eager: returns why a node that can be lowered is faster as torch's own call, or None.
-        why_eager_matmul: the same for a matmul; None for a target without matmul kernels.
+        why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
+        why_torch_matmul: the same for a matmul; None for a target without matmul kernels.
         show: returns the generated code of each kernel without compiling: ``show(kernels, numbers)``.
     """
 
@@ -60,8 +60,8 @@ class Target:
     max_chunks: int = 0
     splits_passes: bool = False
     online_thresholds: OnlineThresholds | None = None
-    why_eager: Callable[[torch.fx.Node], str | None] = lambda node: None
-    why_eager_matmul: Callable[[torch.fx.Node], str | None] | None = None
+    why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None
+    why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 

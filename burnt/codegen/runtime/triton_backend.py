@@ -86,6 +86,6 @@ TRITON = Target(
     _build_triton,
     _why_no_triton,
     online_thresholds=OnlineThresholds(),
-    why_eager_matmul=why_library_call,
+    why_torch_matmul=why_library_call,
     show=_show_triton,
 )

@@ -40,10 +40,10 @@ from burnt.codegen.ir import (
 from burnt.codegen.ir.loops import (
     contiguous_strides,
     covers_shape,
+    distinct_loops,
     merge_adjacent_loops,
     new_index,
     split_loops,
-    whole_loops,
 )
 from burnt.codegen.lower.registry import cast
 from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
@@ -325,7 +325,7 @@ class KernelBuilder:
         ):
             # Loops over more rows than the reduction has, as in a pad, would make it read out of bounds.
             fits = all(ix.bounds()[1] < size for ix, size in zip(index, reduction.shape, strict=True))
-            rows = whole_loops(index) if fits else None
+            rows = distinct_loops(index) if fits else None
             is_split = (
                 math.prod(reduction.shape) < _MAX_SPLIT_ROWS
                 and math.prod(reduction.extents) >= _MIN_SPLIT_ELEMENTS
@@ -622,7 +622,7 @@ class KernelBuilder:
             if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.scratch_bytes:
                 return None
             place: Index = index  # type: ignore[assignment]
-            if whole_loops(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {row_loop}:
+            if distinct_loops(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {row_loop}:
                 return None
         return row_loop
 
@@ -687,7 +687,7 @@ def _scan_loop(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, boo
     ((loop, step),) = place.terms.items()
     if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
         return None
-    rows = whole_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
+    rows = distinct_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None

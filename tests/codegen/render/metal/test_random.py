@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, index_value, load
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.schedule.scheduler import Call
+from burnt.codegen.schedule.scheduler import TorchCall
 from tests.codegen.philox_reference import words
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
@@ -43,7 +43,7 @@ def test_numbers_are_those_of_c() -> None:
     plans = [Function(drawn, target=target).plan(x) for target in (C, METAL_SHIM)]
     for plan in plans:
         assert plan is not None
-        assert not any(isinstance(step, Call) for step in plan.plan.steps)
+        assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
     for seed in SEEDS:
         theirs, ours = (plan([x], [], torch.tensor([seed])) for plan in plans if plan is not None)
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
