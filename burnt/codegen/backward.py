@@ -2,7 +2,10 @@
 
 The traced graph of composite ops is differentiated by torch; the result is scheduled and compiled like any
 other function. The backward recomputes what it needs from the inputs, except for the tensors that
-`burnt.codegen.schedule.saved_tensors` selects to save. For second derivatives torch runs the traced graph.
+`burnt.codegen.schedule.saved_tensors` selects to save. Second derivatives are torch's, of the traced graph
+of composite ops.
+
+The backward is traced with the forward plan, and scheduled and compiled at its first call.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.frontend.trace import PLANNING_LOCK, Traced, is_random, trace, why_unsupported
+from burnt.codegen.frontend.trace import (
+    PLANNING_LOCK,
+    ResultLayout,
+    Traced,
+    is_random,
+    trace,
+    why_unsupported,
+)
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
@@ -42,8 +52,10 @@ class Differentiable(torch.autograd.Function):
         ctx.has_seed = seed is not None
         saved_outputs = [outputs[i] for i in forward.saved.reused_results]
         ctx.save_for_backward(*tensors, *saved, *saved_outputs, *(() if seed is None else (seed,)))
-        constant = [o for o, r in zip(outputs, results, strict=True) if r is not None and not r[1]]
-        ctx.mark_non_differentiable(*constant)
+        without_grad = [
+            o for o, r in zip(outputs, results, strict=True) if r is not None and not r.requires_grad
+        ]
+        ctx.mark_non_differentiable(*without_grad)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
         return tuple(outputs)
 
@@ -87,12 +99,12 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def _layout(tensor: Tensor) -> _Layout:
     """Return shape, strides and dtype for a tensor's gradient: its own strides, unless elements overlap."""
-    strides, reach = tensor.stride(), 0
+    strides, max_offset = tensor.stride(), 0
     for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:
+        if size > 1 and stride <= max_offset:
             strides = torch.empty(tensor.shape, device="meta").stride()
             break
-        reach += stride * (size - 1)
+        max_offset += stride * (size - 1)
     return tuple(tensor.shape), strides, tensor.dtype
 
 
@@ -155,7 +167,7 @@ def trace_backward(traced: Traced, tensors: Sequence[Tensor], device: torch.devi
     for node, result in zip(results, traced.results, strict=True):
         if result is not None and isinstance(node, torch.fx.Node) and node.meta["val"].is_floating_point():
             value = node.meta["val"]
-            like = torch.empty_strided(value.shape, result[0], dtype=value.dtype, device="meta")
+            like = torch.empty_strided(value.shape, result.strides, dtype=value.dtype, device="meta")
             layouts.append(_layout(like))
     return _trace_vjp(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
 
@@ -317,7 +329,7 @@ def _run_alone(
             results[-1].meta["val"] = meta
     graph.output(results)
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    result_layouts = tuple((tuple(meta.stride()), False) for meta in metas)
+    result_layouts = tuple(ResultLayout(tuple(meta.stride()), False) for meta in metas)
     with PLANNING_LOCK, torch.no_grad():
         traced = Traced(module, module, None, {}, (), result_layouts)
         return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(

@@ -66,14 +66,14 @@ class CacheEntry(NamedTuple):
     Args:
         forward: the plan; None if the eager function runs.
         captured_tensors: tensors that the function captured, which the plan takes after its arguments.
-        captured_objects: everything that the function captured. The signature knows it by its address, so it
-            must stay alive.
+        captured_objects: everything that the function captured. The signature may hold its `id`, so it must
+            stay alive.
         fallback_reason: why the eager function runs, or None.
         is_specialized: whether the plan is valid only for these values of the float arguments.
         eager_calls: the torch calls that the function consists of, if it runs eagerly as they are faster.
         needs_grad: whether an argument or captured tensor requires a gradient.
         capture_sites: where each captured object was found.
-        capture_keys: what the signature knows each captured object by.
+        capture_keys: what the signature holds for each captured object (`capture_key`).
     """
 
     forward: CompiledPlan | None
@@ -373,7 +373,9 @@ class Function(InlinedWhenTraced):
         reason = self._why_unsupported_tensors(captured_tensors) or why_unsupported(traced)
         inputs = [*tensors, *captured_tensors]
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        any_result_requires_grad = any(result is not None and result[1] for result in traced.results)
+        any_result_requires_grad = any(
+            result is not None and result.requires_grad for result in traced.results
+        )
         if reason is None and any_result_requires_grad and not torch.is_grad_enabled():
             reason = "it enables gradients itself"
         if reason is None and needs_grad and traced.mutated:

@@ -1,7 +1,7 @@
 """Objects that a function captures from closures, globals and defaults, and how to notice that they changed.
 
-A plan is valid for the objects that were captured when it was built. A capture is known by its site, a cell,
-namespace or attribute, so that a call notices another object at that site. Objects that can change without
+A plan is valid for the objects that were captured when it was built. A capture is identified by its site (a
+cell, namespace or attribute), so that a call notices another object there. Objects that can change without
 becoming another object (lists, instances, ...) are not supported: the eager function runs.
 """
 
@@ -156,7 +156,7 @@ def read_capture(holder: Any, name: str) -> Any:
 
 
 def capture_key(captured: Any) -> Any:
-    """Return what a signature knows a captured object by; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    """Return what a signature holds for a captured object; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     kind = type(captured)
     if kind is Tensor or kind is torch.nn.Parameter:
         # The same tensor object may get other memory and another layout, as in `module.double()`.

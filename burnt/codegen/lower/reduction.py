@@ -49,16 +49,22 @@ def reduce_axes(
             index[axis] = ix
         return cast(x.at(tuple(index)), math_dtype)
 
-    node_dtype = torch.int64 if kind in ("argmax", "argmin") else math_dtype
-    node = Reduction(
-        kind, tuple(x.shape[a] for a in kept_axes), tuple(x.shape[a] for a in reduced_axes), node_dtype, body
+    reduction_dtype = torch.int64 if kind in ("argmax", "argmin") else math_dtype
+    reduction = Reduction(
+        kind,
+        tuple(x.shape[a] for a in kept_axes),
+        tuple(x.shape[a] for a in reduced_axes),
+        reduction_dtype,
+        body,
     )
-    shape = tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else node.shape
+    shape = (
+        tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else reduction.shape
+    )
 
     def at(index: Index) -> Expr:
         outer = tuple(index[a] for a in kept_axes) if keepdim else index
-        result = reduction_result(node, outer)
-        if dtype == node_dtype:
+        result = reduction_result(reduction, outer)
+        if dtype == reduction_dtype:
             return result
         return Expr.make("as" if dtype in HALF_TO_FLOAT32 else "cast", (result,), dtype)
 

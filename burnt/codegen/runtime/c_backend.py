@@ -22,11 +22,11 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
     from burnt.codegen.render.c.kernel import print_kernels
 
     template = print_kernels(kernels, buffers, numbers)
-    is_general = size_templates.needs_parameters(template)
+    has_size_parameters = size_templates.needs_parameters(template)
     pointers = len(buffers) + any(kernel.checks for kernel in kernels)
     source, values = (
         _parametrize_sizes(template, pointers + len(numbers))
-        if is_general
+        if has_size_parameters
         else (with_constant_sizes(template), ())
     )
     library = c_library.load(c_library.PREAMBLE + source, [kernel.name for kernel in kernels])

@@ -198,7 +198,7 @@ def _open_library(path: Path) -> tuple[ctypes.CDLL, Path]:
             hint="free memory; or, if the process has too many memory mappings (each kernel takes two), "
             "raise the limit: sysctl vm.max_map_count",
         ) from error
-    with contextlib.suppress(OSError):  # a folder that cannot be written is not swept either
+    with contextlib.suppress(OSError):  # a folder that cannot be written evicts nothing either
         os.utime(path)
     return library, path
 
@@ -254,9 +254,8 @@ def launcher(
 
     An empty kernel with 4 tensors and 6 integers takes 0.60 microseconds this way, ``data_ptr()`` included.
     Alternatives: 0.53 with one reused array (not thread-safe), 1.15 with ctypes' ``argtypes``, 0.78 with
-        these
-    and prepared integer objects, 1.26 with a new ctypes array. `torch.add` of 4 numbers takes 1.09
-    (``python benchmarks/toolchain.py``, two cores of an AMD EPYC).
+    ``argtypes`` and prepared integer objects, 1.26 with a new ctypes array. `torch.add` of 4 numbers takes
+    1.09 (``python benchmarks/toolchain.py``, two cores of an AMD EPYC).
 
     Raises:
         struct.error: by a call with the wrong number of arguments, or with an integer outside int64.

@@ -173,21 +173,21 @@ class CompiledPlan:
             numbers: the run-time numbers, in the order of `Plan.number_positions`.
             seed: from `draw_seed`; by default a new one.
         """
-        memory: list[Any] = list(tensors)
+        slot_tensors: list[Any] = list(tensors)
         if self.plan.seed is not None:
-            memory.append(self.draw_seed() if seed is None else seed)
+            slot_tensors.append(self.draw_seed() if seed is None else seed)
         if self.single_launcher is not None:
             for shape, strides, dtype in self.new_outputs:
-                memory.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
-            self.single_launcher(memory, numbers)
+                slot_tensors.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
+            self.single_launcher(slot_tensors, numbers)
         else:
-            memory = self.initial_tensors(memory)
+            slot_tensors = self.initial_tensors(slot_tensors)
             for prepared in self.prepared_steps:
-                self.run_step(prepared, memory, numbers)
+                self.run_step(prepared, slot_tensors, numbers)
                 for slot in prepared.release:
-                    memory[slot] = None
+                    slot_tensors[slot] = None
         results = [
-            memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
+            slot_tensors[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
         ]
         return self.write_back(tensors, results) if self.mutated else results
 
@@ -203,28 +203,28 @@ class CompiledPlan:
 
         The latter have no elements. The other slots are None.
         """
-        memory = [*inputs, *[None] * (len(self.slots) - len(inputs))]
+        slot_tensors = [*inputs, *[None] * (len(self.slots) - len(inputs))]
         for slot, (shape, strides, dtype) in self.unwritten:
-            memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-        return memory
+            slot_tensors[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        return slot_tensors
 
-    def run_step(self, prepared: _PreparedStep, memory: list[Any], numbers: Sequence[float]) -> None:
+    def run_step(self, prepared: _PreparedStep, slot_tensors: list[Any], numbers: Sequence[float]) -> None:
         """Run one step: allocate its outputs, then launch the kernel or call torch's op."""
         for slot, (shape, strides, dtype) in prepared.allocate:
-            memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            slot_tensors[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
         step = prepared.step
         if isinstance(step, Kernel):
-            self.launchers[step](memory, numbers)
+            self.launchers[step](slot_tensors, numbers)
             return
         args: Any
         kwargs: Any
         if prepared.constant_arguments is not None:
             args, kwargs = (
-                [v if slot is None else memory[slot] for slot, v in prepared.constant_arguments],
+                [v if slot is None else slot_tensors[slot] for slot, v in prepared.constant_arguments],
                 {},
             )
         else:
-            tensors = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
+            tensors = {node: slot_tensors[self.slots[buffer]] for node, buffer in step.inputs.items()}
             args, kwargs = torch.fx.node.map_aggregate(
                 (step.node.args, step.node.kwargs), lambda v: self.call_argument(v, tensors, numbers)
             )
@@ -237,12 +237,12 @@ class CompiledPlan:
                 if tensor.stride() != buffer.strides:
                     shape, strides, dtype = self.allocation(buffer)
                     if _has_strides(tensor, strides):
-                        memory[self.slots[buffer]] = tensor.as_strided(shape, strides)
+                        slot_tensors[self.slots[buffer]] = tensor.as_strided(shape, strides)
                         continue
                     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
                         tensor
                     )
-                memory[self.slots[buffer]] = tensor
+                slot_tensors[self.slots[buffer]] = tensor
 
     def constant_arguments(self, step: Kernel | TorchCall) -> list[tuple[int | None, Any]] | None:
         """Return a call's arguments, each as a slot or a constant.
@@ -291,15 +291,15 @@ class CompiledPlan:
             tensors = [*tensors, cast("Tensor", self.draw_seed())]
         begin = time.perf_counter()
         while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
-            memory = self.initial_tensors(tensors)
+            slot_tensors = self.initial_tensors(tensors)
             for prepared, seconds in zip(prepared_steps, samples, strict=True):
                 self.synchronise()
                 start = time.perf_counter()
-                self.run_step(prepared, memory, numbers)
+                self.run_step(prepared, slot_tensors, numbers)
                 self.synchronise()
                 seconds.append(time.perf_counter() - start)
                 for slot in prepared.release:
-                    memory[slot] = None
+                    slot_tensors[slot] = None
         return [statistics.median(s) for s in samples]
 
     def synchronise(self) -> None:

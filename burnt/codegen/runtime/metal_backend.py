@@ -102,8 +102,8 @@ def _metal_text(dispatch: Dispatch, *, as_parameters: bool) -> tuple[str, tuple[
         return with_constant_sizes(dispatch.text), ()
     text, sizes = sizes_as_parameters(dispatch.text, lambda k: f"n[{k}]")
     if sizes:
-        place = len(dispatch.buffers) + dispatch.numbers
-        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
+        position = len(dispatch.buffers) + dispatch.numbers
+        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({position})]],\n"
         text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
     return text, sizes
 

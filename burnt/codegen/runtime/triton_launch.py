@@ -179,7 +179,7 @@ class _FunctionCall:
             tensors.append(named_tensors[work.name])
         if self.may_fail:
             tensors.append(named_tensors["failed"])
-        numbers = [values[place] for place in self.numbers]
+        numbers = [values[position] for position in self.numbers]
         if self.is_interpreted:
             self.function[self.grid](*tensors, *numbers, *self.sizes, **self.constants)
         elif device.index == torch.cuda.current_device():

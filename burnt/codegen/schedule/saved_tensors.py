@@ -169,14 +169,14 @@ def _select_reused_results(
         }
         return len(large) + len(given)
 
-    for i, (result, fact) in enumerate(zip(_results(forward), forward.results, strict=False)):
-        if fact is None or not isinstance(result, Node):
+    for i, (result, layout) in enumerate(zip(_results(forward), forward.results, strict=False)):
+        if layout is None or not isinstance(result, Node):
             continue
         node = _skip_aliases(result)
         if producing_ops[i] not in _SAVED_BY_TORCH and node not in pool_indices:
             continue
         known = {_skip_aliases(_results(forward)[k]) for k in found} | saved
-        if node.op != "call_function" or tuple(node.meta["val"].stride()) != fact[0] or node in known:
+        if node.op != "call_function" or tuple(node.meta["val"].stride()) != layout.strides or node in known:
             continue
         if node in counterparts.values() and num_large_reads(known | {node}) <= num_large_reads(known):
             found.append(i)
@@ -291,7 +291,7 @@ def _number_expressions(
         first: the placeholder that is the forward's first tensor.
     """
     found: dict[Node, int] = {}
-    place = -first
+    position = -first
 
     def argument(value: Any) -> Any:
         if isinstance(value, Node):
@@ -306,8 +306,8 @@ def _number_expressions(
 
     for node in traced.graph.graph.nodes:
         if node.op == "placeholder":
-            key: Any = ("tensor", place)
-            place += 1
+            key: Any = ("tensor", position)
+            position += 1
         elif node.op == "get_attr":
             tensor = getattr(traced.graph, str(node.target))
             key = ("tensor", tensors + held[id(tensor)]) if id(tensor) in held else ("constant", id(tensor))

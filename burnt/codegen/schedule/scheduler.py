@@ -158,7 +158,7 @@ class _Scheduler:
 
     Attributes:
         env: the value of each node, as in `torch.fx.Interpreter`.
-        in_memory: by ``id(value)``, a value that is in memory with its buffer; it keeps the value alive.
+        in_memory: by ``id(value)``, a value that is in memory, which is kept alive, and its buffer.
         pending: the stores, as buffer and value, whose kernels are not built yet.
         probe_indices: one index per shape; expressions at the same index can be compared by identity.
         hoisted: by matmul operand and axis, the operand with its row statistics read from memory.
@@ -242,6 +242,11 @@ class _Scheduler:
         )
         self.in_memory[id(value)] = (value, buffer)
         return value
+
+    def buffer_holding(self, value: Any) -> Buffer | None:
+        """Return the buffer that holds a value; None if it is not in memory."""
+        entry = self.in_memory.get(id(value))
+        return None if entry is None else entry[1]
 
     def lower_node(self, node: torch.fx.Node) -> Any:
         """Return the value of a node: lowered, or loaded from the output of a torch call."""
@@ -409,11 +414,9 @@ class _Scheduler:
         """Return the buffer that holds a value in the node's strides; a new one has its store pending."""
         if self.is_free_view(node):
             return self.add_view(node)
-        if id(value) in self.in_memory:
-            buffer = self.in_memory[id(value)][1]
-            meta = node.meta["val"]
-            if buffer.strides == tuple(meta.stride()):
-                return buffer
+        stored = self.buffer_holding(value)
+        if stored is not None and stored.strides == tuple(node.meta["val"].stride()):
+            return stored
         buffer = self.new_temporary_like(node.meta["val"])
         self.pending.append((buffer, value))
         self.env[node] = self.load_buffer(buffer)
@@ -434,11 +437,11 @@ class _Scheduler:
         (base,) = node.all_input_nodes
         if exclusive and len(base.users) > 1:
             return False
-        held = self.in_memory.get(id(self.env[base]))
-        if held is None:
+        stored = self.buffer_holding(self.env[base])
+        if stored is None:
             return self.is_free_view(base, exclusive=exclusive)
         called = {buffer for step in self.steps if isinstance(step, TorchCall) for buffer in step.outputs}
-        return held[1] in called or (held[1].role == "input" and not exclusive)
+        return stored in called or (stored.role == "input" and not exclusive)
 
     def add_view(self, node: torch.fx.Node) -> Buffer:
         """Return the buffer of a view; a torch call makes the view, without a copy."""
@@ -455,13 +458,15 @@ class _Scheduler:
             return node
         value, meta = self.env[node], node.meta["val"]
         is_own = position < len(self.traced.results)  # the function's own result, not one saved for backward
-        fact = self.traced.results[position] if is_own else None
-        strides = tuple(meta.stride()) if fact is None else fact[0]
-        held = self.in_memory.get(id(value))
+        layout = self.traced.results[position] if is_own else None
+        strides = tuple(meta.stride()) if layout is None else layout.strides
+        stored = self.buffer_holding(value)
         # A result that was an argument must not show the argument's later in-place change.
-        is_changed = held is not None and held[1].position in self.traced.mutated and node.op != "placeholder"
-        if held is not None and held[1].strides == strides and not (is_changed and held[1].role == "input"):
-            return held[1]
+        is_changed = (
+            stored is not None and stored.position in self.traced.mutated and node.op != "placeholder"
+        )
+        if stored is not None and stored.strides == strides and not (is_changed and stored.role == "input"):
+            return stored
         if self.is_free_view(node, exclusive=True) and strides == tuple(meta.stride()):
             return self.add_view(node)
         shape = tuple(meta.shape)

@@ -141,7 +141,7 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
     Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
 
     If any kernel has checks, the buffers' addresses are followed by the address of one uint64 for each of the
-    kernel's checks. If a check fails, the kernel stores ``2 * shown + 1`` of one failing element there.
+    kernel's checks. If a check fails, the kernel stores ``2 * reported + 1`` of one failing element there.
 
     Args:
         kernels: the kernels to print; a function has its kernel's name.
@@ -478,17 +478,17 @@ class _KernelPrinter(ExprPrinter):
         self.loop_names[block_start] = "block"
         kind, count = ("strip", "") if is_full else ("row", ", end - block")
         store_lines = []
-        for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
+        for i, (buffer, offset) in enumerate(dict.fromkeys([*loads, *stored])):
             row, start = (
                 f"h{i}",
-                self.element_text(buffer, place.substitute({last: IndexExpr.of(block_start)})),
+                self.element_text(buffer, offset.substitute({last: IndexExpr.of(block_start)})),
             )
             self.emit(f"float {row}[{size}] __attribute__((aligned(64)));")
-            if (buffer, place) in loads:
+            if (buffer, offset) in loads:
                 self.emit(f"f32_of_f16_{kind}({row}, &{start}{count});")
-            if (buffer, place) in stored:
+            if (buffer, offset) in stored:
                 store_lines.append(f"f16_of_f32_{kind}(&{start}, {row}{count});")
-            self.f32_copies[buffer, place] = f"{row}[{name} - block]"
+            self.f32_copies[buffer, offset] = f"{row}[{name} - block]"
         return store_lines
 
     def emit_loop_with_borders(self, last: Var, stores: Sequence[Store]) -> None:
@@ -984,8 +984,8 @@ def _find_float16_rows(
             all_accesses[0].append(e.extra)  # type: ignore[arg-type]
     all_accesses[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]
 
-    def is_row(buffer: Buffer, place: IndexExpr) -> bool:
-        return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
+    def is_row(buffer: Buffer, offset: IndexExpr) -> bool:
+        return buffer.dtype == torch.float16 and buffer.role != "local" and offset.stride(loop) == 1
 
     loads, stored = ([access for access in accesses if is_row(*access)] for accesses in all_accesses)
     return loads, stored
