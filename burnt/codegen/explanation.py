@@ -194,8 +194,12 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     if target is None:
         raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
-        return BuiltKernels("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _refuse_to_run))
+    def build(
+        kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
+    ) -> BuiltKernels:
+        return BuiltKernels(
+            "", target.show(list(kernels), number_positions), dict.fromkeys(kernels, _refuse_to_run)
+        )
 
     source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     entry = Function(function.fn, target=source_only).cache_entry(*args)
@@ -209,7 +213,7 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     )
 
 
-def _refuse_to_run(memory: Sequence[Any], numbers: Sequence[float]) -> None:
+def _refuse_to_run(slot_tensors: Sequence[Any], numbers: Sequence[float]) -> None:
     raise AssertionError("kernels generated for explain(target=...) do not run")
 
 

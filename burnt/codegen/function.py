@@ -337,7 +337,7 @@ class Function(InlinedWhenTraced):
             return entry
 
     def _retarget(self, args: Sequence[Any]) -> CacheEntry | None:
-        """Compile the plan of the function that `on` was called on for this function's target."""
+        """Compile the original function's plan for this target; None unless `on` made this function."""
         if self._origin is None or self.target is None:
             return None
         entry = self._origin.cache_entry(*args)

@@ -248,14 +248,14 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
         UnsupportedError: the function reads a tensor attribute that is not available while tracing.
     """
     try:
-        return _trace_generally(fn, args)
+        return _trace_with_float_inputs(fn, args)
     except _AttributeRead as attribute:
         raise UnsupportedError(
             f"it reads a tensor's {attribute}, which is not available while tracing"
         ) from None
 
 
-def _trace_generally(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
+def _trace_with_float_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """Trace with floats as inputs; if the graph depends on their values, trace with the values built in."""
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:

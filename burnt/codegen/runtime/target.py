@@ -39,8 +39,8 @@ class Target:
 
     Args:
         name: ``"c"``, ``"triton"`` or ``"metal"``.
-        build: compiles kernels: ``build(kernels, buffers, numbers)``, with the buffers and the argument
-            positions of run-time numbers in the order in which launchers take them.
+        build: compiles kernels: ``build(kernels, buffers, number_positions)``, with the buffers and the
+            argument positions of run-time numbers in the order in which launchers take them.
         why_unavailable: returns why the target cannot be used on this machine, or None if it can.
         scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
         max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
@@ -50,7 +50,8 @@ class Target:
             that it depends on; None for never.
         why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
         why_torch_matmul: the same for a matmul; None for a target without matmul kernels.
-        show: returns the generated code of each kernel without compiling: ``show(kernels, numbers)``.
+        show: returns the generated code of each kernel without compiling it:
+            ``show(kernels, number_positions)``.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Target:
     online_thresholds: OnlineThresholds | None = None
     why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None
     why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None
-    show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
+    show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, positions: {}
 
 
 def raise_failed_check(checks: Sequence[Check], failed: Iterable[int]) -> None:

@@ -59,9 +59,9 @@ from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 
 __all__ = ["print_kernels"]
 
-_MIN_PARALLEL = 1 << 15  # elements from which on several threads are faster than one
+_MIN_PARALLEL = 1 << 15  # minimum number of elements for which several threads are faster than one
 _NUM_CHUNKS = 64  # chunks of a split pass: enough to balance the load for any number of threads
-_FEW_ITERATIONS = 16  # iterations of the outer loops below which passes are split instead
+_FEW_ITERATIONS = 16  # with fewer iterations of the outer loops, each pass is split among the threads
 # Elements of a block, whose sums are float32 and are added to a double at its end.
 _SUM_BLOCK = 256  # 32 for each lane of a 256-bit vector
 _SCALAR_SUM_BLOCK = 32  # where the loop may not be vectorised, and so has one lane
@@ -135,7 +135,9 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 """
 
 
-def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> str:
+def print_kernels(
+    kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
+) -> str:
     """Return the C source of kernels, each a function ``void name(const burnt_arg *a)`` for `c_library.load`.
 
     Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
@@ -146,12 +148,13 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
     Args:
         kernels: the kernels to print; a function has its kernel's name.
         buffers: the buffers, in the order in which their addresses are passed.
-        numbers: positions of the run-time numbers, in the order in which they follow the addresses.
+        number_positions: of the run-time numbers among the function's arguments, in the order in which they
+            follow the addresses.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
     if any(kernel.checks for kernel in kernels):
         slots["failed"] = len(buffers)
-    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
+    slots |= {number: len(slots) + i for i, number in enumerate(number_positions)}
     return "\n".join(
         [
             prelude.source(),

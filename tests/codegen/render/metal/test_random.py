@@ -83,6 +83,6 @@ def test_counters_beyond_32_bits() -> None:
     )
     kernel = Kernel("far", (i,), [Store(y, (), IndexExpr.of(i), value, (i,))])
     made = torch.empty(8)
-    METAL_SHIM.build([kernel], [seed, y], ()).launch[kernel]([torch.tensor([99]), made], ())
+    METAL_SHIM.build([kernel], [seed, y], ()).launchers[kernel]([torch.tensor([99]), made], ())
     expected = (words(99, 5, 8, first) >> np.uint64(8)).astype(np.float32) * 2.0**-24
     assert np.array_equal(made.numpy(), expected)
