@@ -323,7 +323,7 @@ def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
 
 
 def test_torch_tells_alike_tensors_from_others() -> None:
-    are_alike = _torch.alike([torch.ones(2, 3), torch.ones(())])
+    are_alike = _torch.build_tensor_guard([torch.ones(2, 3), torch.ones(())])
     assert are_alike(torch.zeros(2, 3), torch.zeros(()))
     others = [
         torch.ones(3, 2),
@@ -336,7 +336,7 @@ def test_torch_tells_alike_tensors_from_others() -> None:
 
 
 def test_torch_says_how_it_multiplies() -> None:
-    assert _torch.product_precision() == torch.get_float32_matmul_precision()
+    assert _torch.float32_matmul_precision() == torch.get_float32_matmul_precision()
 
 
 def test_torch_counts_its_modes() -> None:

@@ -2,7 +2,10 @@
 
 The traced graph of composite ops is differentiated by torch; the result is scheduled and compiled like any
 other function. The backward recomputes what it needs from the inputs, except for the tensors that
-`burnt.codegen.schedule.saved_tensors` selects to save. For second derivatives torch runs the traced graph.
+`burnt.codegen.schedule.saved_tensors` selects to save. Second derivatives are torch's, of the traced graph
+of composite ops.
+
+The backward is traced with the forward plan, and scheduled and compiled at its first call.
 """
 
 from __future__ import annotations
@@ -16,12 +19,19 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.frontend.trace import PLANNING_LOCK, Traced, is_random, trace, why_unsupported
+from burnt.codegen.frontend.trace import (
+    PLANNING_LOCK,
+    ResultLayout,
+    Traced,
+    is_random,
+    trace,
+    why_unsupported,
+)
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 
-__all__ = ["BackwardPlan", "Differentiable", "derive", "derived_plan"]
+__all__ = ["BackwardPlan", "Differentiable", "build_backward_plan", "trace_backward"]
 
 
 # Longest axis of a cumprod whose derivative is compiled: torch unrolls it, about ten ops for each element.
@@ -42,8 +52,10 @@ class Differentiable(torch.autograd.Function):
         ctx.has_seed = seed is not None
         saved_outputs = [outputs[i] for i in forward.saved.reused_results]
         ctx.save_for_backward(*tensors, *saved, *saved_outputs, *(() if seed is None else (seed,)))
-        constant = [o for o, r in zip(outputs, results, strict=True) if r is not None and not r[1]]
-        ctx.mark_non_differentiable(*constant)
+        without_grad = [
+            o for o, r in zip(outputs, results, strict=True) if r is not None and not r.requires_grad
+        ]
+        ctx.mark_non_differentiable(*without_grad)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
         return tuple(outputs)
 
@@ -68,7 +80,7 @@ class Differentiable(torch.autograd.Function):
             ]
             inputs = [*plan_grad_outs, *tensors]
             # Numbers come after the tensors in the backward's arguments; it uses only some of them.
-            numbers = [ctx.numbers[p - len(inputs)] for p in plan.plan.plan.numbers]
+            numbers = [ctx.numbers[p - len(inputs)] for p in plan.plan.plan.number_positions]
             gradients = iter(plan.plan([*inputs, *saved, *plan.constants], numbers, seed))
         reached = ctx.forward.traced.inputs_with_grad
         all_gradients = [next(gradients) if needed else None for needed in needs_grad]
@@ -87,12 +99,12 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def _layout(tensor: Tensor) -> _Layout:
     """Return shape, strides and dtype for a tensor's gradient: its own strides, unless elements overlap."""
-    strides, reach = tensor.stride(), 0
+    strides, max_offset = tensor.stride(), 0
     for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:
+        if size > 1 and stride <= max_offset:
             strides = torch.empty(tensor.shape, device="meta").stride()
             break
-        reach += stride * (size - 1)
+        max_offset += stride * (size - 1)
     return tuple(tensor.shape), strides, tensor.dtype
 
 
@@ -116,12 +128,12 @@ def _build_plan(
     """Build the plan that computes the gradients from grad_outs, tensors, saved tensors and numbers."""
     traced = forward.backward_traces.pop(needs_grad, None)
     if traced is None:
-        traced = _trace_backward(forward.traced, tensors, needs_grad, layouts, forward.device)
+        traced = _trace_vjp(forward.traced, tensors, needs_grad, layouts, forward.device)
     if traced is None:
         return None
     with torch.no_grad():
         saved = forward.saved.all_nodes(forward.traced)
-        traced = with_saved_inputs(traced, forward.traced, saved, forward.target.why_eager)
+        traced = with_saved_inputs(traced, forward.traced, saved, forward.target.why_torch_call)
         # Tensors that the function itself creates from Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
@@ -139,7 +151,7 @@ def _build_plan(
         return BackwardPlan(plan, constants)
 
 
-def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:
+def build_backward_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:
     """Build the backward plan of a forward plan that was not run; None if it has none."""
     needs_grad = tuple(t.requires_grad for t in tensors)
     if needs_grad not in forward.backward_traces:
@@ -148,19 +160,19 @@ def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPl
         return _build_plan(forward, tensors, needs_grad, [])
 
 
-def derive(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:
+def trace_backward(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:
     """Trace the backward for the tensors that require a gradient; None if there is none."""
     (results,) = next(n.args for n in traced.graph.graph.nodes if n.op == "output")
     layouts = []
     for node, result in zip(results, traced.results, strict=True):
         if result is not None and isinstance(node, torch.fx.Node) and node.meta["val"].is_floating_point():
             value = node.meta["val"]
-            like = torch.empty_strided(value.shape, result[0], dtype=value.dtype, device="meta")
+            like = torch.empty_strided(value.shape, result.strides, dtype=value.dtype, device="meta")
             layouts.append(_layout(like))
-    return _trace_backward(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
+    return _trace_vjp(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
 
 
-def _trace_backward(
+def _trace_vjp(
     forward: Traced,
     tensors: Sequence[Tensor],
     needs_grad: tuple[bool, ...],
@@ -190,7 +202,7 @@ def _trace_backward(
     examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors]
     try:
         with _torch.without_autocast():
-            traced, is_general = trace(backward, [*examples, *(0.5 for _ in forward.numbers)])
+            traced, is_general = trace(backward, [*examples, *(0.5 for _ in forward.stand_in_positions)])
     except Exception:  # of any kind: torch can still differentiate what cannot be traced
         return None
     if not is_general or why_unsupported(traced) is not None:
@@ -250,15 +262,15 @@ def _interpret(
     # The graphs of a trace each have their own names for captured tensors: compare the objects.
     captured_ids = [id(getattr(traced.graph, name)) for name in traced.captured]
     captured = dict(zip(captured_ids, tensors[num_placeholders:], strict=True))
-    values = dict(zip(sorted(traced.numbers.values()), numbers, strict=True))
+    values = dict(zip(sorted(traced.stand_in_positions.values()), numbers, strict=True))
     remaining = iter(tensors)
     env: dict[torch.fx.Node, Any] = {}
 
     def argument(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
             return env[value]
-        if isinstance(value, float) and value in traced.numbers:
-            return values[traced.numbers[value]]
+        if isinstance(value, float) and value in traced.stand_in_positions:
+            return values[traced.stand_in_positions[value]]
         return value
 
     for node in nodes[:-1]:
@@ -317,7 +329,7 @@ def _run_alone(
             results[-1].meta["val"] = meta
     graph.output(results)
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    result_layouts = tuple((tuple(meta.stride()), False) for meta in metas)
+    result_layouts = tuple(ResultLayout(tuple(meta.stride()), False) for meta in metas)
     with PLANNING_LOCK, torch.no_grad():
         traced = Traced(module, module, None, {}, (), result_layouts)
         return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(

@@ -5,7 +5,7 @@ and no gradient is needed. All conditions are in this file. Figures in the comme
 kernel divided by the time of the generated one, with one thread of a Zen 4. Within larger functions these ops
 are lowered like all others; with `fuse(single=True)` they always are.
 
-In a larger function, a single node runs as a torch call where `why_eager_is_faster` says so. The gradient of
+In a larger function, a single node runs as a torch call where `why_torch_is_faster` says so. The gradient of
 max pooling is an example. Generated code gathers: each element checks for every pooling window that contains
 it whether it is the maximum. torch scatters: it adds one number for each window to zeros. That takes fewer
 steps, which are slower only than vectorized ones, and small windows in long rows are vectorized. In rows of
@@ -26,7 +26,7 @@ from torch.fx import Node
 from burnt.codegen.frontend.trace import Traced, trace_composite_calls
 from burnt.codegen.lower.pooling import POOLING_OPS, AdaptiveWindows, UniformWindows, pooling_windows
 
-__all__ = ["EagerCalls", "eager_calls", "why_eager_is_faster"]
+__all__ = ["EagerCalls", "eager_calls", "why_torch_is_faster"]
 
 _MAX_NODES = 40  # the graph of any of these ops, decomposed, is smaller
 # Pooling windows whose gradient is gathered: at most this window size and stride, at least this row length.
@@ -150,7 +150,7 @@ _RULES: dict[tuple[str, ...], _Rule] = {
 }
 
 
-def why_eager_is_faster(node: torch.fx.Node) -> str | None:
+def why_torch_is_faster(node: torch.fx.Node) -> str | None:
     """Return why a node should run as a torch call on a CPU; None if it should be lowered."""
     pool = POOLING_OPS.get(node.target)
     if pool is None:

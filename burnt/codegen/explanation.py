@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from burnt.codegen.backward import derived_plan
+from burnt.codegen.backward import build_backward_plan
 from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import TARGETS
-from burnt.codegen.schedule.scheduler import VIEW_OPS, Call, Plan
+from burnt.codegen.schedule.scheduler import VIEW_OPS, Plan, TorchCall
 from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
@@ -154,7 +154,7 @@ def explain(
     function = fn if isinstance(fn, Function) else Function(fn)
     if function.single:
         # Show the steps it is split into, rather than raise the same error again.
-        function = Function(function.fn, target=function.target, lowered=True)
+        function = Function(function.fn, target=function.target, always_generate=True)
     if kwargs:
         args = function.positional(args, kwargs)
     if target is not None:
@@ -163,7 +163,7 @@ def explain(
     if entry.forward is None:
         return Explanation(_eager_steps(entry), None if entry.eager_calls else entry.fallback_reason)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *entry.captured_tensors]
-    numbers = [args[i] for i in entry.forward.plan.numbers]
+    numbers = [args[i] for i in entry.forward.plan.number_positions]
     backward = None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         results = [
@@ -194,22 +194,26 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     if target is None:
         raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
-        return BuiltKernels("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _refuse_to_run))
+    def build(
+        kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
+    ) -> BuiltKernels:
+        return BuiltKernels(
+            "", target.show(list(kernels), number_positions), dict.fromkeys(kernels, _refuse_to_run)
+        )
 
     source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     entry = Function(function.fn, target=source_only).cache_entry(*args)
     if entry.forward is None:
         return Explanation((), entry.fallback_reason)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *entry.captured_tensors]
-    backward = derived_plan(entry.forward, tensors)
+    backward = build_backward_plan(entry.forward, tensors)
     return dataclasses.replace(
         _explain_plan(entry.forward, None),
         backward=None if backward is None else _explain_plan(backward.plan, None),
     )
 
 
-def _refuse_to_run(memory: Sequence[Any], numbers: Sequence[float]) -> None:
+def _refuse_to_run(slot_tensors: Sequence[Any], numbers: Sequence[float]) -> None:
     raise AssertionError("kernels generated for explain(target=...) do not run")
 
 
@@ -221,7 +225,7 @@ def _measure(compiled: CompiledPlan) -> list[float]:
         )
         for b in compiled.plan.inputs
     ]
-    return compiled.time_steps(tensors, [0.5] * len(compiled.plan.numbers))
+    return compiled.time_steps(tensors, [0.5] * len(compiled.plan.number_positions))
 
 
 def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
@@ -233,8 +237,8 @@ def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Ex
     return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
 
 
-def _explain_step(step: Kernel | Call, plan: Plan) -> Step:
-    if isinstance(step, Call):
+def _explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:
+    if isinstance(step, TorchCall):
         buffers = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
         if step.node.target in VIEW_OPS:
@@ -272,7 +276,9 @@ def _why_separate(kernel: Kernel, plan: Plan) -> str:
     if len(plan.steps) == 1:
         return "it is the only step"
     stores = [s.buffer for s in kernel.steps if isinstance(s, Store)]
-    readers = [s for s in plan.steps if isinstance(s, Call) and any(b in s.inputs.values() for b in stores)]
+    readers = [
+        s for s in plan.steps if isinstance(s, TorchCall) and any(b in s.inputs.values() for b in stores)
+    ]
     if readers:
         return f"{readers[0].node.target} reads its result from memory"
     if any(b.role == "intermediate" for b in stores):

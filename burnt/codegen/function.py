@@ -27,10 +27,10 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
-from burnt.codegen.backward import Differentiable, derive
+from burnt.codegen.backward import Differentiable, trace_backward
 from burnt.codegen.eager_policy import EagerCalls, eager_calls
 from burnt.codegen.frontend.captures import (
-    SIMPLE,
+    CONSTANT_TYPES,
     capture_key,
     captures,
     copy_partial,
@@ -48,7 +48,7 @@ from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_l
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tensors, with_saved_outputs
-from burnt.codegen.schedule.scheduler import Call
+from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedError
 
 __all__ = ["Function", "functions", "fuse"]
@@ -66,14 +66,14 @@ class CacheEntry(NamedTuple):
     Args:
         forward: the plan; None if the eager function runs.
         captured_tensors: tensors that the function captured, which the plan takes after its arguments.
-        captured_objects: everything that the function captured. The signature knows it by its address, so it
-            must stay alive.
+        captured_objects: everything that the function captured. The signature may hold its `id`, so it must
+            stay alive.
         fallback_reason: why the eager function runs, or None.
         is_specialized: whether the plan is valid only for these values of the float arguments.
         eager_calls: the torch calls that the function consists of, if it runs eagerly as they are faster.
         needs_grad: whether an argument or captured tensor requires a gradient.
         capture_sites: where each captured object was found.
-        capture_keys: what the signature knows each captured object by.
+        capture_keys: what the signature holds for each captured object (`capture_key`).
     """
 
     forward: CompiledPlan | None
@@ -94,7 +94,7 @@ class Function(InlinedWhenTraced):
         fn: a Python function of tensors, numbers and other constants; it may capture tensors.
         single: raise `FusionError` unless it compiles to a single kernel.
         target: the backend that kernels are generated for; by default the one of the tensors' device.
-        lowered: generate kernels even where a torch call is known to be faster
+        always_generate: generate kernels even where a torch call is known to be faster
             (`burnt.codegen.eager_policy`). `single` and `target` imply this.
     """
 
@@ -104,7 +104,7 @@ class Function(InlinedWhenTraced):
         *,
         single: bool = False,
         target: Target | None = None,
-        lowered: bool = False,
+        always_generate: bool = False,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(
@@ -115,7 +115,7 @@ class Function(InlinedWhenTraced):
             )
         self.fn = copy_partial(fn)
         self.single = single
-        self.lowered = lowered or single or target is not None
+        self.always_generate = always_generate or single or target is not None
         self.target = target
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, CacheEntry] = {}
@@ -171,7 +171,7 @@ class Function(InlinedWhenTraced):
         tensors = [a for a in args if isinstance(a, Tensor)]
         if forward.mutated and _share_memory([*tensors, *entry.captured_tensors]):
             return self.fn(*args)
-        numbers = [args[i] for i in forward.plan.numbers]
+        numbers = [args[i] for i in forward.plan.number_positions]
         if entry.needs_grad:
             flat = Differentiable.apply(forward, numbers, *tensors, *entry.captured_tensors)  # type: ignore[no-untyped-call]
         else:
@@ -199,7 +199,7 @@ class Function(InlinedWhenTraced):
                 tensors.append(arg)
             elif kind is float:
                 key.append(float)
-            elif kind in SIMPLE or isinstance(arg, SIMPLE):
+            elif kind in CONSTANT_TYPES or isinstance(arg, CONSTANT_TYPES):
                 key.append((kind, arg))
             else:
                 return None
@@ -337,7 +337,7 @@ class Function(InlinedWhenTraced):
             return entry
 
     def _retarget(self, args: Sequence[Any]) -> CacheEntry | None:
-        """Compile the plan of the function that `on` was called on for this function's target."""
+        """Compile the original function's plan for this target; None unless `on` made this function."""
         if self._origin is None or self.target is None:
             return None
         entry = self._origin.cache_entry(*args)
@@ -349,8 +349,13 @@ class Function(InlinedWhenTraced):
     ) -> CacheEntry:
         """Trace, schedule and compile for these arguments, or find why the eager function must run."""
         target = self.target or (target_of(tensors[0].device) if tensors else C)
-        if self.lowered and self.target is None and isinstance(target, Target) and target.why_eager_matmul:
-            target = dataclasses.replace(target, why_eager_matmul=why_always_library_call)
+        if (
+            self.always_generate
+            and self.target is None
+            and isinstance(target, Target)
+            and target.why_torch_matmul
+        ):
+            target = dataclasses.replace(target, why_torch_matmul=why_always_library_call)
         reason = target if isinstance(target, str) else None
         reason = (
             reason
@@ -368,21 +373,27 @@ class Function(InlinedWhenTraced):
         reason = self._why_unsupported_tensors(captured_tensors) or why_unsupported(traced)
         inputs = [*tensors, *captured_tensors]
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        any_result_requires_grad = any(result is not None and result[1] for result in traced.results)
+        any_result_requires_grad = any(
+            result is not None and result.requires_grad for result in traced.results
+        )
         if reason is None and any_result_requires_grad and not torch.is_grad_enabled():
             reason = "it enables gradients itself"
         if reason is None and needs_grad and traced.mutated:
             reason = "it modifies an argument in place, and gradients are needed"
         if reason is not None:
             return self._fallback(reason, captured_objects)
-        calls = None if self.lowered or needs_grad or target is not C else eager_calls(self.fn, args, traced)
+        calls = (
+            None
+            if self.always_generate or needs_grad or target is not C
+            else eager_calls(self.fn, args, traced)
+        )
         if calls is not None:
             return CacheEntry(None, captured_tensors, captured_objects, calls.why, eager_calls=calls)
         device = tensors[0].device if tensors else torch.device("cpu")
-        derived = derive(traced, inputs, device) if needs_grad else None
+        backward_trace = trace_backward(traced, inputs, device) if needs_grad else None
         saved = (
-            select_saved_tensors(traced, derived, target.why_eager)
-            if derived is not None
+            select_saved_tensors(traced, backward_trace, target.why_torch_call)
+            if backward_trace is not None
             else SavedTensors([], [])
         )
         try:
@@ -404,8 +415,8 @@ class Function(InlinedWhenTraced):
         if reason is not None:
             return self._fallback(reason, captured_objects)
         forward.saved = saved
-        if derived is not None:
-            forward.backward_traces[tuple(t.requires_grad for t in inputs)] = derived
+        if backward_trace is not None:
+            forward.backward_traces[tuple(t.requires_grad for t in inputs)] = backward_trace
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} cannot be compiled to a single kernel",
@@ -458,7 +469,7 @@ def _unsupported_argument_reason(args: Sequence[Any]) -> str:
 
 def _is_supported_type(arg: object) -> bool:
     """Whether signatures support an argument of this type."""
-    return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, SIMPLE)
+    return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, CONSTANT_TYPES)
 
 
 def _capture_keys(sites: Sequence[tuple[Any, str]]) -> list[Any]:
@@ -494,7 +505,7 @@ def _why_untraceable(error: Exception) -> str:
 def _why_random_call(forward: CompiledPlan) -> str | None:
     """Return a reason if a torch call in the plan draws random numbers; None otherwise."""
     for step in forward.plan.steps:
-        if isinstance(step, Call) and is_random(step.node):
+        if isinstance(step, TorchCall) and is_random(step.node):
             return f"{step.node.target} draws random numbers, and its backward would draw different ones"
     return None
 

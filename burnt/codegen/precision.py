@@ -43,7 +43,7 @@ def precision() -> str:
     'ieee'
     """
     try:
-        name = _NAMES[_torch.product_precision()]
+        name = _NAMES[_torch.float32_matmul_precision()]
     except RuntimeError:  # set by torch's newer settings, after which reading the older one raises
         name = _torch.matmul_precision()
     return "tf32x3" if is_tf32x3 and name == "ieee" else name

@@ -62,13 +62,13 @@ def stages(fn: Callable[..., Any], *args: Any, target: str = "c") -> Stages:
         max_chunks=to.max_chunks,
         splits_passes=to.splits_passes,
         online_thresholds=to.online_thresholds,
-        why_eager=to.why_eager,
-        why_eager_matmul=to.why_eager_matmul,
+        why_torch_call=to.why_torch_call,
+        why_torch_matmul=to.why_torch_matmul,
     )
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
     for i, kernel in enumerate(kernels):
         kernel.name = f"{fn.__name__.strip('<>')}_{i}"
-    texts = to.show(kernels, plan.numbers)
+    texts = to.show(kernels, plan.number_positions)
     graph = [_graph_line(node) for node in traced.graph.graph.nodes]
     steps = [
         _kernel(s) if isinstance(s, Kernel) else f"torch's own call: {s.node.target}" for s in plan.steps

@@ -80,7 +80,7 @@ def test_is_served(name: str) -> None:
 @pytest.mark.parametrize("name", [*SERVED, *OURS])
 def test_is_ours(name: str) -> None:
     fn, given = (SERVED | OURS)[name]
-    function = Function(fn, lowered=name in SERVED)
+    function = Function(fn, always_generate=name in SERVED)
     assert function.fallback_reason(*given) is None
     assert all(step.kind != "library" for step in explain(function, *given, timed=False).steps)
     for found, expected in zip(leaves(function(*given)), leaves(fn(*given)), strict=True):

@@ -25,7 +25,7 @@ from burnt.codegen import Function, explain, fuse
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.codegen.schedule.scheduler import Call
+from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import CompileError, ConfigError, DefinitionError, FusionError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
@@ -958,7 +958,7 @@ def test_calls_of_torchs_own_take_what_kernels_made() -> None:
         for ours, theirs in zip(fused(x, w, s), fn(x, w, s), strict=True):
             same(ours, theirs)
     made = fused.plan(x, w, 0.5)
-    assert any(isinstance(step, Call) for step in made.plan.steps)
+    assert any(isinstance(step, TorchCall) for step in made.plan.steps)
 
 
 class TestExplain:

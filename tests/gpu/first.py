@@ -110,7 +110,7 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         return dataclasses.replace(config, **changes)
 
     target = dataclasses.replace(
-        TRITON, why_eager_matmul=lambda node: None, build=lambda *a, **k: build(*a, choose=choose, **k)
+        TRITON, why_torch_matmul=lambda node: None, build=lambda *a, **k: build(*a, choose=choose, **k)
     )
 
     def listed(made: Any) -> Sequence[Tensor]:

@@ -1,7 +1,7 @@
 """Objects that a function captures from closures, globals and defaults, and how to notice that they changed.
 
-A plan is valid for the objects that were captured when it was built. A capture is known by its site, a cell,
-namespace or attribute, so that a call notices another object at that site. Objects that can change without
+A plan is valid for the objects that were captured when it was built. A capture is identified by its site (a
+cell, namespace or attribute), so that a call notices another object there. Objects that can change without
 becoming another object (lists, instances, ...) are not supported: the eager function runs.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from burnt.codegen.frontend.trace import InlinedWhenTraced
 
 __all__ = [
-    "SIMPLE",
+    "CONSTANT_TYPES",
     "capture_key",
     "captures",
     "copy_partial",
@@ -32,10 +32,20 @@ __all__ = [
     "why_unsupported_captures",
 ]
 
-_NUMBERS = frozenset({bool, int, str, type(None)})
-SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
+_COMPARED_BY_VALUE = frozenset({bool, int, str, type(None)})
+CONSTANT_TYPES = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, InlinedWhenTraced)
-_IMMUTABLE_TYPES = (*SIMPLE, *_CALLABLES, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
+_IMMUTABLE_TYPES = (
+    *CONSTANT_TYPES,
+    *_CALLABLES,
+    float,
+    Tensor,
+    type,
+    types.ModuleType,
+    enum.Enum,
+    slice,
+    range,
+)
 # Packages whose functions, modules and classes are assumed to be pure and not to change.
 _TRUSTED = frozenset({"torch", "burnt"})
 # Names whose value differs from call to call.
@@ -95,7 +105,7 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
             *((defaults[1], n) for n in defaults[1]),
         ]
         for holder, name in default_sites:
-            if not isinstance(read_capture(holder, name), (*SIMPLE, float)):
+            if not isinstance(read_capture(holder, name), (*CONSTANT_TYPES, float)):
                 add_site(holder, name)
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -146,7 +156,7 @@ def read_capture(holder: Any, name: str) -> Any:
 
 
 def capture_key(captured: Any) -> Any:
-    """Return what a signature knows a captured object by; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    """Return what a signature holds for a captured object; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     kind = type(captured)
     if kind is Tensor or kind is torch.nn.Parameter:
         # The same tensor object may get other memory and another layout, as in `module.double()`.
@@ -163,7 +173,7 @@ def capture_key(captured: Any) -> Any:
         return id(captured), *map(capture_key, captured)  # the same objects may have changed inside
     if kind is types.MappingProxyType:
         return id(captured), *((key, capture_key(value)) for key, value in captured.items())
-    return (kind, captured) if kind in _NUMBERS else id(captured)
+    return (kind, captured) if kind in _COMPARED_BY_VALUE else id(captured)
 
 
 def why_unsupported_captures(captured_objects: Sequence[Any]) -> str | None:
@@ -226,7 +236,7 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 def _data_attributes(instance: Any) -> list[str]:
     """Return the names of an object's data attributes, including those of its classes."""
-    data_types = (types.MemberDescriptorType, *SIMPLE, float, Tensor, list, dict, set, tuple)
+    data_types = (types.MemberDescriptorType, *CONSTANT_TYPES, float, Tensor, list, dict, set, tuple)
     of_classes = [
         name
         for cls in type(instance).__mro__[:-1]

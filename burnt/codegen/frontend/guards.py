@@ -1,4 +1,4 @@
-"""Inline cache: reuse the chosen plan when the guards match, without building the full signature.
+"""Inline cache: reuse the chosen cache entry when its guard holds, without building the full signature.
 
 A signature takes a dozen queries to torch. They cost 3 microseconds, and 10 to 110 after kernels that have
 streamed megabytes, since then the code and data that each query touches, torch's and the interpreter's, are
@@ -26,16 +26,16 @@ __all__ = ["Guard", "InlineCache", "build_guard"]
 Guard = Callable[..., "tuple[Any, ...] | None"]
 """Called like the guarded function. Returns its bound arguments if the guard holds, else None."""
 
-Plan_T = TypeVar("Plan_T")
+Entry_T = TypeVar("Entry_T")
 _MAX_GUARDS = 4  # per call shape: each guard that fails costs half a microsecond
-_MAX_ATTEMPTS = 32  # additions per call shape; beyond, these calls go by their signatures
+_MAX_ATTEMPTS = 32  # additions per call shape; beyond, only the signature is used
 _MAX_CALL_SHAPES = 4096
 
 _CallShape = tuple[int, torch.Size | None]
 
 
-class InlineCache(Generic[Plan_T]):
-    """The plans of the last few calls of each call shape, each with its guard.
+class InlineCache(Generic[Entry_T]):
+    """The cache entries of the last few calls of each call shape, each with its guard.
 
     A call shape is the number of positional arguments and the shape of the first one.
     """
@@ -43,37 +43,39 @@ class InlineCache(Generic[Plan_T]):
     __slots__ = ("entries", "num_attempts")
 
     def __init__(self) -> None:
-        self.entries: dict[_CallShape, list[tuple[Guard, Plan_T]]] = {}
+        self.entries: dict[_CallShape, list[tuple[Guard, Entry_T]]] = {}
         self.num_attempts: Counter[_CallShape] = Counter()
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Plan_T, tuple[Any, ...]] | None:
-        """Return the plan whose guard holds for a call, and its arguments by position; None if none does."""
+    def find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Entry_T, tuple[Any, ...]] | None:
+        """Return the entry whose guard holds for a call, and its arguments by position; None if none does."""
         if _torch.count_function_modes():
             return None  # a function mode would see the shape being read
         try:
-            for guard, plan in self.entries.get(_call_shape(args), ()):
+            for guard, entry in self.entries.get(_call_shape(args), ()):
                 bound_args = guard(*args, **kwargs)
                 if bound_args is not None:
-                    return plan, bound_args
+                    return entry, bound_args
         except (TypeError, RuntimeError):
             return None  # see `build_guard`: the arguments do not fit, and the call itself will raise
         return None
 
     def has_room(self, args: tuple[Any, ...]) -> bool:
-        """Whether `add` would still keep a plan for such a call, so that building a guard pays off."""
+        """Whether `add` would still store an entry for such a call: if not, do not build a guard."""
         shape = _call_shape(args)
         return self.num_attempts[shape] < _MAX_ATTEMPTS and (
             shape in self.num_attempts or len(self.num_attempts) < _MAX_CALL_SHAPES
         )
 
-    def add(self, args: tuple[Any, ...], guard: Guard | None, plan: Plan_T) -> None:
-        """Add the plan of a call, unless it has no guard, and drop the oldest of its call shape."""
+    def add(self, args: tuple[Any, ...], guard: Guard | None, entry: Entry_T) -> None:
+        """Add the entry of a call, unless it has no guard, and drop the oldest of its call shape."""
         shape = _call_shape(args)
         self.num_attempts[shape] += 1
         if self.num_attempts[shape] >= _MAX_ATTEMPTS:
             self.entries.pop(shape, None)
         elif guard is not None:
-            self.entries[shape] = [(guard, plan), *self.entries.get(shape, ())][:_MAX_GUARDS]
+            self.entries[shape] = [(guard, entry), *self.entries.get(shape, ())][:_MAX_GUARDS]
 
 
 def _call_shape(args: tuple[Any, ...]) -> _CallShape:
@@ -110,7 +112,7 @@ def build_guard(
     if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():
         return None
     try:
-        matmul_precision = _torch.product_precision()
+        matmul_precision = _torch.float32_matmul_precision()
     except RuntimeError:  # set by torch's newer settings, after which reading the older one raises
         return None
     if any(name.startswith("__") for name in parameters):
@@ -127,11 +129,11 @@ def build_guard(
         "__initial_is_grad_enabled": torch.is_grad_enabled(),
         "__count_dispatch_modes": _torch.count_dispatch_modes,
         "__forward_ad": _torch.forward_ad,
-        "__matmul_precision": _torch.product_precision,
+        "__matmul_precision": _torch.float32_matmul_precision,
         "__initial_matmul_precision": matmul_precision,
         "__precision": precision,
         "__initial_is_tf32x3": precision.is_tf32x3,
-        "__have_same_layout": _torch.alike(tensors),
+        "__have_same_layout": _torch.build_tensor_guard(tensors),
     }
     optional = tuple(default is not inspect.Parameter.empty for default in parameters.values())
     types = tuple(Tensor if isinstance(a, Tensor) else float if type(a) is float else None for a in args)

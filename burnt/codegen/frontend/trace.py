@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from burnt.errors import UnsupportedError
 __all__ = [
     "PLANNING_LOCK",
     "InlinedWhenTraced",
+    "ResultLayout",
     "Traced",
     "is_random",
     "is_tracing",
@@ -103,6 +104,13 @@ class _StandIn(float):
     __str__ = __repr__ = __format__ = is_integer = hex = as_integer_ratio = _refuse
 
 
+class ResultLayout(NamedTuple):
+    """How the eager function returns a tensor: its strides, and whether it requires a gradient."""
+
+    strides: tuple[int, ...]
+    requires_grad: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Traced:
     """A traced function.
@@ -114,9 +122,9 @@ class Traced:
         graph: the same with composite ops decomposed. Its placeholders are the tensors and numbers in order,
             its output is flat.
         structure: the pytree structure of the function's result.
-        numbers: stand-in value -> position in the arguments, for the numbers that are inputs.
+        stand_in_positions: stand-in value -> position in the arguments, for the numbers that are inputs.
         results: for each result that is a tensor, its strides and whether it requires a gradient, as in the
-            eager function: decompositions may lay their results out differently.
+            eager function: decompositions may return other strides. None for a result that is not a tensor.
         captured: names of the graph module's attributes that hold captured tensors, in order of use.
         mutated: positions, among the tensor arguments, of those that are modified in place. Their new values
             are the graph's last outputs, after the function's results.
@@ -126,9 +134,9 @@ class Traced:
     composite_graph: torch.fx.GraphModule
     graph: torch.fx.GraphModule
     structure: Any
-    numbers: dict[float, int]
+    stand_in_positions: dict[float, int]
     captured: tuple[str, ...]
-    results: tuple[tuple[tuple[int, ...], bool] | None, ...] = ()
+    results: tuple[ResultLayout | None, ...] = ()
     mutated: tuple[int, ...] = ()
     unsupported_reason: str | None = None
 
@@ -240,18 +248,18 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
         UnsupportedError: the function reads a tensor attribute that is not available while tracing.
     """
     try:
-        return _trace_generally(fn, args)
+        return _trace_with_float_inputs(fn, args)
     except _AttributeRead as attribute:
         raise UnsupportedError(
             f"it reads a tensor's {attribute}, which is not available while tracing"
         ) from None
 
 
-def _trace_generally(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
+def _trace_with_float_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """Trace with floats as inputs; if the graph depends on their values, trace with the values built in."""
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:
-        # The first set has values that no sane program contains, exact in float32. C code bypasses the
+        # The first set has values that real programs do not contain, exact in float32. C code bypasses the
         # stand-in's methods: it may convert it to an integer or a bool, take its absolute value or test
         # whether it is finite. Graphs traced with plain numbers that are large and negative, 0, infinite
         # and NaN differ then.
@@ -326,8 +334,11 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         if after.shape != before.shape or after.stride() != before.stride():
             reason = "it changes the shape of an argument in place"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-    results = [(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None for r in fake_results]
-    results += [(tuple(tensors[position].stride()), False) for position in mutated]
+    results = [
+        ResultLayout(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
+        for r in fake_results
+    ]
+    results += [ResultLayout(tuple(tensors[position].stride()), False) for position in mutated]
     return Traced(
         composite_graph,
         graph,
@@ -353,7 +364,9 @@ def trace_composite_calls(
     """
     if torch.is_grad_enabled():
         return traced.composite_graph
-    return _trace_graph(fn, args, {i: value for value, i in traced.numbers.items()}, decompose=False)[0]
+    return _trace_graph(
+        fn, args, {i: value for value, i in traced.stand_in_positions.items()}, decompose=False
+    )[0]
 
 
 def _return_mutations(

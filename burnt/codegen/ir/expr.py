@@ -325,10 +325,15 @@ class Expr:
         reduced (Reduction, Index)         the result of a reduction
         scanned (Scan, Index)              the result of a scan
         materialized (Materialized, Index) an element of a materialized value; none is left after scheduling
-        cast, masked, checked              see below
+        cast                               its argument, converted to `dtype`
+        as                                 its argument, with `dtype` as a label: see below
+        masked, checked                    see below
 
     Where an index has `Computed` parts, their expressions are in `args`, so that they are computed first
     (`load` and `index_value` below do this).
+
+    16-bit floats are computed in float32. ``as`` gives such a result its 16-bit dtype without rounding; the
+    store rounds it. ``cast`` rounds at once.
 
     ``masked`` with args (test, yes, no) is `yes` where the test holds, and loads in `yes` happen only there.
 

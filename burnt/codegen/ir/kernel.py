@@ -188,7 +188,10 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """``matmul``, ``scan``, ``reduction``, ``pooling`` (has rows in scratch) or ``elementwise``."""
+        """``matmul``, ``scan``, ``reduction``, ``pooling`` or ``elementwise``, for printers and `explain`.
+
+        Without reductions, a kernel with scratch is ``pooling``, and one with inner loops ``reduction``.
+        """
         if self.matmul is not None:
             return "matmul"
         if any(isinstance(step, ScanStep) for step in self.steps):

@@ -11,11 +11,11 @@ from burnt.codegen.ir.kernel import Kernel, Store
 __all__ = [
     "contiguous_strides",
     "covers_shape",
+    "distinct_loops",
     "merge_adjacent_loops",
     "merge_splits",
     "new_index",
     "split_loops",
-    "whole_loops",
 ]
 
 
@@ -33,17 +33,17 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def whole_loops(index: Index) -> set[Var] | None:
-    """Return the loops of an index made of distinct loop variables and zeros; None for any other."""
-    rows: list[Var] = []
+def distinct_loops(index: Index) -> set[Var] | None:
+    """Return the loops of an index whose axes are distinct loop variables or 0; None for any other."""
+    loops: list[Var] = []
     for ix in index:
         if not ix.terms and not ix.const:
             continue
         ((atom, c), *rest) = ix.terms.items() or ((None, 0),)
-        if rest or ix.const or c != 1 or not isinstance(atom, Var) or atom in rows:
+        if rest or ix.const or c != 1 or not isinstance(atom, Var) or atom in loops:
             return None
-        rows.append(atom)
-    return set(rows)
+        loops.append(atom)
+    return set(loops)
 
 
 def covers_shape(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:

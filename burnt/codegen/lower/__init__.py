@@ -16,7 +16,15 @@ An op that is not in the table runs as a call of torch's op; `burnt.explain` lis
 """
 
 from burnt.codegen.lower import conv, elementwise, gather, integers, pooling, random, reduction, scan, views
-from burnt.codegen.lower.registry import LOWERINGS, Lowering, Scalar, Unlowered, const, lowered, pointwise
+from burnt.codegen.lower.registry import (
+    LOWERINGS,
+    Lowering,
+    Scalar,
+    Unlowered,
+    const,
+    pointwise,
+    register_lowering,
+)
 
 __all__ = [
     "LOWERINGS",
@@ -28,11 +36,11 @@ __all__ = [
     "elementwise",
     "gather",
     "integers",
-    "lowered",
     "pointwise",
     "pooling",
     "random",
     "reduction",
+    "register_lowering",
     "scan",
     "views",
 ]

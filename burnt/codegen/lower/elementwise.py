@@ -17,10 +17,10 @@ from burnt.codegen.lower.registry import (
     compute_dtype,
     const,
     full,
-    lowered,
     operand,
     overloads,
     pointwise,
+    register_lowering,
     to_result_dtype,
 )
 
@@ -37,7 +37,7 @@ _COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge"
 def _register_unary(name: str) -> None:
     """Register the lowering of a unary op whose name is the same in `pointwise`."""
 
-    @lowered(*overloads(name, "default"))
+    @register_lowering(*overloads(name, "default"))
     def lower(meta: torch.Tensor, x: Value) -> Value:
         if (
             name in _SAME_DTYPE_OPS
@@ -55,7 +55,7 @@ for _name in (*_FLOAT_OPS, *_SAME_DTYPE_OPS):
 def _register_binary(name: str, op: str) -> None:
     """Register aten op `name`, with an optional ``alpha``, as the operation `op` of `pointwise`."""
 
-    @lowered(*overloads(name, "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "default"))
+    @register_lowering(*overloads(name, "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "default"))
     def lower(meta: torch.Tensor, a: Any, b: Any, alpha: Any = 1) -> Value:
         if not (type(alpha) is int and alpha == 1):
             scaled = pointwise("mul", meta, [b, alpha], meta.dtype)
@@ -70,7 +70,7 @@ _register_binary("bitwise_or", "or")
 _register_binary("bitwise_xor", "xor")
 
 
-@lowered(aten.div.Tensor, aten.div.Scalar)
+@register_lowering(aten.div.Tensor, aten.div.Scalar)
 def _lower_div(meta: torch.Tensor, a: Any, b: Any) -> Value:
     return pointwise("div", meta, [a, b], meta.dtype)
 
@@ -84,12 +84,12 @@ for _name, _op in _COMPARISONS.items():
         LOWERINGS[_overload] = _lower_comparison
 
 
-@lowered(aten.logical_not.default)
+@register_lowering(aten.logical_not.default)
 def _lower_logical_not(meta: torch.Tensor, x: Value) -> Value:
     return pointwise("eq", meta, [x, 0], x.dtype)
 
 
-@lowered(aten.bitwise_not.default)
+@register_lowering(aten.bitwise_not.default)
 def _lower_bitwise_not(meta: torch.Tensor, x: Value) -> Value:
     return (
         pointwise("eq", meta, [x, 0], x.dtype)
@@ -106,12 +106,12 @@ for _name, _op in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor",
     LOWERINGS[getattr(aten, _name).default] = _lower_logical
 
 
-@lowered(aten.isnan.default)
+@register_lowering(aten.isnan.default)
 def _lower_isnan(meta: torch.Tensor, x: Value) -> Value:
     return pointwise("ne", meta, [x, x], x.dtype)
 
 
-@lowered(aten.isinf.default)
+@register_lowering(aten.isinf.default)
 def _lower_isinf(meta: torch.Tensor, x: Value) -> Value:
     if not x.dtype.is_floating_point:
         return _lower_full(meta, [], False)
@@ -123,7 +123,7 @@ def meta_like(x: Value) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
-@lowered(aten.where.self)
+@register_lowering(aten.where.self)
 def _lower_where(meta: torch.Tensor, condition: Value, a: Any, b: Any) -> Value:
     shape, math_dtype = tuple(meta.shape), compute_dtype(meta.dtype)
     if meta.dtype.is_complex:
@@ -150,17 +150,17 @@ def clamp(meta: torch.Tensor, x: Value, low: Any = None, high: Any = None) -> Va
 LOWERINGS[aten.clamp.default] = LOWERINGS[aten.clamp.Tensor] = clamp
 
 
-@lowered(aten.clamp_min.default, aten.clamp_min.Tensor)
+@register_lowering(aten.clamp_min.default, aten.clamp_min.Tensor)
 def _lower_clamp_min(meta: torch.Tensor, x: Value, low: Any) -> Value:
     return clamp(meta, x, low)
 
 
-@lowered(aten.clamp_max.default, aten.clamp_max.Tensor)
+@register_lowering(aten.clamp_max.default, aten.clamp_max.Tensor)
 def _lower_clamp_max(meta: torch.Tensor, x: Value, high: Any) -> Value:
     return clamp(meta, x, None, high)
 
 
-@lowered(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+@register_lowering(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 def _lower_to_copy(meta: torch.Tensor, x: Value, *_: Any, **options: Any) -> Value:
     if options.get("device") not in (None, meta.device) or meta.dtype.is_complex:
         raise Unlowered
@@ -170,7 +170,7 @@ def _lower_to_copy(meta: torch.Tensor, x: Value, *_: Any, **options: Any) -> Val
     return Value(x.shape, meta.dtype, lambda index: Expr.make("cast", (x.at(index),), meta.dtype))
 
 
-@lowered(
+@register_lowering(
     aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default,
     aten.contiguous.default, aten.positive.default, aten.alias_copy.default, aten.lift_fresh.default,
 )  # fmt: skip
@@ -178,31 +178,31 @@ def _lower_alias(meta: torch.Tensor, x: Value, **_: Any) -> Value:
     return x
 
 
-@lowered(aten.clone.default)
+@register_lowering(aten.clone.default)
 def _lower_clone(meta: torch.Tensor, x: Value, **_: Any) -> Value:
     return Value(x.shape, x.dtype, x.at)  # a new Value, so that a returned copy gets memory of its own
 
 
-@lowered(aten.isposinf.default)
+@register_lowering(aten.isposinf.default)
 def _lower_isposinf(meta: torch.Tensor, x: Value, sign: float = math.inf) -> Value:
     if not x.dtype.is_floating_point:
         return full(x.shape, False, torch.bool)
     return pointwise("eq", meta, [x, sign], x.dtype)
 
 
-@lowered(aten.isneginf.default)
+@register_lowering(aten.isneginf.default)
 def _lower_isneginf(meta: torch.Tensor, x: Value) -> Value:
     return _lower_isposinf(meta, x, -math.inf)
 
 
-@lowered(aten.signbit.default)
+@register_lowering(aten.signbit.default)
 def _lower_signbit(meta: torch.Tensor, x: Value) -> Value:
     if not x.dtype.is_floating_point:
         return pointwise("lt", meta, [x, 0], x.dtype)
     return pointwise("lt", meta, [pointwise("copysign", meta_like(x), [1.0, x], x.dtype), 0], x.dtype)
 
 
-@lowered(aten.angle.default)
+@register_lowering(aten.angle.default)
 def _lower_angle(meta: torch.Tensor, x: Value) -> Value:
     math_dtype = compute_dtype(meta.dtype)
 
@@ -218,7 +218,7 @@ def _lower_angle(meta: torch.Tensor, x: Value) -> Value:
     return to_result_dtype(Value(x.shape, math_dtype, at), meta)
 
 
-@lowered(aten.hypot.default)
+@register_lowering(aten.hypot.default)
 def _lower_hypot(meta: torch.Tensor, a: Value, b: Value) -> Value:
     """Compute ``large * sqrt(1 + (small / large)**2)``, which cannot overflow on the way."""
     math_dtype = compute_dtype(meta.dtype)
@@ -241,7 +241,7 @@ def _lower_hypot(meta: torch.Tensor, a: Value, b: Value) -> Value:
     return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
 
-@lowered(aten.round.decimals)
+@register_lowering(aten.round.decimals)
 def _lower_round_decimals(meta: torch.Tensor, x: Value, *, decimals: int) -> Value:
     if not decimals:
         return pointwise("round", meta, [x], meta.dtype) if meta.dtype.is_floating_point else x
@@ -259,7 +259,7 @@ def _lower_round_decimals(meta: torch.Tensor, x: Value, *, decimals: int) -> Val
     return pointwise(unscale_op, meta, [scaled, power_of_ten], meta.dtype)
 
 
-@lowered(aten.full.default, aten.full_like.default)
+@register_lowering(aten.full.default, aten.full_like.default)
 def _lower_full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
     if meta.dtype.is_complex:
         raise Unlowered
@@ -267,24 +267,24 @@ def _lower_full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
     return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
 
 
-@lowered(aten.new_full.default)
+@register_lowering(aten.new_full.default)
 def _lower_new_full(meta: torch.Tensor, like: Value, shape: Any, value: Any, **_: Any) -> Value:
     return _lower_full(meta, None, value)
 
 
-@lowered(*overloads("fill", "Scalar", "Tensor"))
+@register_lowering(*overloads("fill", "Scalar", "Tensor"))
 def _lower_fill(meta: torch.Tensor, x: Value, value: Any) -> Value:
     at = operand(value, (), meta.dtype)
     return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
 
 
-@lowered(aten.copy.default)
+@register_lowering(aten.copy.default)
 def _lower_copy(meta: torch.Tensor, x: Value, source: Value, non_blocking: bool = False) -> Value:
     return Value(x.shape, x.dtype, operand(source, x.shape, x.dtype))
 
 
 # Uninitialized tensors (`empty`) are zeros, too.
-@lowered(
+@register_lowering(
     aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default,
     aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
     aten.new_empty_strided.default, aten.empty_permuted.default,
@@ -293,17 +293,17 @@ def _lower_zeros(meta: torch.Tensor, *_: Any, **__: Any) -> Value:
     return _lower_full(meta, None, 0)
 
 
-@lowered(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+@register_lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def _lower_ones(meta: torch.Tensor, *_: Any, **__: Any) -> Value:
     return _lower_full(meta, None, 1)
 
 
-@lowered(aten.scalar_tensor.default)
+@register_lowering(aten.scalar_tensor.default)
 def _lower_scalar_tensor(meta: torch.Tensor, value: Any, **_: Any) -> Value:
     return _lower_full(meta, None, value)
 
 
-@lowered(aten.arange.start_step, aten.arange.start, aten.arange.default)
+@register_lowering(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def _lower_arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
     if end is None:
         start = 0
@@ -328,7 +328,7 @@ def _lower_arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
-@lowered(*overloads("linspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"))
+@register_lowering(*overloads("linspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"))
 def _lower_linspace(meta: torch.Tensor, start: Any, end: Any, steps: int, **_: Any) -> Value:
     """Compute from both ends, rounded to the result's dtype, to the middle; integers in float64."""
     if meta.dtype.is_complex:
@@ -359,7 +359,7 @@ def _lower_linspace(meta: torch.Tensor, start: Any, end: Any, steps: int, **_: A
 # NaN takes the branch that it takes in torch's vectorized CPU kernels, which differ from its decompositions.
 
 
-@lowered(aten.hardtanh_backward.default)
+@register_lowering(aten.hardtanh_backward.default)
 def _lower_hardtanh_backward(meta: torch.Tensor, grad_out: Value, x: Value, low: Any, high: Any) -> Value:
     math_dtype = compute_dtype(meta.dtype)
     g, v, lower, upper = (operand(a, tuple(meta.shape), math_dtype) for a in (grad_out, x, low, high))
@@ -373,7 +373,7 @@ def _lower_hardtanh_backward(meta: torch.Tensor, grad_out: Value, x: Value, low:
     return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
 
-@lowered(aten.hardswish_backward.default)
+@register_lowering(aten.hardswish_backward.default)
 def _lower_hardswish_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> Value:
     math_dtype = compute_dtype(meta.dtype)
     g, v = (operand(a, tuple(meta.shape), math_dtype) for a in (grad_out, x))
@@ -390,7 +390,7 @@ def _lower_hardswish_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> 
     return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
 
-@lowered(aten.elu_backward.default)
+@register_lowering(aten.elu_backward.default)
 def _lower_elu_backward(
     meta: torch.Tensor, grad_out: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
 ) -> Value:

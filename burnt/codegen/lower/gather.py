@@ -32,10 +32,10 @@ from burnt.codegen.lower.registry import (
     compute_dtype,
     const,
     full,
-    lowered,
     meta_tensor,
     operand,
     pointwise,
+    register_lowering,
     to_result_dtype,
 )
 from burnt.codegen.lower.views import reshape
@@ -94,7 +94,7 @@ def _index_check(meta: torch.Tensor, op: str, x: Value, axis: int, *, allow_nega
     return Check(op, size, axis, -size if allow_negative else 0)
 
 
-@lowered(aten.gather.default)
+@register_lowering(aten.gather.default)
 def _lower_gather(meta: torch.Tensor, x: Value, axis: int, index: Value, **_: Any) -> Value:
     _require_index_dtype(index)
     if not x.shape:
@@ -110,7 +110,7 @@ def _lower_gather(meta: torch.Tensor, x: Value, axis: int, index: Value, **_: An
     return Value(tuple(meta.shape), x.dtype, at)
 
 
-@lowered(aten.index_select.default)
+@register_lowering(aten.index_select.default)
 def _lower_index_select(meta: torch.Tensor, x: Value, axis: int, index: Value) -> Value:
     _require_index_dtype(index)
     if not x.shape:
@@ -125,7 +125,7 @@ def _lower_index_select(meta: torch.Tensor, x: Value, axis: int, index: Value) -
     return Value(tuple(meta.shape), x.dtype, at)
 
 
-@lowered(aten.embedding.default)
+@register_lowering(aten.embedding.default)
 def _lower_embedding(meta: torch.Tensor, weight: Value, indices: Value, *_: Any) -> Value:
     _require_index_dtype(indices)
     check = _index_check(meta, "embedding", weight, 0)
@@ -136,7 +136,7 @@ def _lower_embedding(meta: torch.Tensor, weight: Value, indices: Value, *_: Any)
     return Value(tuple(meta.shape), weight.dtype, at)
 
 
-@lowered(aten.take.default)
+@register_lowering(aten.take.default)
 def _lower_take(meta: torch.Tensor, x: Value, index: Value) -> Value:
     _require_index_dtype(index)
     flat = reshape(x, (x.numel,))
@@ -146,7 +146,7 @@ def _lower_take(meta: torch.Tensor, x: Value, index: Value) -> Value:
     )
 
 
-@lowered(aten.index.Tensor, aten._unsafe_index.Tensor)
+@register_lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _lower_index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Value:
     index_tensors = [i for i in indices if i is not None]
     for index in index_tensors:
@@ -222,7 +222,7 @@ class _NllTarget:
         return Expr.make("where", (is_counted, one, const(0, self.dtype)), self.dtype)
 
 
-@lowered(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@register_lowering(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _lower_nll_loss(
     metas: Sequence[torch.Tensor],
     x: Value,
@@ -256,7 +256,7 @@ def _lower_nll_loss(
     return to_result_dtype(total, meta), to_result_dtype(count, metas[1])
 
 
-@lowered(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@register_lowering(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def _lower_nll_loss_backward(
     meta: torch.Tensor,
     grad_out: Value,
@@ -312,7 +312,7 @@ def scatter_one_per_row(
     return Value(shape, no.dtype, at)
 
 
-@lowered(aten.scatter.src, aten.scatter.value)
+@register_lowering(aten.scatter.src, aten.scatter.value)
 def _lower_scatter(meta: torch.Tensor, x: Value, axis: int, index: Value, source: Any) -> Value:
     if not x.shape:
         raise Unlowered
@@ -322,7 +322,7 @@ def _lower_scatter(meta: torch.Tensor, x: Value, axis: int, index: Value, source
     return scatter_one_per_row(x.shape, "scatter", axis, index, source, x)
 
 
-@lowered(aten.scatter_add.default)
+@register_lowering(aten.scatter_add.default)
 def _lower_scatter_add(meta: torch.Tensor, x: Value, axis: int, index: Value, source: Value) -> Value:
     if not x.shape:
         raise Unlowered
@@ -331,7 +331,7 @@ def _lower_scatter_add(meta: torch.Tensor, x: Value, axis: int, index: Value, so
     return pointwise("add", meta, [x, scattered], x.dtype)
 
 
-@lowered(aten.value_selecting_reduction_backward.default)
+@register_lowering(aten.value_selecting_reduction_backward.default)
 def _lower_value_selecting_reduction_backward(
     meta: torch.Tensor, grad_out: Value, axis: int, index: Value, shape: Sequence[int], keepdim: bool
 ) -> Value:

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Check, Expr, Index, Value, checked_value
-from burnt.codegen.lower.registry import Scalar, Unlowered, const, lowered, operand, overloads, pointwise
+from burnt.codegen.lower.registry import (
+    Scalar,
+    Unlowered,
+    const,
+    operand,
+    overloads,
+    pointwise,
+    register_lowering,
+)
 
 aten = torch.ops.aten
 
@@ -65,14 +73,14 @@ def divide(meta: torch.Tensor, kind: str, op: str, a: Any, b: Any) -> Value:
     return Value(shape, dtype, at)
 
 
-@lowered(*overloads("floor_divide", "default", "Scalar"))
+@register_lowering(*overloads("floor_divide", "default", "Scalar"))
 def _lower_floor_divide(meta: torch.Tensor, a: Any, b: Any) -> Value:
     if meta.dtype.is_floating_point:
         return pointwise("floor_div", meta, [a, b], meta.dtype)
     return divide(meta, "floor_div", "floor_divide", a, b)
 
 
-@lowered(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@register_lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def _lower_div_mode(meta: torch.Tensor, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return pointwise("div", meta, [a, b], meta.dtype)
@@ -81,14 +89,14 @@ def _lower_div_mode(meta: torch.Tensor, a: Any, b: Any, rounding_mode: str | Non
     return divide(meta, f"{rounding_mode}_div", "div", a, b)
 
 
-@lowered(*overloads("remainder", "Tensor", "Scalar", "Scalar_Tensor"))
+@register_lowering(*overloads("remainder", "Tensor", "Scalar", "Scalar_Tensor"))
 def _lower_remainder(meta: torch.Tensor, a: Any, b: Any) -> Value:
     if meta.dtype.is_floating_point:
         return pointwise("remainder", meta, [a, b], meta.dtype)
     return divide(meta, "remainder", "remainder", a, b)
 
 
-@lowered(aten.fmod.Tensor, aten.fmod.Scalar)
+@register_lowering(aten.fmod.Tensor, aten.fmod.Scalar)
 def _lower_fmod(meta: torch.Tensor, a: Any, b: Any) -> Value:
     if meta.dtype.is_floating_point:
         return pointwise("fmod", meta, [a, b], meta.dtype)
@@ -98,7 +106,7 @@ def _lower_fmod(meta: torch.Tensor, a: Any, b: Any) -> Value:
 # --- powers ------------------------------------------------------------------------------------------------
 
 
-@lowered(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
+@register_lowering(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def _lower_pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
     if not meta.dtype.is_floating_point:
         return _lower_integer_pow(meta, a, b)
@@ -189,11 +197,15 @@ def _lower_shift(meta: torch.Tensor, a: Any, b: Any, name: str) -> Value:
 _SHIFT_OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")
 
 
-@lowered(*overloads("bitwise_left_shift", *_SHIFT_OVERLOADS), *overloads("__lshift__", "Tensor", "Scalar"))
+@register_lowering(
+    *overloads("bitwise_left_shift", *_SHIFT_OVERLOADS), *overloads("__lshift__", "Tensor", "Scalar")
+)
 def _lower_left_shift(meta: torch.Tensor, a: Any, b: Any) -> Value:
     return _lower_shift(meta, a, b, "shl")
 
 
-@lowered(*overloads("bitwise_right_shift", *_SHIFT_OVERLOADS), *overloads("__rshift__", "Tensor", "Scalar"))
+@register_lowering(
+    *overloads("bitwise_right_shift", *_SHIFT_OVERLOADS), *overloads("__rshift__", "Tensor", "Scalar")
+)
 def _lower_right_shift(meta: torch.Tensor, a: Any, b: Any) -> Value:
     return _lower_shift(meta, a, b, "shr")

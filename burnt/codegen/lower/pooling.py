@@ -33,7 +33,7 @@ from burnt.codegen.ir import (
     reduction_result,
     walk,
 )
-from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered, overloads
+from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, overloads, register_lowering
 from burnt.codegen.lower.views import masked, range_condition
 
 aten = torch.ops.aten
@@ -575,7 +575,7 @@ def _output_sizes(metas: Sequence[torch.Tensor], rank: int) -> tuple[int, ...]:
 
 
 def _register_max_pools(rank: int) -> None:
-    @lowered(*overloads(f"max_pool{rank}d_with_indices", "default"))
+    @register_lowering(*overloads(f"max_pool{rank}d_with_indices", "default"))
     def forward(
         metas: Any,
         x: Value,
@@ -589,7 +589,7 @@ def _register_max_pools(rank: int) -> None:
         windows = _uniform_windows(x.shape, _output_sizes(metas, rank), kernel, stride, padding, dilation)
         return _max_pool(metas, x, windows, needs_indices)
 
-    @lowered(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
+    @register_lowering(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
     def backward(
         meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
         ceil_mode: Any, indices: Value,
@@ -599,11 +599,11 @@ def _register_max_pools(rank: int) -> None:
         )
         return _max_pool_backward(meta, grad_out, windows, indices)
 
-    @lowered(*overloads(f"adaptive_max_pool{rank}d", "default"))
+    @register_lowering(*overloads(f"adaptive_max_pool{rank}d", "default"))
     def adaptive(metas: Any, x: Value, size: Any, needs_indices: bool = False) -> tuple[Value, Value]:
         return _max_pool(metas, x, _adaptive_windows(x.shape, _output_sizes(metas, rank)), needs_indices)
 
-    @lowered(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
+    @register_lowering(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
     def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value, indices: Value) -> Value:
         windows = _adaptive_windows(meta.shape, grad_out.shape[len(grad_out.shape) - rank :])
         return _max_pool_backward(meta, grad_out, windows, indices)
@@ -723,7 +723,7 @@ def _sum_over_windows(x: Value, axis: int, windows: Windows) -> Value:
 
 
 def _register_avg_pools(rank: int) -> None:
-    @lowered(*overloads(f"avg_pool{rank}d", "default"))
+    @register_lowering(*overloads(f"avg_pool{rank}d", "default"))
     def forward(
         meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: Any = False,
         count_include_pad: bool = True, divisor_override: Any = None,
@@ -731,7 +731,7 @@ def _register_avg_pools(rank: int) -> None:
         windows = _uniform_windows(x.shape, meta.shape[len(meta.shape) - rank :], kernel, stride, padding)
         return _avg_pool(meta, x, windows, count_include_pad, divisor_override)
 
-    @lowered(*overloads(f"avg_pool{rank}d_backward", "default"))
+    @register_lowering(*overloads(f"avg_pool{rank}d_backward", "default"))
     def backward(
         meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: Any,
         count_include_pad: bool, divisor_override: Any,
@@ -741,11 +741,11 @@ def _register_avg_pools(rank: int) -> None:
         )
         return _avg_pool_backward(meta, grad_out, windows, count_include_pad, divisor_override)
 
-    @lowered(*overloads(f"_adaptive_avg_pool{rank}d", "default"))
+    @register_lowering(*overloads(f"_adaptive_avg_pool{rank}d", "default"))
     def adaptive(meta: torch.Tensor, x: Value, size: Any) -> Value:
         return _avg_pool(meta, x, _adaptive_windows(x.shape, meta.shape[len(meta.shape) - rank :]))
 
-    @lowered(*overloads(f"_adaptive_avg_pool{rank}d_backward", "default"))
+    @register_lowering(*overloads(f"_adaptive_avg_pool{rank}d_backward", "default"))
     def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> Value:
         return _avg_pool_backward(
             meta, grad_out, _adaptive_windows(meta.shape, grad_out.shape[len(grad_out.shape) - rank :])

@@ -18,7 +18,15 @@ from typing import Any, NamedTuple
 import torch
 
 from burnt.codegen.ir import Expr, Index, IndexExpr, Value, index_value
-from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered, operand, overloads
+from burnt.codegen.lower.registry import (
+    Unlowered,
+    cast,
+    compute_dtype,
+    const,
+    operand,
+    overloads,
+    register_lowering,
+)
 
 aten = torch.ops.aten
 
@@ -96,13 +104,13 @@ def _draw_uniform(meta: torch.Tensor, source: RandomSource) -> Value:
     return _draw(meta, element)
 
 
-@lowered(*overloads("rand", "default"), *overloads("rand_like", "default"))
+@register_lowering(*overloads("rand", "default"), *overloads("rand_like", "default"))
 def _lower_rand(meta: torch.Tensor, shape: Any, *, source: RandomSource, **options: Any) -> Value:
     _require_supported(meta, options)
     return _draw_uniform(meta, source)
 
 
-@lowered(*overloads("uniform", "default"))
+@register_lowering(*overloads("uniform", "default"))
 def _lower_uniform(
     meta: torch.Tensor, x: Value, low: Any = 0.0, high: Any = 1.0, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -149,7 +157,7 @@ def _box_muller(radius: Expr, angle: Expr) -> Expr:
     return Expr.make("mul", (length, Expr.make("cos", (_scale(angle, 2 * math.pi),), dtype)), dtype)
 
 
-@lowered(*overloads("randn", "default"), *overloads("randn_like", "default"))
+@register_lowering(*overloads("randn", "default"), *overloads("randn_like", "default"))
 def _lower_randn(meta: torch.Tensor, shape: Any, *, source: RandomSource, **options: Any) -> Value:
     _require_supported(meta, options)
     return _draw_normal(meta, source)
@@ -169,7 +177,7 @@ def _draw_scaled_normal(meta: torch.Tensor, mean: Any, std: Any, source: RandomS
     return Value(shape, meta.dtype, at)
 
 
-@lowered(*overloads("normal_functional", "default"))
+@register_lowering(*overloads("normal_functional", "default"))
 def _lower_normal_functional(
     meta: torch.Tensor, x: Value, mean: Any = 0.0, std: Any = 1.0, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -177,7 +185,7 @@ def _lower_normal_functional(
     return _draw_scaled_normal(meta, mean, std, source)
 
 
-@lowered(*overloads("normal", "float_float"))
+@register_lowering(*overloads("normal", "float_float"))
 def _lower_normal(
     meta: torch.Tensor, mean: Any, std: Any, size: Any, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -199,28 +207,28 @@ def _draw_integers(
     return _draw(meta, element)
 
 
-@lowered(aten.randint.default)
+@register_lowering(aten.randint.default)
 def _lower_randint(
     meta: torch.Tensor, high: Any, size: Any, *, source: RandomSource, **options: Any
 ) -> Value:
     return _draw_integers(meta, 0, high, source, options)
 
 
-@lowered(aten.randint.low)
+@register_lowering(aten.randint.low)
 def _lower_randint_low(
     meta: torch.Tensor, low: Any, high: Any, size: Any, *, source: RandomSource, **options: Any
 ) -> Value:
     return _draw_integers(meta, low, high, source, options)
 
 
-@lowered(aten.randint_like.default)
+@register_lowering(aten.randint_like.default)
 def _lower_randint_like(
     meta: torch.Tensor, x: Value, high: Any, *, source: RandomSource, **options: Any
 ) -> Value:
     return _draw_integers(meta, 0, high, source, options)
 
 
-@lowered(aten.randint_like.low_dtype)
+@register_lowering(aten.randint_like.low_dtype)
 def _lower_randint_like_low(
     meta: torch.Tensor, x: Value, low: Any, high: Any, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -247,13 +255,13 @@ def _draw_bernoulli(meta: torch.Tensor, p: Any, source: RandomSource) -> Value:
     return Value(tuple(meta.shape), meta.dtype, lambda index: cast(is_one(index), meta.dtype))
 
 
-@lowered(aten.bernoulli.default)
+@register_lowering(aten.bernoulli.default)
 def _lower_bernoulli(meta: torch.Tensor, p: Value, *, source: RandomSource, **options: Any) -> Value:
     _require_supported(meta, options)
     return _draw_bernoulli(meta, p, source)
 
 
-@lowered(aten.bernoulli.p)
+@register_lowering(aten.bernoulli.p)
 def _lower_bernoulli_p(
     meta: torch.Tensor, x: Value, p: Any, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -261,7 +269,7 @@ def _lower_bernoulli_p(
     return _draw_bernoulli(meta, p, source)
 
 
-@lowered(aten.bernoulli.Tensor)
+@register_lowering(aten.bernoulli.Tensor)
 def _lower_bernoulli_tensor(
     meta: torch.Tensor, x: Value, p: Value, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -269,7 +277,7 @@ def _lower_bernoulli_tensor(
     return _draw_bernoulli(meta, p, source)
 
 
-@lowered(*overloads("exponential", "default"))
+@register_lowering(*overloads("exponential", "default"))
 def _lower_exponential(
     meta: torch.Tensor, x: Value, rate: Any = 1.0, *, source: RandomSource, **options: Any
 ) -> Value:
@@ -288,7 +296,7 @@ def _lower_exponential(
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
-@lowered(aten.native_dropout.default)
+@register_lowering(aten.native_dropout.default)
 def _lower_native_dropout(
     metas: Any, x: Value, p: Any, train: bool | None, *, source: RandomSource
 ) -> tuple[Value, Value]:

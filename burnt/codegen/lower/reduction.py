@@ -17,9 +17,9 @@ from burnt.codegen.lower.registry import (
     cast,
     compute_dtype,
     full,
-    lowered,
     meta_tensor,
     pointwise,
+    register_lowering,
 )
 from burnt.codegen.lower.views import reshape
 
@@ -49,16 +49,22 @@ def reduce_axes(
             index[axis] = ix
         return cast(x.at(tuple(index)), math_dtype)
 
-    node_dtype = torch.int64 if kind in ("argmax", "argmin") else math_dtype
-    node = Reduction(
-        kind, tuple(x.shape[a] for a in kept_axes), tuple(x.shape[a] for a in reduced_axes), node_dtype, body
+    reduction_dtype = torch.int64 if kind in ("argmax", "argmin") else math_dtype
+    reduction = Reduction(
+        kind,
+        tuple(x.shape[a] for a in kept_axes),
+        tuple(x.shape[a] for a in reduced_axes),
+        reduction_dtype,
+        body,
     )
-    shape = tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else node.shape
+    shape = (
+        tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else reduction.shape
+    )
 
     def at(index: Index) -> Expr:
         outer = tuple(index[a] for a in kept_axes) if keepdim else index
-        result = reduction_result(node, outer)
-        if dtype == node_dtype:
+        result = reduction_result(reduction, outer)
+        if dtype == reduction_dtype:
             return result
         return Expr.make("as" if dtype in HALF_TO_FLOAT32 else "cast", (result,), dtype)
 
@@ -78,7 +84,7 @@ def _reduce_empty(
     return full(shape, _IDENTITY.get(kind, 0), dtype)
 
 
-@lowered(aten.sum.dim_IntList, aten.sum.default)
+@register_lowering(aten.sum.dim_IntList, aten.sum.default)
 def _lower_sum(
     meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
@@ -90,7 +96,7 @@ def count_value(size: int) -> Value:
     return Value((), torch.int64, lambda index: index_value(IndexExpr(const=size)))
 
 
-@lowered(aten.mean.dim, aten.mean.default)
+@register_lowering(aten.mean.dim, aten.mean.default)
 def _lower_mean(
     meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
@@ -99,27 +105,27 @@ def _lower_mean(
     return pointwise("div", meta, [total, count_value(count)], meta.dtype)
 
 
-@lowered(aten.amax.default)
+@register_lowering(aten.amax.default)
 def _lower_amax(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
     return reduce_axes("max", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
 
 
-@lowered(aten.amin.default)
+@register_lowering(aten.amin.default)
 def _lower_amin(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
     return reduce_axes("min", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
 
 
-@lowered(aten.max.default)
+@register_lowering(aten.max.default)
 def _lower_max(meta: torch.Tensor, x: Value) -> Value:
     return _lower_amax(meta, x)
 
 
-@lowered(aten.min.default)
+@register_lowering(aten.min.default)
 def _lower_min(meta: torch.Tensor, x: Value) -> Value:
     return _lower_amin(meta, x)
 
 
-@lowered(aten.prod.default, aten.prod.dim_int)
+@register_lowering(aten.prod.default, aten.prod.dim_int)
 def _lower_prod(
     meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
@@ -133,12 +139,12 @@ def _as_axis_list(axis: Any) -> list[int] | None:
     return None if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
-@lowered(aten.any.default, aten.any.dim, aten.any.dims)
+@register_lowering(aten.any.default, aten.any.dim, aten.any.dims)
 def _lower_any(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
     return reduce_axes("any", x, _as_axis_list(axis), keepdim, meta.dtype, torch.bool)
 
 
-@lowered(aten.all.default, aten.all.dim, aten.all.dims)
+@register_lowering(aten.all.default, aten.all.dim, aten.all.dims)
 def _lower_all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
     return reduce_axes("all", x, _as_axis_list(axis), keepdim, meta.dtype, torch.bool)
 
@@ -175,7 +181,7 @@ LOWERINGS[aten.max.dim] = _build_extreme_lowering("max")
 LOWERINGS[aten.min.dim] = _build_extreme_lowering("min")
 
 
-@lowered(aten.aminmax.default)
+@register_lowering(aten.aminmax.default)
 def _lower_aminmax(
     metas: Sequence[torch.Tensor], x: Value, *, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -185,7 +191,7 @@ def _lower_aminmax(
     return _lower_amin(metas[0], x, axes, keepdim), _lower_amax(metas[1], x, axes, keepdim)
 
 
-@lowered(aten.var_mean.correction)
+@register_lowering(aten.var_mean.correction)
 def _lower_var_mean(
     metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> tuple[Value, Value]:
@@ -221,7 +227,7 @@ def _lower_var_mean(
     return to_result(variance), to_result(mean)
 
 
-@lowered(aten.var.correction)
+@register_lowering(aten.var.correction)
 def _lower_var(
     meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> Value:

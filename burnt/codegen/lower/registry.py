@@ -69,7 +69,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return HALF_TO_FLOAT32.get(dtype, dtype)
 
 
-def lowered(*ops: Any) -> Callable[[F], F]:
+def register_lowering(*ops: Any) -> Callable[[F], F]:
     """Decorator: register a function as the lowering of op overloads.
 
     Functions traced later use it; plans that already exist do not change.
@@ -86,15 +86,15 @@ def lowered(*ops: Any) -> Callable[[F], F]:
         is_packet = callable(getattr(op, "overloads", None))
         if not is_packet and not isinstance(op, torch._ops.OpOverload) and op is not operator.getitem:
             raise DefinitionError(
-                "lowered() takes op overloads",
-                where="burnt.codegen.lower.lowered",
-                expected="@lowered(torch.ops.aten.relu.default)",
-                found=f"@lowered({op!r})" if ops else "no argument",
+                "register_lowering() takes op overloads",
+                where="burnt.codegen.lower.register_lowering",
+                expected="@register_lowering(torch.ops.aten.relu.default)",
+                found=f"@register_lowering({op!r})" if ops else "no argument",
             )
         if is_packet:
             raise DefinitionError(
                 f"a lowering cannot be registered for {op}, which has several overloads",
-                where="burnt.codegen.lower.lowered",
+                where="burnt.codegen.lower.register_lowering",
                 expected="one overload, because traced functions call overloads",
                 found=f"torch.ops.{op}",
                 hint=" or ".join(f"torch.ops.{op}.{name}" for name in op.overloads()[:3]),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Expr, Scan, Value, scan_result
-from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered
+from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, register_lowering
 
 aten = torch.ops.aten
 
@@ -39,30 +39,30 @@ def _to_result_dtype(element: Expr, dtype: torch.dtype) -> Expr:
     return Expr.make("as" if element.dtype == compute_dtype(dtype) else "cast", (element,), dtype)
 
 
-@lowered(aten.cumsum.default)
+@register_lowering(aten.cumsum.default)
 def _lower_cumsum(meta: torch.Tensor, x: Value, axis: int, *, dtype: Any = None) -> Value:
     return _scan("sum", x, axis, meta.dtype, compute_dtype(meta.dtype))
 
 
-@lowered(aten.cumprod.default)
+@register_lowering(aten.cumprod.default)
 def _lower_cumprod(meta: torch.Tensor, x: Value, axis: int, *, dtype: Any = None) -> Value:
     return _scan("prod", x, axis, meta.dtype, compute_dtype(meta.dtype))
 
 
-@lowered(aten.logcumsumexp.default)
+@register_lowering(aten.logcumsumexp.default)
 def _lower_logcumsumexp(meta: torch.Tensor, x: Value, axis: int) -> Value:
     if not meta.dtype.is_floating_point:
         raise Unlowered
     return _scan("logsumexp", x, axis, meta.dtype, compute_dtype(meta.dtype))
 
 
-@lowered(aten.cummax.default)
+@register_lowering(aten.cummax.default)
 def _lower_cummax(metas: Sequence[torch.Tensor], x: Value, axis: int) -> tuple[Value, Value]:
     math_dtype = compute_dtype(x.dtype)
     return _scan("max", x, axis, x.dtype, math_dtype), _scan("argmax", x, axis, torch.int64, math_dtype)
 
 
-@lowered(aten.cummin.default)
+@register_lowering(aten.cummin.default)
 def _lower_cummin(metas: Sequence[torch.Tensor], x: Value, axis: int) -> tuple[Value, Value]:
     math_dtype = compute_dtype(x.dtype)
     return _scan("min", x, axis, x.dtype, math_dtype), _scan("argmin", x, axis, torch.int64, math_dtype)

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Expr, Index, IndexExpr, Value, index_value
-from burnt.codegen.lower.registry import Scalar, Unlowered, broadcast, cast, const, full, lowered, operand
+from burnt.codegen.lower.registry import (
+    Scalar,
+    Unlowered,
+    broadcast,
+    cast,
+    const,
+    full,
+    operand,
+    register_lowering,
+)
 
 aten = torch.ops.aten
 
@@ -61,7 +70,7 @@ def _axis_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int]
     return groups
 
 
-@lowered(
+@register_lowering(
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten._reshape_alias.default,
     aten.view_copy.default, aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims,
@@ -71,7 +80,7 @@ def _lower_reshape(meta: torch.Tensor, x: Value, *_: Any) -> Value:
     return reshape(x, meta.shape)
 
 
-@lowered(aten.expand.default, aten.expand_copy.default)
+@register_lowering(aten.expand.default, aten.expand_copy.default)
 def _lower_expand(meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Value:
     return Value(tuple(meta.shape), x.dtype, broadcast(x, meta.shape))
 
@@ -90,12 +99,12 @@ def permute(x: Value, order: Sequence[int]) -> Value:
     return Value(shape, x.dtype, at)
 
 
-@lowered(aten.permute.default, aten.permute_copy.default)
+@register_lowering(aten.permute.default, aten.permute_copy.default)
 def _lower_permute(meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
     return permute(x, order)
 
 
-@lowered(aten.transpose.int, aten.transpose_copy.int)
+@register_lowering(aten.transpose.int, aten.transpose_copy.int)
 def _lower_transpose(meta: torch.Tensor, x: Value, axis1: int, axis2: int) -> Value:
     if not x.shape:
         return x
@@ -104,7 +113,7 @@ def _lower_transpose(meta: torch.Tensor, x: Value, axis1: int, axis2: int) -> Va
     return permute(x, order)
 
 
-@lowered(aten.t.default, aten.t_copy.default)
+@register_lowering(aten.t.default, aten.t_copy.default)
 def _lower_t(meta: torch.Tensor, x: Value) -> Value:
     return permute(x, list(range(len(x.shape)))[::-1])
 
@@ -123,7 +132,7 @@ def _normalize_start(size: int, start: int | None) -> int:
     return 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
 
 
-@lowered(aten.slice.Tensor, aten.slice_copy.Tensor)
+@register_lowering(aten.slice.Tensor, aten.slice_copy.Tensor)
 def _lower_slice(
     meta: torch.Tensor,
     x: Value,
@@ -136,14 +145,14 @@ def _lower_slice(
     return strided_slice(x, meta.shape, axis, _normalize_start(x.shape[axis], start), step)
 
 
-@lowered(aten.select.int, aten.select_copy.int)
+@register_lowering(aten.select.int, aten.select_copy.int)
 def _lower_select(meta: torch.Tensor, x: Value, axis: int, position: int) -> Value:
     axis %= len(x.shape)
     fixed = IndexExpr.of(position % x.shape[axis])
     return Value(tuple(meta.shape), x.dtype, lambda index: x.at((*index[:axis], fixed, *index[axis:])))
 
 
-@lowered(aten.flip.default)
+@register_lowering(aten.flip.default)
 def _lower_flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
     for axis in axes if x.shape else ():
         axis %= len(x.shape)
@@ -151,7 +160,7 @@ def _lower_flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-@lowered(aten.repeat.default)
+@register_lowering(aten.repeat.default)
 def _lower_repeat(meta: torch.Tensor, x: Value, repeats: Sequence[int]) -> Value:
     num_new_axes = len(repeats) - len(x.shape)
     return Value(
@@ -185,7 +194,7 @@ def masked(condition: Expr | None, yes: Expr, no: Expr) -> Expr:
     return yes if condition is None else Expr.make("masked", (condition, yes, no), yes.dtype)
 
 
-@lowered(aten.constant_pad_nd.default)
+@register_lowering(aten.constant_pad_nd.default)
 def _lower_constant_pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> Value:
     if isinstance(value, Scalar):
         raise Unlowered
@@ -204,7 +213,7 @@ def _lower_constant_pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
-@lowered(aten.cat.default)
+@register_lowering(aten.cat.default)
 def _lower_cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     if len(parts) > _MAX_CAT_INPUTS:
         raise Unlowered
@@ -231,19 +240,19 @@ def _lower_cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Val
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
-@lowered(aten.stack.default)
+@register_lowering(aten.stack.default)
 def _lower_stack(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     axis %= len(meta.shape)
     shape = tuple(1 if a == axis else s for a, s in enumerate(meta.shape))
     return _lower_cat(meta, [reshape(part, shape) for part in parts], axis)
 
 
-@lowered(operator.getitem)
+@register_lowering(operator.getitem)
 def _lower_getitem(meta: Any, parts: Sequence[Any], index: int) -> Any:
     return parts[index]
 
 
-@lowered(
+@register_lowering(
     aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.split_copy.Tensor,
     aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default,
 )  # fmt: skip
@@ -256,7 +265,7 @@ def _lower_split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int 
     return parts
 
 
-@lowered(aten.unbind.int, aten.unbind_copy.int)
+@register_lowering(aten.unbind.int, aten.unbind_copy.int)
 def _lower_unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
     return [_lower_select(meta, x, axis, i) for i, meta in enumerate(metas)]
 
@@ -284,7 +293,7 @@ def write_slice(x: Value, part: Value, axis: int, start: int, step: int = 1) -> 
     return Value(x.shape, x.dtype, at)
 
 
-@lowered(aten.slice_scatter.default)
+@register_lowering(aten.slice_scatter.default)
 def _lower_slice_scatter(
     meta: torch.Tensor,
     x: Value,
@@ -298,21 +307,21 @@ def _lower_slice_scatter(
     return write_slice(x, part, axis, _normalize_start(x.shape[axis], start), step)
 
 
-@lowered(aten.select_scatter.default)
+@register_lowering(aten.select_scatter.default)
 def _lower_select_scatter(meta: torch.Tensor, x: Value, part: Value, axis: int, position: int) -> Value:
     axis %= len(x.shape)
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     return write_slice(x, reshape(part, shape), axis, position % x.shape[axis])
 
 
-@lowered(aten.slice_backward.default)
+@register_lowering(aten.slice_backward.default)
 def _lower_slice_backward(
     meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, start: int, end: int, step: int
 ) -> Value:
     return _lower_slice_scatter(meta, full(shape, 0, meta.dtype), part, axis, start, end, step)
 
 
-@lowered(aten.select_backward.default)
+@register_lowering(aten.select_backward.default)
 def _lower_select_backward(
     meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, position: int
 ) -> Value:
@@ -322,7 +331,7 @@ def _lower_select_backward(
 # --- diagonals, triangles, roll, unfold -----------------------------------------------------------------
 
 
-@lowered(aten.diagonal.default, aten.diagonal_copy.default)
+@register_lowering(aten.diagonal.default, aten.diagonal_copy.default)
 def _lower_diagonal(meta: torch.Tensor, x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     axis1, axis2 = axis1 % len(x.shape), axis2 % len(x.shape)
 
@@ -334,7 +343,7 @@ def _lower_diagonal(meta: torch.Tensor, x: Value, offset: int = 0, axis1: int = 
     return Value(tuple(meta.shape), x.dtype, at)
 
 
-@lowered(aten.diagonal_scatter.default)
+@register_lowering(aten.diagonal_scatter.default)
 def _lower_diagonal_scatter(
     meta: torch.Tensor, x: Value, part: Value, offset: int = 0, axis1: int = 0, axis2: int = 1
 ) -> Value:
@@ -355,14 +364,14 @@ def _lower_diagonal_scatter(
     return Value(x.shape, x.dtype, at)
 
 
-@lowered(aten.diagonal_backward.default)
+@register_lowering(aten.diagonal_backward.default)
 def _lower_diagonal_backward(
     meta: torch.Tensor, part: Value, shape: Sequence[int], offset: int, axis1: int, axis2: int
 ) -> Value:
     return _lower_diagonal_scatter(meta, full(shape, 0, meta.dtype), part, offset, axis1, axis2)
 
 
-@lowered(aten.diag_embed.default)
+@register_lowering(aten.diag_embed.default)
 def _lower_diag_embed(
     meta: torch.Tensor, x: Value, offset: int = 0, axis1: int = -2, axis2: int = -1
 ) -> Value:
@@ -380,17 +389,17 @@ def _mask_triangle(meta: torch.Tensor, x: Value, comparison: str, offset: int) -
     return Value(x.shape, x.dtype, at)
 
 
-@lowered(aten.tril.default)
+@register_lowering(aten.tril.default)
 def _lower_tril(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
     return _mask_triangle(meta, x, "le", offset)
 
 
-@lowered(aten.triu.default)
+@register_lowering(aten.triu.default)
 def _lower_triu(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
     return _mask_triangle(meta, x, "ge", offset)
 
 
-@lowered(aten.roll.default)
+@register_lowering(aten.roll.default)
 def _lower_roll(meta: torch.Tensor, x: Value, shifts: Sequence[int], axes: Sequence[int] = ()) -> Value:
     if not axes:
         return reshape(_lower_roll(meta, reshape(x, (x.numel,)), shifts, [0]), x.shape)
@@ -408,7 +417,7 @@ def _lower_roll(meta: torch.Tensor, x: Value, shifts: Sequence[int], axes: Seque
     return Value(x.shape, x.dtype, at)
 
 
-@lowered(aten.unfold.default, aten.unfold_copy.default)
+@register_lowering(aten.unfold.default, aten.unfold_copy.default)
 def _lower_unfold(meta: torch.Tensor, x: Value, axis: int, size: int, step: int) -> Value:
     if not x.shape:
         return Value(tuple(meta.shape), x.dtype, lambda index: x.at(()))

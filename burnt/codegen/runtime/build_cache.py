@@ -25,13 +25,13 @@ from burnt.errors import CacheError
 __all__ = [
     "Entry",
     "add_note",
+    "append_checksum",
     "cache_folder",
     "clear",
     "entries",
-    "is_sealed",
+    "has_valid_checksum",
     "limit",
     "notes",
-    "seal",
     "sweep",
     "temporary_folder",
 ]
@@ -121,17 +121,17 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def seal(path: Path) -> None:
+def append_checksum(path: Path) -> None:
     """Append a checksum to a finished library; loaders ignore what follows the last section.
 
     A truncated library does not fail to load: the dynamic linker maps pages that are not in the file, and the
-    process dies with SIGBUS. So `is_sealed` is called before a library is loaded.
+    process dies with SIGBUS. So `has_valid_checksum` is called before a library is loaded.
     """
     with path.open("rb+") as file:
         file.write(hashlib.sha256(file.read()).digest())
 
 
-def is_sealed(path: Path) -> bool:
+def has_valid_checksum(path: Path) -> bool:
     """Whether a library is complete: its checksum is there and matches.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from burnt.codegen.eager_policy import why_eager_is_faster
+from burnt.codegen.eager_policy import why_torch_is_faster
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_library
@@ -18,23 +18,29 @@ from burnt.codegen.schedule.passes import OnlineThresholds
 __all__ = ["C"]
 
 
-def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
+def _build_c(
+    kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
+) -> BuiltKernels:
     from burnt.codegen.render.c.kernel import print_kernels
 
-    template = print_kernels(kernels, buffers, numbers)
-    is_general = size_templates.needs_parameters(template)
+    template = print_kernels(kernels, buffers, number_positions)
+    has_size_parameters = size_templates.needs_parameters(template)
     pointers = len(buffers) + any(kernel.checks for kernel in kernels)
     source, values = (
-        _parametrize_sizes(template, pointers + len(numbers))
-        if is_general
+        _parametrize_sizes(template, pointers + len(number_positions))
+        if has_size_parameters
         else (with_constant_sizes(template), ())
     )
     library = c_library.load(c_library.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launcher:
-        call = c_library.launcher(library[kernel.name], pointers=pointers, floats=len(numbers), sizes=values)
+        call = c_library.launcher(
+            library[kernel.name], pointers=pointers, floats=len(number_positions), sizes=values
+        )
         if pointers == len(buffers):
-            return lambda memory, scalars: call(*[0 if t is None else t.data_ptr() for t in memory], *scalars)
+            return lambda slot_tensors, numbers: call(
+                *[0 if t is None else t.data_ptr() for t in slot_tensors], *numbers
+            )
         return _launcher_with_checks(call, kernel.checks)
 
     texts = {kernel: _extract_function(source, kernel.name) for kernel in kernels}
@@ -51,9 +57,9 @@ def _launcher_with_checks(call: Callable[..., None], checks: Sequence[Check]) ->
     """Return a launcher that raises the errors of the kernel's checks."""
     words = ctypes.c_int64 * max(len(checks), 1)
 
-    def launch(memory: Sequence[torch.Tensor | None], scalars: Sequence[float]) -> None:
+    def launch(slot_tensors: Sequence[torch.Tensor | None], numbers: Sequence[float]) -> None:
         failed = words()
-        call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *scalars)
+        call(*[0 if t is None else t.data_ptr() for t in slot_tensors], ctypes.addressof(failed), *numbers)
         raise_failed_check(checks, failed)
 
     return launch
@@ -76,11 +82,11 @@ def _parametrize_sizes(template: str, first: int) -> tuple[str, tuple[int, ...]]
     return "".join(texts), tuple(values)
 
 
-def _show_c(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+def _show_c(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> dict[Kernel, str]:
     from burnt.codegen.render.c.kernel import print_kernels
 
     buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.buffers_read, *kernel.buffers_written))
-    source = with_constant_sizes(print_kernels(kernels, list(buffers), numbers))
+    source = with_constant_sizes(print_kernels(kernels, list(buffers), number_positions))
     return {kernel: _extract_function(source, kernel.name) for kernel in kernels}
 
 
@@ -113,6 +119,6 @@ C = Target(
     max_chunks=_MAX_CHUNKS,
     splits_passes=True,
     online_thresholds=_ONLINE_THRESHOLDS,
-    why_eager=why_eager_is_faster,
+    why_torch_call=why_torch_is_faster,
     show=_show_c,
 )

@@ -185,7 +185,7 @@ def _open_library(path: Path) -> tuple[ctypes.CDLL, Path]:
         OSError: the file does not exist, is damaged, or cannot be loaded.
         CompileError: the system has no memory for it; another folder would not help.
     """
-    if not build_cache.is_sealed(path):
+    if not build_cache.has_valid_checksum(path):
         raise OSError("the file is damaged")
     try:
         library = ctypes.CDLL(str(path))
@@ -198,7 +198,7 @@ def _open_library(path: Path) -> tuple[ctypes.CDLL, Path]:
             hint="free memory; or, if the process has too many memory mappings (each kernel takes two), "
             "raise the limit: sysctl vm.max_map_count",
         ) from error
-    with contextlib.suppress(OSError):  # a folder that cannot be written is not swept either
+    with contextlib.suppress(OSError):  # a folder that cannot be written evicts nothing either
         os.utime(path)
     return library, path
 
@@ -227,7 +227,7 @@ def _compile_and_open(key: str, source: str, compiler: Compiler, folder: Path) -
             os.replace(work / "kernel.c", source_path)
             error.where = str(source_path)
             raise
-        build_cache.seal(work / "kernel.so")
+        build_cache.append_checksum(work / "kernel.so")
         os.replace(work / "kernel.c", path.with_suffix(".c"))
         os.replace(work / "kernel.so", path)
     loaded = _open_library(path)
@@ -254,9 +254,8 @@ def launcher(
 
     An empty kernel with 4 tensors and 6 integers takes 0.60 microseconds this way, ``data_ptr()`` included.
     Alternatives: 0.53 with one reused array (not thread-safe), 1.15 with ctypes' ``argtypes``, 0.78 with
-        these
-    and prepared integer objects, 1.26 with a new ctypes array. `torch.add` of 4 numbers takes 1.09
-    (``python benchmarks/toolchain.py``, two cores of an AMD EPYC).
+    ``argtypes`` and prepared integer objects, 1.26 with a new ctypes array. `torch.add` of 4 numbers takes
+    1.09 (``python benchmarks/toolchain.py``, two cores of an AMD EPYC).
 
     Raises:
         struct.error: by a call with the wrong number of arguments, or with an integer outside int64.

@@ -22,7 +22,7 @@ from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.saved_tensors import SavedTensors
-from burnt.codegen.schedule.scheduler import Call, Plan, schedule
+from burnt.codegen.schedule.scheduler import Plan, TorchCall, schedule
 
 __all__ = ["CompiledPlan", "debug_log", "warn_fallback"]
 
@@ -68,8 +68,8 @@ class CompiledPlan:
             max_chunks=target.max_chunks,
             splits_passes=target.splits_passes,
             online_thresholds=target.online_thresholds,
-            why_eager=target.why_eager,
-            why_eager_matmul=target.why_eager_matmul,
+            why_torch_call=target.why_torch_call,
+            why_torch_matmul=target.why_torch_matmul,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
@@ -84,7 +84,7 @@ class CompiledPlan:
         computed |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
         buffers = list(dict.fromkeys([*self.plan.inputs, *computed]))
         call_outputs: set[Buffer | None] = {
-            b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs
+            b for s in self.plan.steps if isinstance(s, TorchCall) for b in s.outputs
         }
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
         self.build_kernels()
@@ -102,7 +102,7 @@ class CompiledPlan:
         """Compile the kernels for the target."""
         built = BuiltKernels("", {}, {})
         if self.kernels:
-            built = self.target.build(self.kernels, list(self.slots), self.plan.numbers)
+            built = self.target.build(self.kernels, list(self.slots), self.plan.number_positions)
         self.source, self.texts, self.launchers = built.source, built.texts, built.launchers
         # A plan of one kernel is the common case: it is launched without the loop over steps.
         self.single_launcher = (
@@ -170,24 +170,24 @@ class CompiledPlan:
 
         Args:
             tensors: the plan's inputs in order, without the seed.
-            numbers: the run-time numbers, in the order of `Plan.numbers`.
+            numbers: the run-time numbers, in the order of `Plan.number_positions`.
             seed: from `draw_seed`; by default a new one.
         """
-        memory: list[Any] = list(tensors)
+        slot_tensors: list[Any] = list(tensors)
         if self.plan.seed is not None:
-            memory.append(self.draw_seed() if seed is None else seed)
+            slot_tensors.append(self.draw_seed() if seed is None else seed)
         if self.single_launcher is not None:
             for shape, strides, dtype in self.new_outputs:
-                memory.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
-            self.single_launcher(memory, numbers)
+                slot_tensors.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
+            self.single_launcher(slot_tensors, numbers)
         else:
-            memory = self.initial_tensors(memory)
+            slot_tensors = self.initial_tensors(slot_tensors)
             for prepared in self.prepared_steps:
-                self.run_step(prepared, memory, numbers)
+                self.run_step(prepared, slot_tensors, numbers)
                 for slot in prepared.release:
-                    memory[slot] = None
+                    slot_tensors[slot] = None
         results = [
-            memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
+            slot_tensors[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
         ]
         return self.write_back(tensors, results) if self.mutated else results
 
@@ -203,28 +203,28 @@ class CompiledPlan:
 
         The latter have no elements. The other slots are None.
         """
-        memory = [*inputs, *[None] * (len(self.slots) - len(inputs))]
+        slot_tensors = [*inputs, *[None] * (len(self.slots) - len(inputs))]
         for slot, (shape, strides, dtype) in self.unwritten:
-            memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-        return memory
+            slot_tensors[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        return slot_tensors
 
-    def run_step(self, prepared: _PreparedStep, memory: list[Any], numbers: Sequence[float]) -> None:
+    def run_step(self, prepared: _PreparedStep, slot_tensors: list[Any], numbers: Sequence[float]) -> None:
         """Run one step: allocate its outputs, then launch the kernel or call torch's op."""
         for slot, (shape, strides, dtype) in prepared.allocate:
-            memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            slot_tensors[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
         step = prepared.step
         if isinstance(step, Kernel):
-            self.launchers[step](memory, numbers)
+            self.launchers[step](slot_tensors, numbers)
             return
         args: Any
         kwargs: Any
         if prepared.constant_arguments is not None:
             args, kwargs = (
-                [v if slot is None else memory[slot] for slot, v in prepared.constant_arguments],
+                [v if slot is None else slot_tensors[slot] for slot, v in prepared.constant_arguments],
                 {},
             )
         else:
-            tensors = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
+            tensors = {node: slot_tensors[self.slots[buffer]] for node, buffer in step.inputs.items()}
             args, kwargs = torch.fx.node.map_aggregate(
                 (step.node.args, step.node.kwargs), lambda v: self.call_argument(v, tensors, numbers)
             )
@@ -237,14 +237,14 @@ class CompiledPlan:
                 if tensor.stride() != buffer.strides:
                     shape, strides, dtype = self.allocation(buffer)
                     if _has_strides(tensor, strides):
-                        memory[self.slots[buffer]] = tensor.as_strided(shape, strides)
+                        slot_tensors[self.slots[buffer]] = tensor.as_strided(shape, strides)
                         continue
                     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
                         tensor
                     )
-                memory[self.slots[buffer]] = tensor
+                slot_tensors[self.slots[buffer]] = tensor
 
-    def constant_arguments(self, step: Kernel | Call) -> list[tuple[int | None, Any]] | None:
+    def constant_arguments(self, step: Kernel | TorchCall) -> list[tuple[int | None, Any]] | None:
         """Return a call's arguments, each as a slot or a constant.
 
         None if a run-time number may be among them, for calls with keyword arguments, and for kernels.
@@ -269,8 +269,8 @@ class CompiledPlan:
         """Return an argument of a call: the tensor of a node, or the run-time number of its placeholder."""
         if isinstance(value, torch.fx.Node):
             return tensors[value]
-        if isinstance(value, float) and value in self.traced.numbers:
-            return numbers[self.plan.numbers.index(self.traced.numbers[value])]
+        if isinstance(value, float) and value in self.traced.stand_in_positions:
+            return numbers[self.plan.number_positions.index(self.traced.stand_in_positions[value])]
         return value
 
     def time_steps(
@@ -291,15 +291,15 @@ class CompiledPlan:
             tensors = [*tensors, cast("Tensor", self.draw_seed())]
         begin = time.perf_counter()
         while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
-            memory = self.initial_tensors(tensors)
+            slot_tensors = self.initial_tensors(tensors)
             for prepared, seconds in zip(prepared_steps, samples, strict=True):
                 self.synchronise()
                 start = time.perf_counter()
-                self.run_step(prepared, memory, numbers)
+                self.run_step(prepared, slot_tensors, numbers)
                 self.synchronise()
                 seconds.append(time.perf_counter() - start)
                 for slot in prepared.release:
-                    memory[slot] = None
+                    slot_tensors[slot] = None
         return [statistics.median(s) for s in samples]
 
     def synchronise(self) -> None:
@@ -320,7 +320,7 @@ class _PreparedStep:
         release: slots that no later step uses.
     """
 
-    step: Kernel | Call
+    step: Kernel | TorchCall
     buffers: set[Buffer]
     allocate: list[tuple[int, _Allocation]]
     constant_arguments: list[tuple[int | None, Any]] | None = None
@@ -337,9 +337,9 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int)
 
 
-def _buffers_of(step: Kernel | Call) -> set[Buffer]:
+def _buffers_of(step: Kernel | TorchCall) -> set[Buffer]:
     """Return the buffers that a step reads or writes."""
-    if isinstance(step, Call):
+    if isinstance(step, TorchCall):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
     return {*step.buffers_read, *step.buffers_written}
 

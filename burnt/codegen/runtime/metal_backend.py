@@ -24,7 +24,7 @@ def build_metal(
     compile_source: Callable[[str], Any],
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
-    numbers: Sequence[int],
+    number_positions: Sequence[int],
 ) -> BuiltKernels:
     """Generate and compile kernels in Metal.
 
@@ -33,7 +33,7 @@ def build_metal(
             attributes, called with their arguments and `threads`, `group_size` and `arg_casts`.
         kernels: the kernels to build.
         buffers: in the order in which launchers take them.
-        numbers: argument positions of run-time numbers, in the order in which launchers take them.
+        number_positions: argument positions of run-time numbers, in the order in which launchers take them.
 
     Raises:
         UnsupportedError: a kernel needs a dtype that Metal lacks, or more buffers than Metal can bind.
@@ -41,7 +41,7 @@ def build_metal(
     from burnt.codegen.render.metal import prelude
     from burnt.codegen.render.metal.kernel import PREAMBLE, print_kernel
 
-    printed = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    printed = {kernel: print_kernel(kernel, number_positions) for kernel in kernels}
     as_parameters = size_templates.needs_parameters(
         "\n".join(d.text for dispatches in printed.values() for d in dispatches)
     )
@@ -63,11 +63,11 @@ def build_metal(
             options["arg_casts"] = {len(places) + dispatch.numbers: "int32"}
 
         def call(
-            memory: Sequence[torch.Tensor | None],
+            slot_tensors: Sequence[torch.Tensor | None],
             temporaries: dict[str, torch.Tensor],
             scalars: Sequence[float],
         ) -> None:
-            tensors = [temporaries[p] if isinstance(p, str) else memory[p] for p in places]
+            tensors = [temporaries[p] if isinstance(p, str) else slot_tensors[p] for p in places]
             kernel(*tensors, *([list(scalars)] if dispatch.numbers else []), *values, **options)
 
         return call
@@ -76,14 +76,14 @@ def build_metal(
         scratch = {m.name: m for d in dispatches for m in d.buffers if not isinstance(m, Buffer)}
         calls = [dispatch_caller(dispatch) for dispatch in dispatches]
 
-        def run(memory: Sequence[torch.Tensor | None], scalars: Sequence[float]) -> None:
-            device = next(t.device for t in memory if t is not None)
+        def run(slot_tensors: Sequence[torch.Tensor | None], scalars: Sequence[float]) -> None:
+            device = next(t.device for t in slot_tensors if t is not None)
             temporaries = {
                 name: (torch.zeros if m.zeros else torch.empty)(m.count, dtype=m.dtype, device=device)
                 for name, m in scratch.items()
             }
             for call in calls:
-                call(memory, temporaries, scalars)
+                call(slot_tensors, temporaries, scalars)
             if kernel.checks:
                 # Wait for the device, so that the error is raised by this call and not by a later one.
                 raise_failed_check(kernel.checks, temporaries["failed"].tolist())
@@ -102,16 +102,16 @@ def _metal_text(dispatch: Dispatch, *, as_parameters: bool) -> tuple[str, tuple[
         return with_constant_sizes(dispatch.text), ()
     text, sizes = sizes_as_parameters(dispatch.text, lambda k: f"n[{k}]")
     if sizes:
-        place = len(dispatch.buffers) + dispatch.numbers
-        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
+        position = len(dispatch.buffers) + dispatch.numbers
+        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({position})]],\n"
         text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
     return text, sizes
 
 
-def _show_metal(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+def _show_metal(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> dict[Kernel, str]:
     from burnt.codegen.render.metal.kernel import print_kernel
 
-    printed = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    printed = {kernel: print_kernel(kernel, number_positions) for kernel in kernels}
     return {
         kernel: with_constant_sizes("\n".join(d.text for d in ds)).rstrip("\n")
         for kernel, ds in printed.items()

@@ -39,8 +39,8 @@ class Target:
 
     Args:
         name: ``"c"``, ``"triton"`` or ``"metal"``.
-        build: compiles kernels: ``build(kernels, buffers, numbers)``, with the buffers and the argument
-            positions of run-time numbers in the order in which launchers take them.
+        build: compiles kernels: ``build(kernels, buffers, number_positions)``, with the buffers and the
+            argument positions of run-time numbers in the order in which launchers take them.
         why_unavailable: returns why the target cannot be used on this machine, or None if it can.
         scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
         max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
@@ -48,9 +48,10 @@ class Target:
             long rows get kernels of their own.
         online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
             that it depends on; None for never.
-        why_eager: returns why a node that can be lowered is faster as torch's own call, or None.
-        why_eager_matmul: the same for a matmul; None for a target without matmul kernels.
-        show: returns the generated code of each kernel without compiling: ``show(kernels, numbers)``.
+        why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
+        why_torch_matmul: the same for a matmul; None for a target without matmul kernels.
+        show: returns the generated code of each kernel without compiling it:
+            ``show(kernels, number_positions)``.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Target:
     max_chunks: int = 0
     splits_passes: bool = False
     online_thresholds: OnlineThresholds | None = None
-    why_eager: Callable[[torch.fx.Node], str | None] = lambda node: None
-    why_eager_matmul: Callable[[torch.fx.Node], str | None] | None = None
-    show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
+    why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None
+    why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None
+    show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, positions: {}
 
 
 def raise_failed_check(checks: Sequence[Check], failed: Iterable[int]) -> None:

@@ -20,7 +20,7 @@ __all__ = ["TRITON", "are_block_sizes", "with_block_sizes"]
 def _build_triton(
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
-    numbers: Sequence[int],
+    number_positions: Sequence[int],
     blocks: Mapping[str, str] | None = None,
 ) -> BuiltKernels:
     from burnt.codegen.render.triton.configs import parse_config, select_config
@@ -29,9 +29,11 @@ def _build_triton(
 
     configs = {name: parse_config(text) for name, text in (blocks or {}).items()}
     if not torch.cuda.is_available():
-        return build(kernels, buffers, numbers, blocks=configs)
+        return build(kernels, buffers, number_positions, blocks=configs)
     limits = limits_of(torch.device("cuda", torch.cuda.current_device()))
-    return build(kernels, buffers, numbers, choose=lambda form: select_config(form, limits), blocks=configs)
+    return build(
+        kernels, buffers, number_positions, choose=lambda form: select_config(form, limits), blocks=configs
+    )
 
 
 def with_block_sizes(blocks: Mapping[str, str]) -> Target:
@@ -62,7 +64,7 @@ def are_block_sizes(blocks: Mapping[Any, Any]) -> bool:
         return False
 
 
-def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+def _show_triton(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> dict[Kernel, str]:
     from burnt.codegen.render.triton.configs import select_config
     from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 
@@ -86,6 +88,6 @@ TRITON = Target(
     _build_triton,
     _why_no_triton,
     online_thresholds=OnlineThresholds(),
-    why_eager_matmul=why_library_call,
+    why_torch_matmul=why_library_call,
     show=_show_triton,
 )

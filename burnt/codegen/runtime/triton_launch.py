@@ -34,7 +34,7 @@ _NO_BLOCK_SIZES: Mapping[str, AnyConfig] = MappingProxyType({})
 def build(
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
-    numbers: Sequence[int],
+    number_positions: Sequence[int],
     choose: Callable[[Any], AnyConfig] = select_config,
     blocks: Mapping[str, AnyConfig] = _NO_BLOCK_SIZES,
 ) -> BuiltKernels:
@@ -43,12 +43,12 @@ def build(
     Args:
         kernels: the kernels to build.
         buffers: in the order in which launchers take them.
-        numbers: argument positions of run-time numbers, in the order in which launchers take them.
+        number_positions: argument positions of run-time numbers, in the order in which launchers take them.
         choose: selects a kernel's block sizes.
         blocks: block sizes by kernel name, used instead of `choose`.
     """
     slots = {buffer: i for i, buffer in enumerate(buffers)}
-    scalar_positions = {number: i for i, number in enumerate(numbers)}
+    scalar_positions = {number: i for i, number in enumerate(number_positions)}
     texts: dict[Kernel, str] = {}
     launch: dict[Kernel, Launcher] = {}
     for kernel in kernels:
@@ -89,13 +89,13 @@ def make_launcher(
     checks = kernel.checks
     if len(calls) == 1 and not checks:
         (only,) = calls
-        return lambda memory, values: only(memory, values, {})
+        return lambda slot_tensors, values: only(slot_tensors, values, {})
     failed: dict[torch.device, torch.Tensor] = {}
 
-    def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
+    def launch(slot_tensors: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
         named_tensors: dict[str, torch.Tensor] = {}
         if checks:
-            device = next(t.device for t in memory if t is not None)
+            device = next(t.device for t in slot_tensors if t is not None)
             if device not in failed:
                 # The device writes to pinned host memory, so that it can be read without synchronizing.
                 words = torch.zeros(len(checks), dtype=torch.int64)
@@ -103,7 +103,7 @@ def make_launcher(
             named_tensors["failed"] = failed[device]
             raise_failed_check(checks, failed[device])
         for call in calls:
-            call(memory, values, named_tensors)
+            call(slot_tensors, values, named_tensors)
         if checks:
             raise_failed_check(checks, failed[device])
 
@@ -118,9 +118,9 @@ def _choose_by_alignment(
     read_buffers = {e.extra[0] for e in walk([kernel.matmul.body]) if e.op == "load"}
     read_slots = [slots[buffer] for buffer in read_buffers]  # type: ignore[index]  # a load's first is its buffer
 
-    def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
-        is_aligned = not any(memory[slot].data_ptr() & 15 for slot in read_slots)  # type: ignore[union-attr]
-        (with_descriptors if is_aligned else without_descriptors)(memory, values)
+    def launch(slot_tensors: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
+        is_aligned = not any(slot_tensors[slot].data_ptr() & 15 for slot in read_slots)  # type: ignore[union-attr]
+        (with_descriptors if is_aligned else without_descriptors)(slot_tensors, values)
 
     return launch
 
@@ -168,18 +168,18 @@ class _FunctionCall:
         self.is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
     def __call__(
-        self, memory: Sequence[Any], values: Sequence[float], named_tensors: dict[str, torch.Tensor]
+        self, slot_tensors: Sequence[Any], values: Sequence[float], named_tensors: dict[str, torch.Tensor]
     ) -> None:
-        tensors = [memory[slot] for slot in self.buffers]
+        tensors = [slot_tensors[slot] for slot in self.buffers]
         # A function that reduces partial results only may take no buffers of its own.
-        device = next(t.device for t in memory if t is not None)
+        device = next(t.device for t in slot_tensors if t is not None)
         for work in self.workspaces:
             if work.name not in named_tensors:
                 named_tensors[work.name] = torch.empty(work.size, dtype=work.dtype, device=device)
             tensors.append(named_tensors[work.name])
         if self.may_fail:
             tensors.append(named_tensors["failed"])
-        numbers = [values[place] for place in self.numbers]
+        numbers = [values[position] for position in self.numbers]
         if self.is_interpreted:
             self.function[self.grid](*tensors, *numbers, *self.sizes, **self.constants)
         elif device.index == torch.cuda.current_device():

@@ -40,10 +40,10 @@ from burnt.codegen.ir import (
 from burnt.codegen.ir.loops import (
     contiguous_strides,
     covers_shape,
+    distinct_loops,
     merge_adjacent_loops,
     new_index,
     split_loops,
-    whole_loops,
 )
 from burnt.codegen.lower.registry import cast
 from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
@@ -129,7 +129,10 @@ class KernelBuilder:
         self.num_buffers = combine_partial_sums(built, self.max_chunks, self.num_buffers)
         self.num_buffers = fuse_column_sums(built, self.num_buffers)
         num_kernels = Counter(
-            f.reduction for k in (*earlier_kernels, *built) for f in k.steps if isinstance(f, ReductionStep)
+            step.reduction
+            for k in (*earlier_kernels, *built)
+            for step in k.steps
+            if isinstance(step, ReductionStep)
         )
         computed_twice = {reduction for reduction, count in num_kernels.items() if count > 1}
         for kernel in built:
@@ -200,12 +203,18 @@ class KernelBuilder:
             store_index = tuple(ix.substitute(split) for ix in store_index)
             loops = [part for v in loops for part in (split[v].terms if v in split else [v])]  # type: ignore[misc]
             reductions = reductions_of(self.resolve(value.at(store_index)))
-        place = buffer.at(store_index)
-        outer = sorted((v for v in loops if v.extent > 1), key=lambda v: -place.terms.get(v, 0))
+        offset = buffer.at(store_index)
+        outer = sorted((v for v in loops if v.extent > 1), key=lambda v: -offset.terms.get(v, 0))
         chosen: tuple[Reduction, Index] | None = None
         if all(isinstance(reduction, Matmul) for reduction, _ in reductions):
-            at_one_index = [(f, i) for f, i in reductions if all(g is not f or j == i for g, j in reductions)]
-            chosen = next(((f, i) for f, i in at_one_index if covers_shape(i, f.shape, outer)), None)
+            at_one_index = [
+                (reduction, index)
+                for reduction, index in reductions
+                if all(other is not reduction or i == index for other, i in reductions)
+            ]
+            chosen = next(
+                (pair for pair in at_one_index if covers_shape(pair[1], pair[0].shape, outer)), None
+            )
         for reduction, index in reductions:
             for inner, _ in self.matmuls_inside(reduction, index):
                 self.materialize_reduction(inner, kernels)
@@ -285,7 +294,7 @@ class KernelBuilder:
         """Return the matmuls that a reduction's body reads, directly or inside other reductions."""
         inside = reductions_of(self.resolve(reduction.body(index, new_index(reduction.extents))))
         nested = [found for inner in inside for found in self.matmuls_inside(*inner)]
-        return [*nested, *(f for f in inside if isinstance(f[0], Matmul))]
+        return [*nested, *(pair for pair in inside if isinstance(pair[0], Matmul))]
 
     # --- rows ----------------------------------------------------------------------------------------------
 
@@ -321,11 +330,11 @@ class KernelBuilder:
         chosen: set[Var] | None = None
         # The reduction with the most work comes first: the kernel gets its rows.
         for reduction, index in sorted(
-            reductions_of(self.resolve(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
+            reductions_of(self.resolve(expr)), key=lambda pair: -math.prod(pair[0].shape + pair[0].extents)
         ):
             # Loops over more rows than the reduction has, as in a pad, would make it read out of bounds.
             fits = all(ix.bounds()[1] < size for ix, size in zip(index, reduction.shape, strict=True))
-            rows = whole_loops(index) if fits else None
+            rows = distinct_loops(index) if fits else None
             is_split = (
                 math.prod(reduction.shape) < _MAX_SPLIT_ROWS
                 and math.prod(reduction.extents) >= _MIN_SPLIT_ELEMENTS
@@ -388,8 +397,8 @@ class KernelBuilder:
         """Return a kernel over the same rows that this store can be fused into, or a new one.
 
         The same number of rows is not enough: a square matrix has as many columns as rows, so the kernel must
-        also walk the largest buffer along the same axes. A kernel with rows in scratch takes only stores that
-        need scratch: a kernel by columns would need scratch for as many rows as a tile is wide.
+        also iterate over the same axes of the largest buffer. A kernel with rows in scratch takes only stores
+        that need scratch: a kernel by columns would need scratch for as many rows as a tile is wide.
         """
         extents = [v.extent for v in outer]
         reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], outer)
@@ -409,19 +418,19 @@ class KernelBuilder:
         return kernel
 
     def access_axes(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
-        """Return the buffers that expressions load, each with the axes of it that the loops walk along.
+        """Return the buffers that expressions load, each with the axes of it that the loops iterate over.
 
-        Axes are counted from the innermost, which is 1. 0 is no axis; -1 is an axis walked through quotients
+        Axes are counted from the innermost, which is 1. 0 is no axis; -1 is an axis indexed through quotients
         or remainders, as in a roll.
         """
         result: dict[Buffer, set[tuple[int, ...]]] = {}
         for e in self.loads_in(exprs):
-            buffer, place = e.extra
+            buffer, offset = e.extra
             assert isinstance(buffer, Buffer)
-            assert isinstance(place, IndexExpr)
+            assert isinstance(offset, IndexExpr)
             strides = sorted(set(buffer.strides) - {0})
-            split = place.variables() - place.terms.keys()
-            axes = (-1 if v in split else bisect.bisect(strides, abs(place.terms.get(v, 0))) for v in loops)
+            split = offset.variables() - offset.terms.keys()
+            axes = (-1 if v in split else bisect.bisect(strides, abs(offset.terms.get(v, 0))) for v in loops)
             result.setdefault(buffer, set()).add(tuple(axes))
         return result
 
@@ -476,20 +485,20 @@ class KernelBuilder:
                 kernels.
         """
 
-        def swap(e: Expr) -> Expr | None:
+        def replacement(e: Expr) -> Expr | None:
             if e.op not in ("reduced", "scanned", "materialized"):
                 return None
-            held, index = e.extra
-            if held in self.buffer_of:
-                buffer = self.buffer_of[held]
+            source, index = e.extra
+            if source in self.buffer_of:
+                buffer = self.buffer_of[source]
                 return cast(load(buffer, buffer.at(index)), e.dtype)  # type: ignore[arg-type]
-            if inline and isinstance(held, Materialized):
-                return self.resolve(held.value.at(index))  # type: ignore[arg-type]
-            if isinstance(held, PooledMatmul) and not keep_pooled:
-                return self.resolve(held.from_memory(index), inline=inline)  # type: ignore[arg-type]
+            if inline and isinstance(source, Materialized):
+                return self.resolve(source.value.at(index))  # type: ignore[arg-type]
+            if isinstance(source, PooledMatmul) and not keep_pooled:
+                return self.resolve(source.from_memory(index), inline=inline)  # type: ignore[arg-type]
             return None
 
-        return rebuild(expr, replace=swap)
+        return rebuild(expr, replace=replacement)
 
     # --- scans ---------------------------------------------------------------------------------------------
 
@@ -537,9 +546,9 @@ class KernelBuilder:
         known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, ScanStep)}
         for e in walk([stored]):
             if e.op == "scanned" and e.extra not in known:
-                scan, place = e.extra  # type: ignore[assignment]
-                body = self.resolve(scan.body(place))  # type: ignore[arg-type]
-                kernel.steps.append(ScanStep(scan, place, (inner,), body))  # type: ignore[arg-type]
+                scan, scan_index = e.extra  # type: ignore[assignment]
+                body = self.resolve(scan.body(scan_index))  # type: ignore[arg-type]
+                kernel.steps.append(ScanStep(scan, scan_index, (inner,), body))  # type: ignore[arg-type]
         axis_loops = tuple(inner if v is scan_loop else mapping.get(v, v) for v in loops)
         kernel.steps.append(Store(buffer, (inner,), buffer.at(index), stored, axis_loops))
         return True
@@ -621,8 +630,10 @@ class KernelBuilder:
                 return None
             if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.scratch_bytes:
                 return None
-            place: Index = index  # type: ignore[assignment]
-            if whole_loops(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {row_loop}:
+            value_index: Index = index  # type: ignore[assignment]
+            if distinct_loops(value_index[:-1]) != set(loops[:-1]) or value_index[-1].variables() != {
+                row_loop
+            }:
                 return None
         return row_loop
 
@@ -636,11 +647,11 @@ class KernelBuilder:
         mapping = dict(zip(outer, kernel.outer, strict=True))
         axis_loops = [mapping.get(v, v) for v in loops]
 
-        def swap(e: Expr) -> Expr | None:
+        def replacement(e: Expr) -> Expr | None:
             return self.load_from_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "materialized" else None  # type: ignore[arg-type]
 
         index = tuple(map(IndexExpr.of, axis_loops))
-        expr = rebuild(self.resolve(value.at(index), inline=False), replace=swap)
+        expr = rebuild(self.resolve(value.at(index), inline=False), replace=replacement)
         kernel.steps.append(Store(buffer, (row_loop,), buffer.at(index), expr, tuple(axis_loops)))
 
     def load_from_scratch(self, kernel: Kernel, materialized: Materialized, index: Index) -> Expr:
@@ -669,7 +680,7 @@ def reductions_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:
 def _same_access(
     ours: dict[Buffer, set[tuple[int, ...]]], theirs: dict[Buffer, set[tuple[int, ...]]]
 ) -> bool:
-    """Whether the loops walk the largest buffer that both read along the same axes (see `access_axes`)."""
+    """Whether the loops iterate over the same axes (`access_axes`) of the largest buffer that both read."""
     shared = ours.keys() & theirs.keys()
     largest = max((math.prod(b.shape) for b in shared), default=0)
     pairs = ((a, b) for s in shared if math.prod(s.shape) == largest for a in ours[s] for b in theirs[s])
@@ -681,16 +692,16 @@ def _scan_loop(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, boo
 
     None if the scan is read in another way, or if the other loops are not its rows.
     """
-    place = index[scan.axis]
-    if len(place.terms) != 1:
+    position = index[scan.axis]
+    if len(position.terms) != 1:
         return None
-    ((loop, step),) = place.terms.items()
+    ((loop, step),) = position.terms.items()
     if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
         return None
-    rows = whole_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
+    rows = distinct_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
-    return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
+    return (loop, step < 0) if position.const == (0 if step > 0 else loop.extent - 1) else None
 
 
 def _split_loops(reductions: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:

@@ -104,27 +104,27 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
     stores = {s.buffer: s for s in kernel.steps if isinstance(s, Store) and not isinstance(s, PartialSum)}
     # The sums may read one element of the matmul's result, and values that are the same for all rows.
     inner = set(sum_steps[0].inner)
-    varying = [(buffer, place) for buffer, place in read if place.variables() & inner]
+    varying = [(buffer, offset) for buffer, offset in read if offset.variables() & inner]
     if len(varying) != 1 or varying[0][0] not in stores or any(e.op == "reduced" for e in exprs):
         return None
-    ((buffer, place),) = varying
+    ((buffer, offset),) = varying
     if any(other in later for other, _ in read if other is not buffer):
         return None
     store, step = stores[buffer], kernel.matmul
     assert step is not None
     *lead, row, column = step.index
     axes = [[v for v in kernel.outer if v in ix.variables()] for ix in (row, column)]
-    loops = [_sort_by_stride(place, each) for each in (sum_steps[0].inner, sums.outer)]
+    loops = [_sort_by_stride(offset, each) for each in (sum_steps[0].inner, sums.outer)]
     sizes, other_sizes = ([math.prod(v.extent for v in each) for each in pair] for pair in (axes, loops))
     if any(ix.variables() for ix in lead) or sizes != other_sizes or sizes[0] % ROWS_PER_CHUNK:
         return None
     steps = [_common_stride(store.offset, each) for each in axes]
     same_layout = (
-        steps == [_common_stride(place, each) for each in loops] and place.const == store.offset.const
+        steps == [_common_stride(offset, each) for each in loops] and offset.const == store.offset.const
     )
     if None in steps or not same_layout:
         return None
-    value, known = store.value, load(buffer, place)
+    value, known = store.value, load(buffer, offset)
     if value.op == "as":
         value = cast(value.args[0], buffer.dtype)  # sum the value as rounded for the store
 
@@ -140,15 +140,15 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
     return _ColumnSums(sum_steps, elements, sizes[0], axes[1], loops[1])
 
 
-def _sort_by_stride(place: IndexExpr, loops: Sequence[Var]) -> list[Var]:
-    return sorted(loops, key=lambda v: -(place.stride(v) or 0))
+def _sort_by_stride(offset: IndexExpr, loops: Sequence[Var]) -> list[Var]:
+    return sorted(loops, key=lambda v: -(offset.stride(v) or 0))
 
 
-def _common_stride(place: IndexExpr, loops: Sequence[Var]) -> int | None:
+def _common_stride(offset: IndexExpr, loops: Sequence[Var]) -> int | None:
     """Return the stride of loops that can be merged into one; None if they cannot."""
-    step, size = place.stride(loops[-1]) if loops else None, 1
+    step, size = offset.stride(loops[-1]) if loops else None, 1
     for v in reversed(loops):
-        if step is None or place.stride(v) != step * size:
+        if step is None or offset.stride(v) != step * size:
             return None
         size *= v.extent
     return step
@@ -165,7 +165,7 @@ def _fuse(
     """Add partial sums to a matmul's kernel; return the kernels that replace the sums' kernel."""
     kernel.num_chunks = column_sums.rows // ROWS_PER_CHUNK
     width = math.prod(v.extent for v in column_sums.columns)
-    place = _linear_index(column_sums.columns)
+    offset = _linear_index(column_sums.columns)
     partials: dict[tuple[str, Expr], Buffer] = {}
 
     def partial_buffer(kind: str, element: Expr) -> Buffer:
@@ -176,7 +176,7 @@ def _fuse(
             partial = Buffer(
                 name, "intermediate", num_buffers + len(partials) + 1, size, strides, element.dtype
             )
-            kernel.steps.append(PartialSum(partial, (), place, element, kernel.outer, kind))
+            kernel.steps.append(PartialSum(partial, (), offset, element, kernel.outer, kind))
             partials[kind, element] = partial
         return partials[kind, element]
 

@@ -143,8 +143,8 @@ def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: i
                 (math.prod(sizes), *strides),
                 step.body.dtype,
             )
-            place = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
-            rows.steps.append(PartialSum(buffer, inner, place, substitute(step.body, loops), inner))  # type: ignore[arg-type]
+            offset = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
+            rows.steps.append(PartialSum(buffer, inner, offset, substitute(step.body, loops), inner))  # type: ignore[arg-type]
             chunk = Var(rows.num_chunks)
 
             def body(

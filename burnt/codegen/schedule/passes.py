@@ -62,7 +62,7 @@ LANES = 16
 
 
 class OnlineThresholds(NamedTuple):
-    """Bytes read from which an online sum, in the pass of the maximum or sum that it needs, is faster.
+    """Minimum bytes read for which an online sum, in the pass of its maximum or sum, is faster.
 
     Args:
         exp_row_bytes: along the innermost loop, for a sum of exponentials.
@@ -101,8 +101,10 @@ def _order_loops(kernel: Kernel) -> None:
 
     Their result counts elements in the loops' original order.
     """
-    places = [place.without_computed() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
-    places += [step.offset.without_computed() for step in kernel.steps if isinstance(step, Store)]
+    used_index_exprs = [
+        index_expr.without_computed() for expr in walk(kernel.exprs) for index_expr in index_exprs(expr)
+    ]
+    used_index_exprs += [step.offset.without_computed() for step in kernel.steps if isinstance(step, Store)]
     ordered = [
         set(step.inner)
         for step in kernel.steps
@@ -110,7 +112,9 @@ def _order_loops(kernel: Kernel) -> None:
     ]
     for step in kernel.steps:
         if len(step.inner) > 1 and set(step.inner) not in ordered:
-            total_stride = {v: sum(abs(place.stride(v) or 0) for place in places) for v in step.inner}
+            total_stride = {
+                v: sum(abs(index_expr.stride(v) or 0) for index_expr in used_index_exprs) for v in step.inner
+            }
             step.inner = tuple(sorted(step.inner, key=lambda v: -total_stride[v]))
 
 
@@ -124,15 +128,15 @@ def lane_loop(kernel: Kernel) -> Var | None:
     inner = {v for step in kernel.steps for v in step.inner}
     loads = [e.extra for e in walk(kernel.exprs) if e.op == "load"]
     stores = [(step.buffer, step.offset) for step in kernel.steps if isinstance(step, Store)]
-    for buffer, place in (*loads, *stores):
+    for buffer, offset in (*loads, *stores):
         assert isinstance(buffer, Buffer)
-        assert isinstance(place, IndexExpr)
+        assert isinstance(offset, IndexExpr)
         if buffer.role == "local":
             continue
-        size = math.prod(v.extent for v in place.variables())
-        for along in (None, *kernel.outer):
-            if place.stride(along) == 1 if along is not None else any(place.stride(v) == 1 for v in inner):
-                votes[along] = votes.get(along, 0) + size
+        size = math.prod(v.extent for v in offset.variables())
+        for loop in (None, *kernel.outer):
+            if offset.stride(loop) == 1 if loop is not None else any(offset.stride(v) == 1 for v in inner):
+                votes[loop] = votes.get(loop, 0) + size
     best = max(votes, key=lambda v: votes[v], default=None)
     return best if best is not None and best.extent >= 8 else None
 
@@ -149,7 +153,7 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
             if element is not None:
                 elements[step.reduction, step.index] = element
 
-    def swap(e: Expr) -> Expr | None:
+    def replacement(e: Expr) -> Expr | None:
         return elements.get(e.extra) if e.op == "reduced" else None
 
     if elements:
@@ -159,7 +163,7 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
             if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in elements)
         ]
         for step in kernel.steps:
-            _set_expr(step, rebuild(_expr_of(step), replace=swap))
+            _set_expr(step, rebuild(_expr_of(step), replace=replacement))
         inner = {step.inner for step in kernel.steps}
         if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
             # No reduction is left: the inner loops can be outer loops.
@@ -168,7 +172,7 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
                 step.inner = ()
 
 
-def _one_hot_element(body: Expr, along: Var) -> Expr | None:
+def _one_hot_element(body: Expr, loop: Var) -> Expr | None:
     """Return the sum of a body that is nonzero in one iteration of a loop only; None for any other body."""
     if body.op != "where" or body.args[2].op != "const" or body.args[2].extra[0] != 0:
         return None
@@ -176,16 +180,16 @@ def _one_hot_element(body: Expr, along: Var) -> Expr | None:
     while any(test.op == "and" for test in tests):
         tests = [part for test in tests for part in (test.args if test.op == "and" else (test,))]
     for test in tests:
-        if test.op == "eq" and test.args[1].op == "index" and test.args[1].extra[0] == IndexExpr.of(along):
+        if test.op == "eq" and test.args[1].op == "index" and test.args[1].extra[0] == IndexExpr.of(loop):
             found.append(test)
     if len(found) != 1:
         return None
     (test,) = found
-    place, rest = test.args[0], [t for t in tests if t is not test]
-    if place.dtype != torch.int64 or along in variables([place, body.args[1], *rest]):
+    selected, rest = test.args[0], [t for t in tests if t is not test]
+    if selected.dtype != torch.int64 or loop in variables([selected, body.args[1], *rest]):
         return None
-    low = Expr.make("ge", (place, const(0, torch.int64)), torch.bool)
-    inside = Expr.make("lt", (place, index_value(IndexExpr(const=along.extent))), torch.bool)
+    low = Expr.make("ge", (selected, const(0, torch.int64)), torch.bool)
+    inside = Expr.make("lt", (selected, index_value(IndexExpr(const=loop.extent))), torch.bool)
     for part in (*rest, low):
         inside = Expr.make("and", (inside, part), torch.bool)
     return Expr.make("where", (inside, *body.args[1:]), body.dtype)
@@ -200,7 +204,7 @@ def hoist_reciprocal(kernel: Kernel) -> None:
     bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, ReductionStep)}
     kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, ReductionStep)}
 
-    def swap(e: Expr) -> Expr | None:
+    def replacement(e: Expr) -> Expr | None:
         if e.op != "div" or e.args[1].op != "reduced" or kinds.get(e.args[1].extra) != "sum":  # type: ignore[arg-type]
             return None
         body = bodies[e.args[1].extra]  # type: ignore[index]
@@ -214,7 +218,7 @@ def hoist_reciprocal(kernel: Kernel) -> None:
 
     for step in kernel.steps:
         if isinstance(step, Store):
-            step.value = rebuild(step.value, replace=swap)
+            step.value = rebuild(step.value, replace=replacement)
 
 
 def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
@@ -260,14 +264,14 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
         if size <= scratch_bytes:
             scratch_bytes -= size
             buffer = _local_buffer(f"l{n}", inner, dtype)
-            place = buffer.at(tuple(map(IndexExpr.of, inner)))
+            offset = buffer.at(tuple(map(IndexExpr.of, inner)))
         else:
             result = _find_reusable_store(groups[others[-1]], inner, dtype)
             if result is None or result.buffer in reused_buffers:
                 continue
-            buffer, place = result.buffer, result.offset
+            buffer, offset = result.buffer, result.offset
             reused_buffers.add(buffer)
-        loaded = load(buffer, place)
+        loaded = load(buffer, offset)
         if dtype != e.dtype:
             loaded = Expr.make("as", (loaded,), e.dtype)
         for i in others:
@@ -275,7 +279,7 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
                 continue
             for step in groups[i]:
                 _replace_expr(step, e, loaded)
-        store = Store(buffer, inner, place, e, inner)
+        store = Store(buffer, inner, offset, e, inner)
         kernel.steps.insert(kernel.steps.index(groups[first][-1]) + 1, store)
         groups[first].append(store)
 
@@ -320,14 +324,14 @@ def _is_faster_online(step: OnlineReduction, kernel: Kernel, thresholds: OnlineT
 def as_online_reduction(
     step: ReductionStep, reductions: Mapping[tuple[Reduction, Index], ReductionStep]
 ) -> OnlineReduction | None:
-    """Return a sum of ``exp(x - max(x))`` or ``(x - mean(x))**2`` as an online one; None for any other."""
-    body, finite = step.body, False
+    """Convert a sum of ``exp(x - max(x))`` or ``(x - mean(x))**2`` to an online one; None for any other."""
+    body, ignores_infinite_max = step.body, False
     if step.reduction.kind != "sum" or not step.inner or not body.dtype.is_floating_point:
         return None
     if body.op == "exp" and body.args[0].op == "sub":
         kind, (x, other) = "exp", body.args[0].args
         if other.op == "where" and _is_infinite(other.args[0], other.args[2]) and _is_const(other.args[1], 0):
-            finite, other = True, other.args[2]
+            ignores_infinite_max, other = True, other.args[2]
     elif body.op == "mul" and body.args[0] is body.args[1] and body.args[0].op == "sub":
         kind, (x, other) = "squares", body.args[0].args
         if other.op != "div" or not _is_count(other.args[1], step.iterations):
@@ -336,15 +340,17 @@ def as_online_reduction(
     else:
         return None
     other = strip_casts(other)
-    beside = reductions.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
-    if beside is None or beside.reduction.kind != {"exp": "max", "squares": "sum"}[kind]:
+    reference = reductions.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
+    if reference is None or reference.reduction.kind != {"exp": "max", "squares": "sum"}[kind]:
         return None
-    if [v.extent for v in beside.inner] != [v.extent for v in step.inner]:
+    if [v.extent for v in reference.inner] != [v.extent for v in step.inner]:
         return None
-    x = substitute(x, dict(zip(step.inner, map(IndexExpr.of, beside.inner), strict=True)))
-    if strip_casts(x) is not strip_casts(beside.body):
+    x = substitute(x, dict(zip(step.inner, map(IndexExpr.of, reference.inner), strict=True)))
+    if strip_casts(x) is not strip_casts(reference.body):
         return None
-    return OnlineReduction(step.reduction, step.index, beside.inner, x, kind, beside, finite)
+    return OnlineReduction(
+        step.reduction, step.index, reference.inner, x, kind, reference, ignores_infinite_max
+    )
 
 
 def strip_casts(expr: Expr) -> Expr:
@@ -376,7 +382,7 @@ def _is_count(expr: Expr, count: int) -> bool:
 def _find_reusable_store(
     steps: Sequence[ReductionStep | Store], inner: tuple[Var, ...], dtype: torch.dtype
 ) -> Store | None:
-    """Return a store whose place can first hold another value of this dtype, for each inner iteration."""
+    """Return a store whose elements can hold another value of this dtype until they are stored."""
     for step in steps:
         fits = type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local"
         if fits and variables([load(step.buffer, step.offset)]) >= set(inner):  # type: ignore[union-attr]

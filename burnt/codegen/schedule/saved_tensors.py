@@ -62,7 +62,7 @@ class SavedTensors(NamedTuple):
 def select_saved_tensors(
     forward: Traced,
     backward: Traced,
-    why_eager: Callable[[Node], str | None] = lambda node: None,
+    why_torch_call: Callable[[Node], str | None] = lambda node: None,
 ) -> SavedTensors:
     """Return the values of a forward's graph that are cheaper to save than to recompute in the backward.
 
@@ -70,11 +70,11 @@ def select_saved_tensors(
         forward: the trace; nodes for the indices of max pooling may be added to it.
         backward: the trace of a function of the cotangents, the forward's tensors (captured ones last) and
             its numbers.
-        why_eager: of the target.
+        why_torch_call: of the target.
     """
     if any(map(is_random, forward.graph.graph.nodes)):
         return SavedTensors([], [])  # equal random ops in the two graphs do not have equal results
-    pool_indices = _find_pool_indices(forward, backward, why_eager)
+    pool_indices = _find_pool_indices(forward, backward, why_torch_call)
     counterparts = _match_nodes(forward, backward)
     inputs = [n.meta["val"].numel() for n in forward.graph.graph.nodes if n.op == "placeholder"]
     max_numel = max(inputs, default=0) // _SMALL_RATIO
@@ -116,7 +116,7 @@ def _is_dense(value: Tensor) -> bool:
 
 
 def _find_pool_indices(
-    forward: Traced, backward: Traced, why_eager: Callable[[Node], str | None]
+    forward: Traced, backward: Traced, why_torch_call: Callable[[Node], str | None]
 ) -> set[Node]:
     """Return the forward's nodes for the indices of max pooling that the backward reads; add missing ones.
 
@@ -134,7 +134,7 @@ def _find_pool_indices(
             continue
         known = [user for user in counterpart.users if user.target is operator.getitem and user.args[1] == 1]
         if not known:
-            if why_eager(node) is None and can_return_taps(counterpart):
+            if why_torch_call(node) is None and can_return_taps(counterpart):
                 maxima, indices = counterpart.meta["val"]
                 counterpart.meta["val"] = maxima, indices.to(TAP_DTYPE)
             with forward.graph.graph.inserting_after(counterpart):
@@ -169,14 +169,14 @@ def _select_reused_results(
         }
         return len(large) + len(given)
 
-    for i, (result, fact) in enumerate(zip(_results(forward), forward.results, strict=False)):
-        if fact is None or not isinstance(result, Node):
+    for i, (result, layout) in enumerate(zip(_results(forward), forward.results, strict=False)):
+        if layout is None or not isinstance(result, Node):
             continue
         node = _skip_aliases(result)
         if producing_ops[i] not in _SAVED_BY_TORCH and node not in pool_indices:
             continue
         known = {_skip_aliases(_results(forward)[k]) for k in found} | saved
-        if node.op != "call_function" or tuple(node.meta["val"].stride()) != fact[0] or node in known:
+        if node.op != "call_function" or tuple(node.meta["val"].stride()) != layout.strides or node in known:
             continue
         if node in counterparts.values() and num_large_reads(known | {node}) <= num_large_reads(known):
             found.append(i)
@@ -218,7 +218,7 @@ def with_saved_inputs(
     backward: Traced,
     forward: Traced,
     saved: Sequence[Node],
-    why_eager: Callable[[Node], str | None] = lambda node: None,
+    why_torch_call: Callable[[Node], str | None] = lambda node: None,
 ) -> Traced:
     """Return the backward with the saved values as inputs, after its other tensors."""
     counterparts = _match_nodes(forward, backward)
@@ -233,7 +233,7 @@ def with_saved_inputs(
                 node.replace_all_uses_with(last)
     for node in list(graph.nodes):
         shape_only = _shape_only_argument(node)
-        if shape_only is not None and shape_only.op == "call_function" and why_eager(node) is not None:
+        if shape_only is not None and shape_only.op == "call_function" and why_torch_call(node) is not None:
             # torch's op takes a tensor here but only reads its shape: pass an uninitialized one.
             value = shape_only.meta["val"]
             like = {"dtype": value.dtype, "device": value.device}
@@ -263,10 +263,10 @@ def _match_nodes(forward: Traced, backward: Traced) -> dict[Node, Node]:
     tensors = sum(n.op == "placeholder" for n in ours)
     given = sum(n.op == "placeholder" for n in theirs)
     first = given - tensors - len(held)
-    positions = sorted(forward.numbers.values())
-    numbers = {value: positions.index(p) for value, p in forward.numbers.items()}
+    positions = sorted(forward.stand_in_positions.values())
+    numbers = {value: positions.index(p) for value, p in forward.stand_in_positions.items()}
     of_forward = _number_expressions(forward, known, numbers, held, tensors, 0)
-    numbers = {value: p - given for value, p in backward.numbers.items()}
+    numbers = {value: p - given for value, p in backward.stand_in_positions.items()}
     of_backward = _number_expressions(backward, known, numbers, {}, tensors, first)
     back = {number: node for node, number in reversed(of_forward.items())}
     return {node: back[number] for node, number in of_backward.items() if number in back}
@@ -291,7 +291,7 @@ def _number_expressions(
         first: the placeholder that is the forward's first tensor.
     """
     found: dict[Node, int] = {}
-    place = -first
+    position = -first
 
     def argument(value: Any) -> Any:
         if isinstance(value, Node):
@@ -306,8 +306,8 @@ def _number_expressions(
 
     for node in traced.graph.graph.nodes:
         if node.op == "placeholder":
-            key: Any = ("tensor", place)
-            place += 1
+            key: Any = ("tensor", position)
+            position += 1
         elif node.op == "get_attr":
             tensor = getattr(traced.graph, str(node.target))
             key = ("tensor", tensors + held[id(tensor)]) if id(tensor) in held else ("constant", id(tensor))

@@ -46,14 +46,14 @@ from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 from burnt.errors import DefinitionError
 
-__all__ = ["VIEW_OPS", "Call", "Plan", "schedule"]
+__all__ = ["VIEW_OPS", "Plan", "TorchCall", "schedule"]
 
 # An expression with more nodes, or a longer chain of them, is materialized instead of inlined.
 _MAX_EXPRS, _MAX_DEPTH = 2000, 200
 
 
 @dataclasses.dataclass(eq=False)
-class Call:
+class TorchCall:
     """A step that calls torch's op for a node instead of a generated kernel.
 
     Args:
@@ -77,15 +77,15 @@ class Plan:
         inputs: the function's tensor arguments, then the captured tensors, then the seed if there is one.
         outputs: for each result, the buffer that holds it, or a constant.
         steps: kernels and torch calls, in execution order.
-        numbers: positions, among the function's arguments, of the run-time numbers that the kernels take.
+        number_positions: positions, among the function's arguments, of the run-time numbers for the kernels.
         seed: the seed of the random numbers; None if the function draws none.
         result_shapes: the shape of each result that kernels write under another shape; both are contiguous.
     """
 
     inputs: list[Buffer]
     outputs: list[Buffer | Any]
-    steps: list[Kernel | Call]
-    numbers: list[int]
+    steps: list[Kernel | TorchCall]
+    number_positions: list[int]
     seed: Buffer | None = None
     result_shapes: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
@@ -98,8 +98,8 @@ def schedule(
     max_chunks: int = 0,
     splits_passes: bool = False,
     online_thresholds: OnlineThresholds | None = None,
-    why_eager: Callable[[torch.fx.Node], str | None] = lambda node: None,
-    why_eager_matmul: Callable[[torch.fx.Node], str | None] | None = None,
+    why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None,
+    why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None,
 ) -> Plan:
     """Return the plan of a traced function. The keyword arguments are fields of `runtime.target.Target`.
 
@@ -111,14 +111,14 @@ def schedule(
         splits_passes: whether a pass over one row can be split across all threads.
         online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
             that it depends on; None for never.
-        why_eager: returns why a node that can be lowered is faster as torch's own call, or None.
-        why_eager_matmul: the same for a matmul; a matmul that is lowered is a kernel fused with its epilogue.
+        why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
+        why_torch_matmul: the same for a matmul; a matmul that is lowered is a kernel fused with its epilogue.
             None for a target without matmul kernels.
     """
     builder = KernelBuilder(
-        scratch_bytes, max_chunks, splits_passes, online_thresholds, why_eager_matmul is not None
+        scratch_bytes, max_chunks, splits_passes, online_thresholds, why_torch_matmul is not None
     )
-    return _Scheduler(traced, captured, builder, why_eager, why_eager_matmul).build_plan()
+    return _Scheduler(traced, captured, builder, why_torch_call, why_torch_matmul).build_plan()
 
 
 RESHAPE_OPS = (
@@ -130,7 +130,7 @@ _SUBVIEW_OPS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops
 VIEW_OPS = (*RESHAPE_OPS, *_PERMUTE_OPS, *_SUBVIEW_OPS)
 
 
-def _check_lowered(node: torch.fx.Node, lowered: Any) -> None:
+def _check_lowering(node: torch.fx.Node, result: Any) -> None:
     """Check a lowering's result against torch's shape and dtype: a larger one would be read past its end.
 
     Raises:
@@ -138,7 +138,7 @@ def _check_lowered(node: torch.fx.Node, lowered: Any) -> None:
     """
     expected = node.meta["val"]
     pairs = (
-        zip(lowered, expected, strict=False) if isinstance(expected, tuple | list) else [(lowered, expected)]
+        zip(result, expected, strict=False) if isinstance(expected, tuple | list) else [(result, expected)]
     )
     for value, meta in pairs:
         if not isinstance(meta, torch.Tensor):
@@ -158,7 +158,7 @@ class _Scheduler:
 
     Attributes:
         env: the value of each node, as in `torch.fx.Interpreter`.
-        in_memory: by ``id(value)``, a value that is in memory with its buffer; it keeps the value alive.
+        in_memory: by ``id(value)``, a value that is in memory, which is kept alive, and its buffer.
         pending: the stores, as buffer and value, whose kernels are not built yet.
         probe_indices: one index per shape; expressions at the same index can be compared by identity.
         hoisted: by matmul operand and axis, the operand with its row statistics read from memory.
@@ -172,18 +172,18 @@ class _Scheduler:
         traced: Traced,
         captured: Sequence[torch.Tensor],
         builder: KernelBuilder,
-        why_eager: Callable[[torch.fx.Node], str | None],
-        why_eager_matmul: Callable[[torch.fx.Node], str | None] | None,
+        why_torch_call: Callable[[torch.fx.Node], str | None],
+        why_torch_matmul: Callable[[torch.fx.Node], str | None] | None,
     ) -> None:
         self.traced = traced
-        self.why_eager = why_eager
-        self.why_eager_matmul = why_eager_matmul
+        self.why_torch_call = why_torch_call
+        self.why_torch_matmul = why_torch_matmul
         self.builder = builder
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probe_indices: dict[tuple[int, ...], Index] = {}
         self.inputs: list[Buffer] = []
-        self.steps: list[Kernel | Call] = []
+        self.steps: list[Kernel | TorchCall] = []
         self.pending: list[tuple[Buffer, Value]] = []
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
         self.hoisted: dict[tuple[int, int], tuple[Value, Value]] = {}
@@ -216,7 +216,12 @@ class _Scheduler:
         self.flush_pending()
         inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
         return Plan(
-            inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed, self.result_shapes
+            inputs,
+            outputs,
+            self.steps,
+            sorted(self.traced.stand_in_positions.values()),
+            self.seed,
+            self.result_shapes,
         )
 
     def add_input(self, tensor: torch.Tensor) -> Value:
@@ -238,17 +243,22 @@ class _Scheduler:
         self.in_memory[id(value)] = (value, buffer)
         return value
 
+    def buffer_holding(self, value: Any) -> Buffer | None:
+        """Return the buffer that holds a value; None if it is not in memory."""
+        entry = self.in_memory.get(id(value))
+        return None if entry is None else entry[1]
+
     def lower_node(self, node: torch.fx.Node) -> Any:
         """Return the value of a node: lowered, or loaded from the output of a torch call."""
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
         is_supported = all(not isinstance(m, torch.Tensor) or _is_supported(m) for m in metas)
-        reason = self.why_eager(node)
+        reason = self.why_torch_call(node)
         if reason is not None:
             return self.add_call(node, reason)
         if lowering is not None and is_dtype_unsupported(node.target, metas[1:], metas[0]):
             return self.add_call(node, "torch refuses this dtype")
-        if node.target in MATMUL_LOWERINGS and is_supported and self.why_eager_matmul is not None:
+        if node.target in MATMUL_LOWERINGS and is_supported and self.why_torch_matmul is not None:
             return self.lower_matmul(node)
         if lowering is not None and is_supported:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.lowered_argument)
@@ -257,18 +267,18 @@ class _Scheduler:
             if "needs_indices" in node.meta:
                 kwargs = {**kwargs, "needs_indices": True}
             try:
-                lowered = lowering(node.meta["val"], *args, **kwargs)
+                result = lowering(node.meta["val"], *args, **kwargs)
             except Unlowered:
                 # The lowering does not support these arguments: call torch's op.
                 return self.add_call(node)
-            _check_lowered(node, lowered)
-            return self.materialize_if_large(node, lowered)
+            _check_lowering(node, result)
+            return self.materialize_if_large(node, result)
         return self.add_call(node)
 
     def lower_matmul(self, node: torch.fx.Node) -> Any:
         """Lower a matmul to a kernel. Expensive operands are materialized: each tile reads them again."""
-        assert self.why_eager_matmul is not None
-        reason = self.why_eager_matmul(node)
+        assert self.why_torch_matmul is not None
+        reason = self.why_torch_matmul(node)
         if reason is not None:
             return self.add_call(node, reason)
         hoisted: dict[torch.fx.Node, Value] = {}
@@ -381,8 +391,8 @@ class _Scheduler:
         """Return an argument for a lowering: the value of a node, or a `Scalar` for a run-time number."""
         if isinstance(value, torch.fx.Node):
             return self.env[value]
-        if isinstance(value, float) and value in self.traced.numbers:
-            return Scalar(self.traced.numbers[value])
+        if isinstance(value, float) and value in self.traced.stand_in_positions:
+            return Scalar(self.traced.stand_in_positions[value])
         return value
 
     def add_call(self, node: torch.fx.Node, reason: str = "not lowered") -> Any:
@@ -392,7 +402,7 @@ class _Scheduler:
         meta = node.meta["val"]
         metas = list(meta) if isinstance(meta, tuple | list) else [meta]
         outputs = [self.new_temporary_like(m) if isinstance(m, torch.Tensor) else None for m in metas]
-        self.steps.append(Call(node, inputs, outputs, reason))
+        self.steps.append(TorchCall(node, inputs, outputs, reason))
         values = [None if buffer is None else self.load_buffer(buffer) for buffer in outputs]
         return values if isinstance(meta, tuple | list) else values[0]
 
@@ -404,11 +414,9 @@ class _Scheduler:
         """Return the buffer that holds a value in the node's strides; a new one has its store pending."""
         if self.is_free_view(node):
             return self.add_view(node)
-        if id(value) in self.in_memory:
-            buffer = self.in_memory[id(value)][1]
-            meta = node.meta["val"]
-            if buffer.strides == tuple(meta.stride()):
-                return buffer
+        stored = self.buffer_holding(value)
+        if stored is not None and stored.strides == tuple(node.meta["val"].stride()):
+            return stored
         buffer = self.new_temporary_like(node.meta["val"])
         self.pending.append((buffer, value))
         self.env[node] = self.load_buffer(buffer)
@@ -429,18 +437,18 @@ class _Scheduler:
         (base,) = node.all_input_nodes
         if exclusive and len(base.users) > 1:
             return False
-        held = self.in_memory.get(id(self.env[base]))
-        if held is None:
+        stored = self.buffer_holding(self.env[base])
+        if stored is None:
             return self.is_free_view(base, exclusive=exclusive)
-        called = {buffer for step in self.steps if isinstance(step, Call) for buffer in step.outputs}
-        return held[1] in called or (held[1].role == "input" and not exclusive)
+        called = {buffer for step in self.steps if isinstance(step, TorchCall) for buffer in step.outputs}
+        return stored in called or (stored.role == "input" and not exclusive)
 
     def add_view(self, node: torch.fx.Node) -> Buffer:
         """Return the buffer of a view; a torch call makes the view, without a copy."""
         if node not in self.view_buffers:
             (base,) = node.all_input_nodes
             buffer = self.new_temporary_like(node.meta["val"])
-            self.steps.append(Call(node, {base: self.materialize(self.env[base], base)}, [buffer]))
+            self.steps.append(TorchCall(node, {base: self.materialize(self.env[base], base)}, [buffer]))
             self.view_buffers[node] = buffer
         return self.view_buffers[node]
 
@@ -450,13 +458,15 @@ class _Scheduler:
             return node
         value, meta = self.env[node], node.meta["val"]
         is_own = position < len(self.traced.results)  # the function's own result, not one saved for backward
-        fact = self.traced.results[position] if is_own else None
-        strides = tuple(meta.stride()) if fact is None else fact[0]
-        held = self.in_memory.get(id(value))
+        layout = self.traced.results[position] if is_own else None
+        strides = tuple(meta.stride()) if layout is None else layout.strides
+        stored = self.buffer_holding(value)
         # A result that was an argument must not show the argument's later in-place change.
-        is_changed = held is not None and held[1].position in self.traced.mutated and node.op != "placeholder"
-        if held is not None and held[1].strides == strides and not (is_changed and held[1].role == "input"):
-            return held[1]
+        is_changed = (
+            stored is not None and stored.position in self.traced.mutated and node.op != "placeholder"
+        )
+        if stored is not None and stored.strides == strides and not (is_changed and stored.role == "input"):
+            return stored
         if self.is_free_view(node, exclusive=True) and strides == tuple(meta.stride()):
             return self.add_view(node)
         shape = tuple(meta.shape)

@@ -63,7 +63,7 @@ class Generated(Candidate):
         )
         function = self.functions.get(key)
         if function is None:
-            function = self.functions[key] = Function(PartialReference(self.call, key), lowered=True)
+            function = self.functions[key] = Function(PartialReference(self.call, key), always_generate=True)
         return function, [i for i, a in enumerate(key) if a is None]
 
     def with_blocks(self, args: Sequence[Any], config: dict[str, str] | None) -> tuple[Function, list[int]]:

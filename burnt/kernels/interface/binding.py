@@ -129,6 +129,6 @@ def reference_gradient(
     function = op.gradient_functions.get(key)
     if function is None:
         vjp = Vjp(PartialReference(op.reference, statics), len(grad_outs), needs_traced)
-        function = op.gradient_functions[key] = Function(vjp, lowered=True)
+        function = op.gradient_functions[key] = Function(vjp, always_generate=True)
     gradients = function(*grad_outs, *traced_args)
     return list(gradients)

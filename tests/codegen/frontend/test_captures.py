@@ -204,7 +204,7 @@ def test_what_has_a_state_that_nobody_sees_runs_as_it_is(fn, reason):
 
 @pytest.mark.parametrize("fn", [torch.tanh, torch.Tensor.tanh, torch.ops.aten.tanh.default, F.tanh])
 def test_functions_of_torchs_own_are_fused(fn):
-    assert Function(fn, lowered=True).fallback_reason(randn(3)) is None
+    assert Function(fn, always_generate=True).fallback_reason(randn(3)) is None
 
 
 def test_a_function_given_some_of_its_arguments_is_a_copy():

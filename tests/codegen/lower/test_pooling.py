@@ -22,13 +22,13 @@ from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from burnt.codegen.schedule.scheduler import Call, schedule
+from burnt.codegen.schedule.scheduler import TorchCall, schedule
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 # Generate pooling also where torch's kernel is known to be faster.
-GENERATED = dataclasses.replace(C, why_eager=lambda node: None)
+GENERATED = dataclasses.replace(C, why_torch_call=lambda node: None)
 
 
 def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -54,7 +54,7 @@ def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float 
     plans = fused.plan(ours), fused.plan(x.detach())
     for plan in plans:
         assert plan is not None, fused.fallback_reason(ours)
-        assert not any(isinstance(step, Call) for step in plan.plan.steps)
+        assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
     if x.is_floating_point():
         pull = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
         made[0].backward(pull)
@@ -62,7 +62,7 @@ def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float 
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True, rtol=10 * rtol, atol=10 * rtol)
         ((backward),) = plans[0].backward_plans.values()
         assert backward is not None
-        assert not any(isinstance(step, Call) for step in backward.plan.plan.steps)
+        assert not any(isinstance(step, TorchCall) for step in backward.plan.plan.steps)
     return plans[1]
 
 
@@ -378,7 +378,7 @@ def test_torch_serves_windows_of_uneven_sizes_with_gradients() -> None:
         assert "aten" not in " ".join(kinds(fused.plan(x)))
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
         backward = backward_of(fused, ours)
-        assert any(isinstance(step, Call) for step in backward.plan.steps)
+        assert any(isinstance(step, TorchCall) for step in backward.plan.steps)
         (pool(theirs, 4) * 2).sum().backward()
         torch.testing.assert_close(ours.grad, theirs.grad)
         assert "windows of different sizes" in str(explain(fused, ours, timed=False)) or pool is None

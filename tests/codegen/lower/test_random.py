@@ -15,7 +15,7 @@ from torch import Tensor
 from burnt.codegen import fuse
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.codegen.schedule.scheduler import Call
+from burnt.codegen.schedule.scheduler import TorchCall
 from tests.codegen.philox_reference import words
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
@@ -28,7 +28,7 @@ def planned(fn: Callable[..., Any], *args: Any) -> Any:
     fused = fuse(fn)
     plan = fused.plan(*args)
     assert plan is not None, fused.fallback_reason(*args)
-    assert not any(isinstance(step, Call) for step in plan.plan.steps)
+    assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
     return fused
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import burnt
-from burnt.codegen.lower import LOWERINGS, lowered, pointwise
+from burnt.codegen.lower import LOWERINGS, pointwise, register_lowering
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import DefinitionError
 
@@ -43,7 +43,7 @@ def test_a_lowering_is_used_from_then_on(op: Any) -> None:
     before = burnt.fuse(fn)
     assert torch.equal(before(x), torch.ones(5, 7))
     assert "library" in {step.kind for step in burnt.explain(fn, x, timed=False).steps}
-    lowered(op.default)(lambda meta, x, dtype: pointwise("mul", meta, [x, x], meta.dtype))
+    register_lowering(op.default)(lambda meta, x, dtype: pointwise("mul", meta, [x, x], meta.dtype))
     assert [step.kind for step in burnt.explain(fn, x, timed=False).steps] == ["elementwise"]
     torch.testing.assert_close(burnt.fuse(fn)(x), x * x + 1)
     assert torch.equal(before(x), torch.ones(5, 7)), "a function that has its plan keeps it"
@@ -51,14 +51,14 @@ def test_a_lowering_is_used_from_then_on(op: Any) -> None:
 
 def test_all_overloads_at_once_are_refused() -> None:
     with pytest.raises(DefinitionError, match=r"aten\.deg2rad, which has several overloads") as error:
-        lowered(torch.ops.aten.deg2rad)
+        register_lowering(torch.ops.aten.deg2rad)
     assert "torch.ops.aten.deg2rad.default" in str(error.value.hint)
     assert torch.ops.aten.deg2rad not in LOWERINGS
 
 
 @needs_compiler
 def test_a_lowering_that_raises_is_named(op: Any) -> None:
-    @lowered(op.default)
+    @register_lowering(op.default)
     def of_mine(meta: Tensor, x: Any, dtype: torch.dtype) -> Any:
         raise KeyError("kaboom")
 
@@ -73,8 +73,8 @@ def test_a_lowering_that_raises_is_named(op: Any) -> None:
 
 @pytest.mark.parametrize("given", [("aten.i0",), (torch.i0,), (), (lambda meta, x: x,)])
 def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
-    with pytest.raises(DefinitionError, match="lowered\\(\\) takes op overloads"):
-        lowered(*given)
+    with pytest.raises(DefinitionError, match="register_lowering\\(\\) takes op overloads"):
+        register_lowering(*given)
 
 
 @needs_compiler
@@ -91,7 +91,7 @@ def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
     ],
 )
 def test_a_lowering_that_returns_something_else_is_named(op: Any, lowering: Any, message: str) -> None:
-    lowered(op.default)(lowering)
+    register_lowering(op.default)(lowering)
     fused = burnt.fuse(lambda x: torch.ops.burnt_tests.word(x, torch.float32) + 1)
     with pytest.warns(RuntimeWarning, match=message) as seen:
         assert torch.equal(fused(torch.ones(3)), torch.ones(3))
@@ -120,7 +120,7 @@ def test_every_target_has_the_operations_in_the_docstring(op: Any, target: str) 
         def lower(meta: Tensor, x: Any, dtype: torch.dtype, word: str = word, two: bool = two) -> Any:
             return pointwise(word, meta, [x, x] if two else [x], x.dtype)
 
-        lowered(op.default)(lower)
+        register_lowering(op.default)(lower)
         x = torch.ones(5).to(inside)
         told = burnt.explain(
             lambda x, result=result: torch.ops.burnt_tests.word(x, result), x, timed=False, target=target

@@ -36,12 +36,12 @@ def interior_range(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Exp
     for expr in walk(exprs):
         if expr.op not in ("ge", "lt") or expr.args[0].op != "index" or expr.args[1].op != "const":
             continue
-        place, bound = expr.args[0].extra[0], expr.args[1].extra[0]
-        assert isinstance(place, IndexExpr)
+        index, bound = expr.args[0].extra[0], expr.args[1].extra[0]
+        assert isinstance(index, IndexExpr)
         assert isinstance(bound, int)
-        if list(place.terms) != [loop]:
+        if list(index.terms) != [loop]:
             continue
-        step, rest = place.terms[loop], bound - place.const
+        step, rest = index.terms[loop], bound - index.const
         # step * i >= rest, or step * i < rest, which is -step * i >= 1 - rest.
         if expr.op == "lt":
             step, rest = -step, 1 - rest
@@ -54,13 +54,13 @@ def interior_range(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Exp
 
 
 def split_row_index(
-    buffer: Buffer, place: IndexExpr, span: tuple[Var, int, int]
+    buffer: Buffer, offset: IndexExpr, span: tuple[Var, int, int]
 ) -> tuple[IndexExpr, IndexExpr, IndexExpr] | None:
     """Split an index into row and column, so that a loop may load from another row where its own is invalid.
 
     Args:
         buffer: the buffer to load from.
-        place: the index; it may be out of bounds.
+        offset: the offset of the element; it may be out of bounds.
         span: a loop, its start and its stop.
 
     Returns:
@@ -68,12 +68,12 @@ def split_row_index(
         the buffer has no such row.
     """
     loop, first, stop = span
-    step = place.stride(loop)
+    step = offset.stride(loop)
     reach = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True))
-    if step is None or step < 0 or step * (stop - 1 - first) > reach or place.computed_exprs():
+    if step is None or step < 0 or step * (stop - 1 - first) > reach or offset.computed_exprs():
         return None
     along = IndexExpr({loop: step})
-    return place - along, IndexExpr(const=-step * first), along
+    return offset - along, IndexExpr(const=-step * first), along
 
 
 def next_pooling_rows(kernel: Kernel) -> list[tuple[Buffer, IndexExpr, int]]:
@@ -94,12 +94,12 @@ def next_pooling_rows(kernel: Kernel) -> list[tuple[Buffer, IndexExpr, int]]:
         for e in walk([expr]):
             if e.op != "load" or e.args or not step.inner:
                 continue
-            (buffer, place), along = e.extra, step.inner[-1]
+            (buffer, offset), along = e.extra, step.inner[-1]
             assert isinstance(buffer, Buffer)
-            assert isinstance(place, IndexExpr)
+            assert isinstance(offset, IndexExpr)
             long = along.extent * buffer.dtype.itemsize >= _MIN_ROW_BYTES and buffer.role != "local"
-            if long and place.stride(along) == 1 and (place.stride(outer_loop) or 0) > 0:
-                rows_read[buffer, place - IndexExpr.of(along)] = along.extent
+            if long and offset.stride(along) == 1 and (offset.stride(outer_loop) or 0) > 0:
+                rows_read[buffer, offset - IndexExpr.of(along)] = along.extent
     rows = [
         (buffer, start + start.terms[outer_loop], extent) for (buffer, start), extent in rows_read.items()
     ]
@@ -135,12 +135,12 @@ def next_reduction_rows(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tup
     for e in walk(exprs):
         if e.op != "load" or e.args:
             continue
-        buffer, place = e.extra
+        buffer, offset = e.extra
         assert isinstance(buffer, Buffer)
-        assert isinstance(place, IndexExpr)
-        advance = 0 if place.computed_exprs() else place.stride(lead) or 0
-        if buffer.role != "local" and place.stride(last) == 1 and advance > last.extent:
-            rows[buffer, place - IndexExpr.of(last) + advance] = None
+        assert isinstance(offset, IndexExpr)
+        advance = 0 if offset.computed_exprs() else offset.stride(lead) or 0
+        if buffer.role != "local" and offset.stride(last) == 1 and advance > last.extent:
+            rows[buffer, offset - IndexExpr.of(last) + advance] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in rows]
     return list(rows) if sizes and min(sizes) >= _MIN_ROW_BYTES and sum(sizes) <= _MAX_ROW_BYTES else []
 

@@ -191,24 +191,24 @@ class ExprPrinter:
 
         A failure is recorded by a maximum, because a branch would keep the loop from being vectorised.
         """
-        test, value, otherwise, shown = arguments
+        test, value, otherwise, reported = arguments
         failed = self.failure_names[expr.extra[0]]  # type: ignore[index]
         fails = f"{guard} & !{test}" if guard else f"!{test}"
         name = self.define(expr, f"{test} ? {value} : {otherwise}")
-        self.emit(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.emit(f"const uint64_t {name}_failed = {fails} ? (uint64_t){reported} << 1 | 1 : 0;")
         self.emit(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
         return name
 
     def load_text(self, expr: Expr, guard: str) -> str:
         """Return the C of a load, converted to its compute type; 0 where the guard does not hold."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        place: IndexExpr = expr.extra[1]  # type: ignore[assignment]
-        if (buffer, place) in self.f32_copies:
-            return self.f32_copies[buffer, place]
-        text = self.transposed_loads.get(expr) or self.element_text(buffer, place)
+        offset: IndexExpr = expr.extra[1]  # type: ignore[assignment]
+        if (buffer, offset) in self.f32_copies:
+            return self.f32_copies[buffer, offset]
+        text = self.transposed_loads.get(expr) or self.element_text(buffer, offset)
         if guard:
             parts = (
-                split_row_index(buffer, place, self.span)
+                split_row_index(buffer, offset, self.span)
                 if guard not in self.varying_guards and self.span
                 else None
             )
@@ -245,9 +245,9 @@ class ExprPrinter:
             value = f"(uint8_t)({name} != 0)"
         self.emit(f"{self.element_text(buffer, step.offset)} = {value};")
 
-    def element_text(self, buffer: Buffer, place: IndexExpr) -> str:
+    def element_text(self, buffer: Buffer, offset: IndexExpr) -> str:
         """Return the C of a buffer's element; for a local buffer, the element of the current lane."""
-        text = self.index_text(place + self.scratch_offsets.get(buffer, 0))
+        text = self.index_text(offset + self.scratch_offsets.get(buffer, 0))
         if buffer.role != "local":
             self.used_buffers[buffer] = None
         elif self.lane is not None:

@@ -59,9 +59,9 @@ from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 
 __all__ = ["print_kernels"]
 
-_MIN_PARALLEL = 1 << 15  # elements from which on several threads are faster than one
+_MIN_PARALLEL = 1 << 15  # minimum number of elements for which several threads are faster than one
 _NUM_CHUNKS = 64  # chunks of a split pass: enough to balance the load for any number of threads
-_FEW_ITERATIONS = 16  # iterations of the outer loops below which passes are split instead
+_FEW_ITERATIONS = 16  # with fewer iterations of the outer loops, each pass is split among the threads
 # Elements of a block, whose sums are float32 and are added to a double at its end.
 _SUM_BLOCK = 256  # 32 for each lane of a 256-bit vector
 _SCALAR_SUM_BLOCK = 32  # where the loop may not be vectorised, and so has one lane
@@ -135,23 +135,26 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 """
 
 
-def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> str:
+def print_kernels(
+    kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
+) -> str:
     """Return the C source of kernels, each a function ``void name(const burnt_arg *a)`` for `c_library.load`.
 
     Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
 
     If any kernel has checks, the buffers' addresses are followed by the address of one uint64 for each of the
-    kernel's checks. If a check fails, the kernel stores ``2 * shown + 1`` of one failing element there.
+    kernel's checks. If a check fails, the kernel stores ``2 * reported + 1`` of one failing element there.
 
     Args:
         kernels: the kernels to print; a function has its kernel's name.
         buffers: the buffers, in the order in which their addresses are passed.
-        numbers: positions of the run-time numbers, in the order in which they follow the addresses.
+        number_positions: of the run-time numbers among the function's arguments, in the order in which they
+            follow the addresses.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
     if any(kernel.checks for kernel in kernels):
         slots["failed"] = len(buffers)
-    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
+    slots |= {number: len(slots) + i for i, number in enumerate(number_positions)}
     return "\n".join(
         [
             prelude.source(),
@@ -478,17 +481,17 @@ class _KernelPrinter(ExprPrinter):
         self.loop_names[block_start] = "block"
         kind, count = ("strip", "") if is_full else ("row", ", end - block")
         store_lines = []
-        for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
+        for i, (buffer, offset) in enumerate(dict.fromkeys([*loads, *stored])):
             row, start = (
                 f"h{i}",
-                self.element_text(buffer, place.substitute({last: IndexExpr.of(block_start)})),
+                self.element_text(buffer, offset.substitute({last: IndexExpr.of(block_start)})),
             )
             self.emit(f"float {row}[{size}] __attribute__((aligned(64)));")
-            if (buffer, place) in loads:
+            if (buffer, offset) in loads:
                 self.emit(f"f32_of_f16_{kind}({row}, &{start}{count});")
-            if (buffer, place) in stored:
+            if (buffer, offset) in stored:
                 store_lines.append(f"f16_of_f32_{kind}(&{start}, {row}{count});")
-            self.f32_copies[buffer, place] = f"{row}[{name} - block]"
+            self.f32_copies[buffer, offset] = f"{row}[{name} - block]"
         return store_lines
 
     def emit_loop_with_borders(self, last: Var, stores: Sequence[Store]) -> None:
@@ -984,8 +987,8 @@ def _find_float16_rows(
             all_accesses[0].append(e.extra)  # type: ignore[arg-type]
     all_accesses[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]
 
-    def is_row(buffer: Buffer, place: IndexExpr) -> bool:
-        return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
+    def is_row(buffer: Buffer, offset: IndexExpr) -> bool:
+        return buffer.dtype == torch.float16 and buffer.role != "local" and offset.stride(loop) == 1
 
     loads, stored = ([access for access in accesses if is_row(*access)] for accesses in all_accesses)
     return loads, stored

@@ -41,17 +41,17 @@ def find_random_words(loop: Var, exprs: Sequence[Expr]) -> list[RandomWords]:
     for e in walk(exprs):
         if e.op not in ("uniform", "random") or e.args[1].op != "index":
             continue
-        seed, place = e.args[0], e.args[1].extra[0]
-        assert isinstance(place, IndexExpr)
-        step = place.stride(loop)
-        if step is not None and 0 < step <= _MAX_STEP and not place.computed_exprs() and seed.op == "load":
-            groups.setdefault((seed, e.extra[0], place - place.const), {})[e] = place.const
+        seed, index = e.args[0], e.args[1].extra[0]
+        assert isinstance(index, IndexExpr)
+        step = index.stride(loop)
+        if step is not None and 0 < step <= _MAX_STEP and not index.computed_exprs() and seed.op == "load":
+            groups.setdefault((seed, e.extra[0], index - index.const), {})[e] = index.const
     result = []
-    for (seed, stream, place), counters in groups.items():
+    for (seed, stream, index), counters in groups.items():
         low, high = min(counters.values()), max(counters.values())
-        step = place.stride(loop)
+        step = index.stride(loop)
         assert step is not None
         assert isinstance(stream, int)
         offsets = {e: counter - low for e, counter in counters.items()}
-        result.append(RandomWords(seed, stream, place + low, step, high - low, offsets))
+        result.append(RandomWords(seed, stream, index + low, step, high - low, offsets))
     return result

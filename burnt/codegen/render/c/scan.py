@@ -66,10 +66,10 @@ class ScanState:
         take = f"{self.name}_take"
         if not self.is_vectorized:
             # A new extreme is rare: a branch costs less than waiting for the comparison every time.
-            place = f" {self.index} = {iteration};" if self.is_arg else ""
+            index_update = f" {self.index} = {iteration};" if self.is_arg else ""
             return [
                 f"if (__builtin_expect(({value} {sign} {state}){nan_test}, 0)) {{",
-                f"    {state} = {value};{place}",
+                f"    {state} = {value};{index_update}",
                 "}",
             ]
         lines = [
@@ -96,9 +96,9 @@ def select_scan_lane(kernel: Kernel) -> tuple[Var | None, int, bool]:
         indices = [step.offset] if isinstance(step, Store) else []
         exprs = [step.value if isinstance(step, Store) else step.body]
         indices += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-        for place in indices:
+        for index in indices:
             for v in (*kernel.outer, *step.inner):
-                if place.stride(v) in (1, -1):
+                if index.stride(v) in (1, -1):
                     votes[v] = votes.get(v, 0) + 1
     best = max(votes, key=lambda v: votes[v], default=None)
     if best in kernel.outer and best is not None and best.extent >= 8:

@@ -28,8 +28,8 @@ def index_period(loop: Var, stores: Sequence[Store]) -> int:
     1 if no index is divided along the loop, or if the period would be too long.
     """
     period = 1
-    for place in (*_load_indices(stores), *(step.offset for step in stores)):
-        for atom in _nested_splits(place):
+    for index in (*_load_indices(stores), *(step.offset for step in stores)):
+        for atom in _nested_splits(index):
             if loop not in atom.inner.variables():
                 continue
             step = atom.inner.stride(loop)
@@ -62,16 +62,16 @@ def _load_indices(stores: Sequence[Store]) -> Iterator[IndexExpr]:
         yield from index_exprs(e)
 
 
-def _nested_splits(place: IndexExpr) -> Iterator[Split]:
-    for atom in place.terms:
+def _nested_splits(index: IndexExpr) -> Iterator[Split]:
+    for atom in index.terms:
         if isinstance(atom, Split):
             yield atom
             yield from _nested_splits(atom.inner)
 
 
-def _substitute(step: Store, loop: Var, place: IndexExpr) -> Store:
+def _substitute(step: Store, loop: Var, index: IndexExpr) -> Store:
     """Return a store with the loop's index replaced, and without the tests that become constant."""
-    mapping = {loop: place}
+    mapping = {loop: index}
     value = rebuild(step.value, lambda ix: ix.substitute(mapping), _simplify_known_tests)
     return dataclasses.replace(step, offset=step.offset.substitute(mapping), value=value)
 
@@ -79,10 +79,10 @@ def _substitute(step: Store, loop: Var, place: IndexExpr) -> Store:
 def _simplify_known_tests(e: Expr) -> Expr | None:
     """Simplify an expression whose test is constant within the bounds of the loops; None if there is none."""
     if e.op in ("ge", "lt", "eq") and e.args[0].op == "index" and e.args[1].op == "const":
-        (place,), (bound,) = e.args[0].extra, e.args[1].extra
-        assert isinstance(place, IndexExpr)
+        (index,), (bound,) = e.args[0].extra, e.args[1].extra
+        assert isinstance(index, IndexExpr)
         assert isinstance(bound, int)
-        low, high = place.bounds()
+        low, high = index.bounds()
         if e.op == "eq":
             known = True if low == high == bound else None if low <= bound <= high else False
         else:

@@ -182,9 +182,9 @@ def _select_lane(kernel: Kernel) -> Var | None:
         for e in walk([step.body]):
             if e.op != "load":
                 continue
-            place: IndexExpr = e.extra[1]  # type: ignore[assignment]
+            offset: IndexExpr = e.extra[1]  # type: ignore[assignment]
             for v in (*step.inner[-1:], *kernel.outer):
-                if place.stride(v) == 1:
+                if offset.stride(v) == 1:
                     key = None if v in step.inner else v
                     votes[key] = votes.get(key, 0) + 1
     best = max(votes, key=lambda v: votes[v], default=None)
@@ -265,7 +265,7 @@ class _ElementwisePrinter(_DispatchPrinter):
         index_exprs_used = [step.offset for step in self.kernel.steps if isinstance(step, Store)]
         index_exprs_used += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
         is_large = math.prod(v.extent for v in self.kernel.outer) >= _MANY_ELEMENTS
-        return is_large and all(place.stride(last) in (0, 1) for place in index_exprs_used)
+        return is_large and all(offset.stride(last) in (0, 1) for offset in index_exprs_used)
 
 
 class _ReductionPrinter(_DispatchPrinter):

@@ -99,9 +99,9 @@ def select_scan_lane(kernel: Kernel) -> Var | None:
         indices = [step.offset] if isinstance(step, Store) else []
         exprs = [step.value if isinstance(step, Store) else step.body]
         indices += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-        for place in indices:
+        for index in indices:
             for v in (*kernel.outer, *step.inner):
-                if place.stride(v) in (1, -1):
+                if index.stride(v) in (1, -1):
                     votes[v] = votes.get(v, 0) + 1
     best = max(votes, key=lambda v: votes[v], default=None)
     return best if best in kernel.outer else None

@@ -21,7 +21,7 @@ from burnt.codegen.render.metal import prelude
 from burnt.codegen.render.metal.kernel import print_kernel
 from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.runtime import targets
-from burnt.codegen.schedule.scheduler import Call
+from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import InputIndexError
 from tests.codegen.compare import judge, judge_fresh
 from tests.codegen.lower.test_gather import GATHERS, ROWS, X
@@ -137,7 +137,7 @@ def test_text(name: str) -> None:
     plan = metal(fn).plan(*args)
     assert plan is not None
     source = "\n".join(
-        with_constant_sizes(d.text) for k in plan.kernels for d in print_kernel(k, plan.plan.numbers)
+        with_constant_sizes(d.text) for k in plan.kernels for d in print_kernel(k, plan.plan.number_positions)
     )
     path = GOLDEN / f"{name}.metal"
     if "BURNT_GOLDEN" in os.environ:
@@ -328,7 +328,7 @@ def test_gathers(name: str) -> None:
     same(results[1], results[0])
     plan = fused.plan(*args)
     assert plan is not None
-    assert not any(isinstance(step, Call) for step in plan.plan.steps)
+    assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, index_value, load
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.schedule.scheduler import Call
+from burnt.codegen.schedule.scheduler import TorchCall
 from tests.codegen.philox_reference import words
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
@@ -43,7 +43,7 @@ def test_numbers_are_those_of_c() -> None:
     plans = [Function(drawn, target=target).plan(x) for target in (C, METAL_SHIM)]
     for plan in plans:
         assert plan is not None
-        assert not any(isinstance(step, Call) for step in plan.plan.steps)
+        assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
     for seed in SEEDS:
         theirs, ours = (plan([x], [], torch.tensor([seed])) for plan in plans if plan is not None)
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -83,6 +83,6 @@ def test_counters_beyond_32_bits() -> None:
     )
     kernel = Kernel("far", (i,), [Store(y, (), IndexExpr.of(i), value, (i,))])
     made = torch.empty(8)
-    METAL_SHIM.build([kernel], [seed, y], ()).launch[kernel]([torch.tensor([99]), made], ())
+    METAL_SHIM.build([kernel], [seed, y], ()).launchers[kernel]([torch.tensor([99]), made], ())
     expected = (words(99, 5, 8, first) >> np.uint64(8)).astype(np.float32) * 2.0**-24
     assert np.array_equal(made.numpy(), expected)

@@ -127,7 +127,7 @@ def planned(
     ]
     target = dataclasses.replace(TRITON, build=build, why_unavailable=lambda: None)
     if products:
-        target = dataclasses.replace(target, why_eager_matmul=lambda node: None)
+        target = dataclasses.replace(target, why_torch_matmul=lambda node: None)
     results = Function(fn, target=target)(*inputs)
     if gradients:
         roots = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]

@@ -22,7 +22,7 @@ from tests.codegen.compare import Verdict, compare
 
 def always(config: MatmulConfig | None = None) -> Target:
     """Return a target for which every matmul is a kernel, with these block sizes."""
-    target = dataclasses.replace(TRITON, why_eager_matmul=lambda node: None)
+    target = dataclasses.replace(TRITON, why_torch_matmul=lambda node: None)
     if config is None:
         return target
 

@@ -36,7 +36,7 @@ from burnt.kernels.optim import foreach, foreach_triton, steps
 
 def products(target: Target) -> Target:
     """Return the target with a kernel for every matmul."""
-    return dataclasses.replace(target, why_eager_matmul=lambda node: None)
+    return dataclasses.replace(target, why_torch_matmul=lambda node: None)
 
 
 def gelu_of_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -345,7 +345,7 @@ def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
         )
 
     target = dataclasses.replace(
-        TRITON, build=build, why_unavailable=lambda: None, why_eager_matmul=lambda node: None
+        TRITON, build=build, why_unavailable=lambda: None, why_torch_matmul=lambda node: None
     )
     # Not by a call: there is no signature for the meta device.
     made = Function(fn, target=target)._build_entry(args, list(args), [])
