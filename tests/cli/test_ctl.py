@@ -289,11 +289,11 @@ def test_a_real_training_is_steered(capsys):
     capsys.readouterr()
     for words, said in (
         (["pause"], "paused after step"),
-        (["save"], "saved after step"),
+        (["save"], "checkpoint saved after step"),
         (["lr", "0.5"], "learning rate 0.5 after step"),
-        (["resume"], "goes on after step"),
-        (["note", "hello"], "noted at step"),
-        (["stop"], "stops after step"),
+        (["resume"], "resumed after step"),
+        (["note", "hello"], "note added at step"),
+        (["stop"], "stopping after step"),
     ):
         code, out, err = ctl(capsys, "slow", *words, "--timeout", "60")
         assert (code, err) == (0, "")
