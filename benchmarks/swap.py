@@ -33,7 +33,7 @@ import transformers
 
 import burnt
 from burnt.swapping.benchmark import Comparison, compare
-from burnt.swapping.patterns.rebind_globals import names_of, with_global
+from burnt.swapping.patterns.rebind_globals import resolve_global, with_global
 
 RIVALS = ("eager", "inductor", "liger")
 RESULTS = Path(__file__).parent / "results"
@@ -191,7 +191,7 @@ def liger(model: torch.nn.Module) -> None:
         setattr(home, name, before[name])
     for module in model.modules():
         forward = vars(module).get("forward", types.MethodType(type(module).forward, module)).__func__
-        for name in [name for name in changed if names_of(forward, name) is not None]:
+        for name in [name for name in changed if resolve_global(forward, name) is not None]:
             forward = with_global(forward, name, changed[name])
             module.forward = types.MethodType(forward, module)
 

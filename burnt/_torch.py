@@ -44,7 +44,7 @@ __all__ = [
     "onednn_linear",
     "onednn_packed",
     "onednn_packed_conv",
-    "onednn_takes",
+    "onednn_supports",
     "share_memory",
     "state_of",
     "trace_to_aten",
@@ -392,7 +392,7 @@ def has_mkl() -> bool:
     return bool(torch._C.has_mkl)
 
 
-def onednn_takes(dtype: torch.dtype) -> bool:
+def onednn_supports(dtype: torch.dtype) -> bool:
     """Whether torch has oneDNN's fully connected layer, and this CPU instructions for a dtype.
 
     A fact of this machine. Rules that choose ask `burnt.device.processor`.

@@ -1,9 +1,9 @@
-"""Config: typed, frozen values that build a model or describe an experiment, kept as JSON.
+"""Config: typed, frozen values that build a model or describe an experiment, stored as JSON.
 
-The checking and the JSON come from msgspec: 27 ms to import where pydantic takes 45 ms, unions told apart by
-a tag, frozen keyword-only classes, no dependencies. What is added here: values are checked in the constructor
-too, every problem of a file is reported at once with its exact path and the nearest known name, files carry a
-format version, and a model remembers the Config that built it.
+Validation and JSON come from msgspec: 27 ms to import where pydantic takes 45 ms, tagged unions, frozen
+keyword-only classes, no dependencies. This module adds: validation in the constructor, all problems of a file
+reported at once with exact path and nearest known name, a format version in files, and models that remember
+the Config that built them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _T = TypeVar("_T")
 
 class _ConfigMeta(msgspec.StructMeta):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        # msgspec inherits every option of a Struct but this one.
+        # msgspec inherits every option of a Struct except this one.
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_fields=True):
-    """Base of configurations: frozen, keyword-only, typed, nested; JSON in and out.
+    """Base of configurations: frozen, keyword-only, typed, nested; reads and writes JSON.
 
     Fields may be numbers, strings, booleans, None, enums, paths, lists, tuples, dicts, other Configs and
-    unions of these. Configs that share a union need a tag, as in ``class Adam(Config, tag=True)``. A Config
-    that builds something has a method ``init``; a model built by it remembers it, and its record carries it.
+    unions of these. Configs in one union need a tag, as in ``class Adam(Config, tag=True)``. A Config
+    that builds an object has a method ``init``; a model that it builds stores the Config in its record.
 
     Raises:
         ConfigError: a value is not of its field's type.
@@ -67,7 +67,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         super().__init_subclass__(**kwargs)
         build = cls.__dict__.get("init")
         if isinstance(build, types.FunctionType):
-            cls.init = _remembering(build)  # type: ignore[attr-defined]
+            cls.init = _remember_config_of(build)  # type: ignore[attr-defined]
 
     def __post_init__(self) -> None:
         problems: list[_Problem] = []
@@ -81,22 +81,22 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
             raise _error(f"{type(self).__name__} cannot be built", problems)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed.
+        """Return a copy with some fields changed.
 
         Raises:
             ConfigError: no such field, or a value of the wrong type.
         """
         known = self.__struct_fields__
-        unknown = [_unknown(name, name, known) for name in changes if name not in known]
+        unknown = [_unknown_key(name, name, known) for name in changes if name not in known]
         if unknown:
             raise _error(f"{type(self).__name__} has no such field", unknown)
         return msgspec.structs.replace(self, **changes)
 
     def override(self, assignments: Iterable[str]) -> Self:
-        """A copy with dotted keys set from text, as a command line gives them.
+        """Return a copy with dotted keys set from text, as on a command line.
 
         Args:
-            assignments: ``"model.hidden=128"`` and the like; lists and objects are given as JSON.
+            assignments: texts such as ``"model.hidden=128"``; lists and objects are written as JSON.
 
         Raises:
             ConfigError: no such key, or a value that is not of its type.
@@ -107,14 +107,14 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         >>> RunConfig().override(["epochs=16", "name=12"])
         RunConfig(epochs=16, name='12')
         """
-        return type(self)._assigned(self.to_dict(), assignments)
+        return type(self)._from_assignments_on(self.to_dict(), assignments)
 
     @classmethod
     def from_assignments(cls, assignments: Iterable[str]) -> Self:
-        """The defaults with dotted keys set from text, as `override` does; it sets required fields too.
+        """Build a Config from its defaults and assignments as in `override`, which may set required fields.
 
         Args:
-            assignments: ``"model.hidden=128"`` and the like.
+            assignments: texts such as ``"model.hidden=128"``.
 
         Raises:
             ConfigError: no such key, a value that is not of its type, or a required field that is not set.
@@ -125,17 +125,17 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         >>> TrainConfig.from_assignments(["data=digits"])
         TrainConfig(data='digits', epochs=8)
         """
-        return cls._assigned(_defaults(cls), assignments)
+        return cls._from_assignments_on(_defaults(cls), assignments)
 
     def to_dict(self) -> dict[str, Any]:
-        """The values as plain dicts, lists, strings and numbers, ready for JSON."""
+        """Return the values as dicts, lists, strings and numbers, for JSON."""
         result = msgspec.to_builtins(self, enc_hook=_encode)
         assert isinstance(result, dict)
         return result
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The Config that `to_dict` came from.
+        """Build a Config from the result of `to_dict`.
 
         Raises:
             ConfigError: an unknown, missing or ill-typed key, with its path and the nearest known name.
@@ -143,15 +143,15 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         return cls._read(dict(data), f"{cls.__name__} cannot be read")
 
     def to_json(self) -> str:
-        """The values as JSON text, two spaces deep."""
+        """Return the values as JSON text, indented by two spaces."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The Config that `to_json` wrote.
+        """Build a Config from the result of `to_json`.
 
         Raises:
-            ConfigError: no JSON, or as `from_dict`.
+            ConfigError: the text is no JSON, or as in `from_dict`.
         """
         return cls.from_dict(_loads(text, f"{cls.__name__} cannot be read", None))
 
@@ -181,7 +181,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 what,
                 expected='{"format": 1, "type": ..., "config": {...}}',
                 found=f"the keys {', '.join(document) or '(none)'}",
-                hint=f"{cls.__name__}.from_json reads bare values",
+                hint=f"{cls.__name__}.from_json reads values without a format version",
             )
         if version > FORMAT:
             raise ConfigError(
@@ -198,12 +198,12 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         return cls._read(document["config"], what, root="config")
 
     @classmethod
-    def _assigned(cls, data: dict[str, Any], assignments: Iterable[str]) -> Self:
+    def _from_assignments_on(cls, data: dict[str, Any], assignments: Iterable[str]) -> Self:
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             if not equals:
                 raise ConfigError(
-                    f"{assignment!r} sets nothing", expected="key=value", hint="e.g. model.hidden=128"
+                    f"{assignment!r} is no assignment", expected="key=value", hint="e.g. model.hidden=128"
                 )
             *parents, last = key.split(".")
             node: Any = data
@@ -212,7 +212,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 if name not in children:
                     raise _error(
                         f"{cls.__name__} has no key {key!r}",
-                        [_unknown(".".join(parents[: i + 1]), name, children)],
+                        [_unknown_key(".".join(parents[: i + 1]), name, children)],
                     )
                 node = children[name]
             if isinstance(node, list):
@@ -242,7 +242,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
 
 
 class DerivedConfig:
-    """A class attribute ``Config`` that is derived when it is first asked for, once for each class."""
+    """Descriptor of a class attribute ``Config`` that is derived at its first use, once per class."""
 
     def __init__(self, derive: Callable[[Any], type[Config]]) -> None:
         self._derive = derive
@@ -255,10 +255,10 @@ class DerivedConfig:
 
 
 def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
-    """A Config with the parameters of a class's `__init__`, less device and dtype, and the same defaults.
+    """Create a Config class with the parameters and defaults of a class's `__init__`, less device and dtype.
 
     Args:
-        owner: the class, whose parameters are annotated.
+        owner: the class; its parameters must be annotated.
         init: the Config's method that builds it.
 
     Raises:
@@ -277,7 +277,7 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
                 where=f"the parameter {name!r} of its __init__",
                 expected="annotated parameters, none of them * or **",
             )
-        annotations[name] = _without_tensors(hints[name])
+        annotations[name] = _without_torch_types(hints[name])
         if parameter.default is not parameter.empty:
             defaults[name] = parameter.default
     init.__annotations__["return"] = owner
@@ -294,21 +294,21 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
     )
 
 
-def _without_tensors(kind: Any) -> Any:
-    """An annotation less the tensors that it allows beside what JSON can hold."""
-    # By the name of their module, since a Config imports no torch.
+def _without_torch_types(kind: Any) -> Any:
+    """Remove torch types from a union annotation that also has JSON types."""
+    # Torch types are recognised by the name of their module, so that this file need not import torch.
     kinds = list(_alternatives(kind))
-    kept = [k for k in kinds if getattr(k, "__module__", "").partition(".")[0] != "torch"]
-    return functools.reduce(operator.or_, kept) if 0 < len(kept) < len(kinds) else kind
+    json_kinds = [k for k in kinds if getattr(k, "__module__", "").partition(".")[0] != "torch"]
+    return functools.reduce(operator.or_, json_kinds) if 0 < len(json_kinds) < len(kinds) else kind
 
 
 def field_values(config: Config) -> dict[str, Any]:
-    """The fields of a Config by name, nested Configs as they are."""
+    """Return the fields of a Config by name; nested Configs are not converted."""
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
 def qualified_name(cls: type) -> str:
-    """Module and name of a class, as records and config files give it."""
+    """Return module and name of a class, as in records and config files."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -335,19 +335,19 @@ def _error(what: str, problems: list[_Problem]) -> ConfigError:
     )
 
 
-def _unknown(path: str, name: str, known: Iterable[str]) -> _Problem:
+def _unknown_key(path: str, name: str, known: Iterable[str]) -> _Problem:
     names = list(known)
-    guess = nearest(name, names)
+    close = nearest(name, names)
     listing = f"Known: {', '.join(names)}" if names else "It has no keys of its own"
     return _Problem(
         path,
         found="an unknown key",
-        hint=f"did you mean {guess!r}? {listing}" if guess else listing,
+        hint=f"did you mean {close!r}? {listing}" if close else listing,
     )
 
 
 def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_Problem]:
-    """Every problem of `data` as a value of `kind`, each at its own path."""
+    """Return every problem of `data` as a value of type `kind`, each with its path."""
     try:
         _convert(data, kind, strict=strict)
     except msgspec.ValidationError as error:
@@ -362,7 +362,7 @@ def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_
         infos = {info.encode_name: info for info in _fields(struct)}
         for name in data:
             if name not in infos and name != tag:
-                found.append(_unknown(_join(path, name), name, infos))
+                found.append(_unknown_key(_join(path, name), name, infos))
         for name, info in infos.items():
             if name in data:
                 found += _problems(data[name], info.type, _join(path, name), strict=strict)
@@ -376,21 +376,21 @@ def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_
     elif isinstance(data, dict) and origin is dict:
         for key, item in data.items():
             found += _problems(item, args[1], _join(path, str(key)), strict=strict)
-    return found or [_leaf(data, kind, path, reason)]
+    return found or [_value_problem(data, kind, path, reason)]
 
 
-def _leaf(data: Any, kind: Any, path: str, reason: str) -> _Problem:
+def _value_problem(data: Any, kind: Any, path: str, reason: str) -> _Problem:
     structs = [a for a in _alternatives(kind) if _is_config(a)]
     if isinstance(data, dict) and len(structs) > 1:
         field = structs[0].__struct_config__.tag_field or "type"
         tags = [str(s.__struct_config__.tag) for s in structs]
         if data.get(field) not in tags:
-            guess = nearest(str(data.get(field, "")), tags)
+            close = nearest(str(data.get(field, "")), tags)
             return _Problem(
                 _join(path, field),
                 expected=" or ".join(map(repr, tags)),
                 found=repr(data[field]) if field in data else "nothing",
-                hint=f"did you mean {guess!r}?" if guess else None,
+                hint=f"did you mean {close!r}?" if close else None,
             )
     if reason.startswith(("Expected ", "Invalid ")):
         return _Problem(path, expected=_describe(kind), found=f"{data!r} ({type(data).__name__})")
@@ -453,8 +453,10 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def _defaults(cls: type[Config]) -> dict[str, Any]:
-    """What the fields of a Config hold by default, as `to_dict` gives it; those without a default are absent,
-    but for a Config, which has defaults of its own."""
+    """Return the defaults of a Config's fields in the form of `to_dict`; fields without one are absent.
+
+    A field that is a Config without a default gets that Config's defaults.
+    """
     data: dict[str, Any] = {}
     for info in _fields(cls):
         if info.default is not msgspec.NODEFAULT:
@@ -473,8 +475,8 @@ def _children(node: Any) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Any:
-    # Bare text stays text: the lax conversion turns "12" into 12 where the field is a number, and leaves it
-    # alone where the field is a string.
+    # Other text stays a string: the lax conversion turns "12" into 12 if the field is a number, and keeps it
+    # if the field is a string.
     if not text.startswith(("[", "{", '"')):
         return text
     try:
@@ -507,7 +509,7 @@ def _fields(cls: type[Config]) -> tuple[msgspec.structs.FieldInfo, ...]:
         ) from None
 
 
-def _remembering(build: Any) -> Any:
+def _remember_config_of(build: Any) -> Any:
     @functools.wraps(build)
     def init(self: Config, *args: Any, **kwargs: Any) -> Any:
         built = build(self, *args, **kwargs)

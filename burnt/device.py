@@ -1,4 +1,4 @@
-"""What a device is and can do, and what the rules that choose a kernel ask of the CPU."""
+"""Properties of devices, and of the CPU as far as the rules that select kernels depend on it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from burnt import _torch
 
 __all__ = ["DeviceInfo", "Processor", "best_device", "device_info", "processor"]
 
-_VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}  # as the instruction cpuid has them
+_VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}  # by the vendor id of the cpuid instruction
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceInfo:
-    """What is known of one device.
+    """Properties of one device.
 
     Args:
-        device: as torch names it, ``"cuda:0"``.
+        device: its torch name, such as ``"cuda:0"``.
         kind: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"mps"``.
-        name: as its maker calls it.
-        memory: bytes of memory, or None where the device does not tell.
+        name: the product name.
+        memory: bytes of memory, or None if unknown.
         architecture: compute capability or instruction set, ``"sm_90"``, ``"gfx942"``, ``"AVX512"``.
-        bfloat16: whether it computes in bfloat16 (the CPU always does, if slowly).
+        bfloat16: whether it can compute in bfloat16 (a CPU always can, but maybe slowly).
     """
 
     device: str
@@ -38,14 +38,14 @@ class DeviceInfo:
 
 
 def device_info(device: torch.device | str | None = None) -> DeviceInfo:
-    """What a device is and can do; of the best one by default.
+    """Return the properties of a device; by default of the best one.
 
     >>> device_info("cpu").kind
     'cpu'
     """
-    chosen = best_device() if device is None else torch.device(device)
-    if chosen.type == "cuda":
-        index = chosen.index or 0
+    selected = best_device() if device is None else torch.device(device)
+    if selected.type == "cuda":
+        index = selected.index or 0
         properties = torch.cuda.get_device_properties(index)
         rocm = torch.version.hip is not None
         return DeviceInfo(
@@ -56,27 +56,27 @@ def device_info(device: torch.device | str | None = None) -> DeviceInfo:
             getattr(properties, "gcnArchName", "") if rocm else f"sm_{properties.major}{properties.minor}",
             torch.cuda.is_bf16_supported(),
         )
-    if chosen.type == "mps":
+    if selected.type == "mps":
         return DeviceInfo("mps", "mps", platform.processor() or "Apple GPU", None, platform.machine(), True)
-    if chosen.type == "cpu":
+    if selected.type == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return DeviceInfo("cpu", "cpu", _cpu_name(), memory, torch.backends.cpu.get_cpu_capability(), True)
-    return DeviceInfo(str(chosen), chosen.type, chosen.type, None, "", False)
+    return DeviceInfo(str(selected), selected.type, selected.type, None, "", False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """What the rules that choose a kernel ask of the CPU, and of the libraries that torch has for it.
+    """The properties of the CPU and of torch's CPU libraries that the rules for selecting kernels use.
 
-    Rules ask `processor`, and nothing else: a test that gives another value sees what is chosen on another
-    machine. What is executed never depends on it: the C compiler and torch's libraries ask the CPU itself.
+    Rules read only `processor`, so that a test can replace it and see what another machine would select. Code
+    that runs never depends on it: the C compiler and torch's libraries query the CPU itself.
 
     Args:
-        name: as its maker calls it.
-        vendor: ``"Intel"``, ``"AMD"``, ``"ARM"``, or ``""`` for any other.
+        name: the product name.
+        vendor: ``"Intel"``, ``"AMD"``, ``"ARM"``, or ``""`` for others.
         capability: the instruction set of torch's own kernels, ``"AVX512"``, ``"AVX2"``, ``"DEFAULT"``.
-        onednn: dtypes that torch's oneDNN multiplies; none where torch is built without it.
-        has_mkl: whether torch multiplies by Intel's MKL.
+        onednn: dtypes for which torch's oneDNN has matmuls; empty if torch is built without it.
+        has_mkl: whether torch's matmuls use Intel's MKL.
     """
 
     name: str
@@ -92,40 +92,40 @@ class Processor:
 
     @property
     def mkl_is_slow(self) -> bool:
-        """Whether torch multiplies by MKL on a processor that MKL uses half of: not Intel's, with AVX-512.
+        """Whether torch uses MKL on a CPU with AVX-512 that is not Intel's; it uses half the vector width.
 
-        MKL stops at AVX2 there. Where a processor does, too, it reaches nine tenths of the peak (Zen 3: 180
-        GFLOPS of 2 cores) and oneDNN no more than three quarters.
+        MKL uses only AVX2 there. On a CPU that has only AVX2, it reaches nine tenths of the peak (Zen 3: 180
+        GFLOPS of 2 cores) and oneDNN at most three quarters.
         """
         return self.has_mkl and self.vendor != "Intel" and self.has_wide_vectors
 
 
 def processor() -> Processor:
-    """This machine's, asked once; in tests the one that they give.
+    """Return this machine's processor (cached), or the override that a test has set.
 
     >>> torch.float64 in processor().onednn
     False
     """
-    return _given or _this_processor()
+    return _override or _detect_processor()
 
 
-_given: Processor | None = None
+_override: Processor | None = None
 
 
 @functools.cache
-def _this_processor() -> Processor:
+def _detect_processor() -> Processor:
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     return Processor(
         _cpu_name(),
         _cpu_vendor(),
         torch.backends.cpu.get_cpu_capability(),
-        frozenset(dtype for dtype in dtypes if _torch.onednn_takes(dtype)),
+        frozenset(dtype for dtype in dtypes if _torch.onednn_supports(dtype)),
         _torch.has_mkl(),
     )
 
 
 def best_device() -> torch.device:
-    """The fastest device at hand: CUDA or ROCm, then MPS, then the CPU."""
+    """Return the fastest available device: CUDA or ROCm, then MPS, then the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if torch.backends.mps.is_available():
@@ -144,11 +144,11 @@ def _cpu_vendor() -> str:
     if vendor_id is not None:
         return _VENDORS.get(vendor_id, "")
     name = _cpu_name()
-    return next((vendor for sign, vendor in _VENDORS.items() if sign in name or vendor in name), "")
+    return next((vendor for vendor_id, vendor in _VENDORS.items() if vendor_id in name or vendor in name), "")
 
 
 def _cpu_field(field: str) -> str | None:
-    """What Linux says of the first core; None elsewhere."""
+    """Return a field of the first core in /proc/cpuinfo; None on other systems than Linux."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

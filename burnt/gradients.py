@@ -1,4 +1,4 @@
-"""Gradients as values: taken from a loss, added up, scaled, clipped and handed to an optimizer."""
+"""Gradients as values: compute them from a loss, add, scale and clip them, and pass them to an optimizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Gradients"]
 
 
 class Gradients(Mapping[str, Tensor]):
-    """The gradients of a loss, by parameter path. Nothing is kept on the parameters.
+    """The gradients of a loss, by parameter path. The parameters' ``grad`` is not used.
 
-    A value like any other: several threads may each take gradients of one module (without mutable buffers) at
-    the same time. Every operation returns new Gradients and leaves the old ones alone.
+    Several threads may compute gradients of one module (without mutable buffers) at the same time. Every
+    operation returns new Gradients and leaves the old ones unchanged.
 
     >>> import torch
     >>> from burnt import Gradients, nn
@@ -41,48 +41,48 @@ class Gradients(Mapping[str, Tensor]):
         create_graph: bool = False,
         retain_graph: bool | None = None,
     ) -> Gradients:
-        """The gradients of a scalar with respect to a model's trainable parameters.
+        """Compute the gradients of a scalar with respect to a model's trainable parameters.
 
         Args:
             loss: a scalar, ``[]``, that depends on the parameters.
             model: a module, or parameters by path.
-            create_graph: keep a graph of the gradients themselves, for second derivatives.
+            create_graph: build a graph of the gradients, for second derivatives.
             retain_graph: keep the graph of the loss for another call; as `create_graph` by default.
 
         Returns:
-            One tensor for each parameter that the loss depends on, in its shape, dtype and device.
+            One tensor per parameter that the loss depends on, with its shape, dtype and device.
 
         Raises:
-            BurntError: the loss is no scalar, or depends on no parameter.
+            BurntError: the loss is no scalar, or depends on no trainable parameter.
         """
         if loss.dim() != 0 and loss.numel() != 1:
             raise BurntError(
                 "gradients need a scalar loss",
                 expected="shape ()",
-                found=f"shape {tuple(loss.shape)}",
-                hint="take its .mean() or .sum()",
+                by_path=f"shape {tuple(loss.shape)}",
+                hint="use its .mean() or .sum()",
             )
         named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else model
-        wanted = {path: p for path, p in named.items() if p.requires_grad}
-        values: tuple[Tensor | None, ...] = (None,) * len(wanted)
-        if loss.requires_grad and wanted:
+        trainable = {path: p for path, p in named.items() if p.requires_grad}
+        values: tuple[Tensor | None, ...] = (None,) * len(trainable)
+        if loss.requires_grad and trainable:
             values = torch.autograd.grad(
                 loss,
-                list(wanted.values()),
+                list(trainable.values()),
                 create_graph=create_graph,
                 retain_graph=retain_graph,
                 allow_unused=True,
             )
-        found = {path: value for path, value in zip(wanted, values, strict=True) if value is not None}
-        if not found:
+        by_path = {path: value for path, value in zip(trainable, values, strict=True) if value is not None}
+        if not by_path:
             raise BurntError(
                 "the loss depends on no trainable parameter",
-                found=f"{len(wanted)} trainable of {len(named)} parameters; a loss "
+                by_path=f"{len(trainable)} trainable of {len(named)} parameters; a loss "
                 + ("with" if loss.requires_grad else "without")
                 + " a graph",
-                hint="is the model frozen, or another one, or the loss computed under no_grad, or detached?",
+                hint="is the model frozen or not the one that computed the loss, or is the loss detached?",
             )
-        return cls(found)
+        return cls(by_path)
 
     def __getitem__(self, path: str) -> Tensor:
         return self._values[path]
@@ -94,7 +94,7 @@ class Gradients(Mapping[str, Tensor]):
         return len(self._values)
 
     def items(self) -> ItemsView[str, Tensor]:
-        """The paths and their gradients; the dict's own view, which is quicker than the one of Mapping."""
+        """Return the paths and their gradients, as the dict's own view, which is faster than Mapping's."""
         return self._values.items()
 
     def __repr__(self) -> str:
@@ -102,31 +102,31 @@ class Gradients(Mapping[str, Tensor]):
         return f"Gradients({shapes})"
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Gradients:
-        """The gradients after `fn` on each."""
+        """Apply `fn` to each gradient."""
         return Gradients({path: fn(value) for path, value in self._values.items()})
 
     def accumulate(self, other: Mapping[str, Tensor]) -> Gradients:
-        """The sum with other gradients; a path that only one side has is taken as it is."""
+        """Add other gradients; a path that only one side has is kept unchanged."""
         total = dict(self._values)
         for path, value in other.items():
             total[path] = total[path] + value if path in total else value
         return Gradients(total)
 
     def scale(self, factor: float | Tensor) -> Gradients:
-        """The gradients times a number."""
+        """Multiply the gradients by a number."""
         return self.map(lambda value: value * factor)
 
     def norm(self) -> Tensor:
-        """The Euclidean norm over all gradients together, a scalar ``[]`` on their device (0 for none).
+        """Return the Euclidean norm of all gradients together, a scalar ``[]`` on their device (0 if empty).
 
-        As torch's `clip_grad_norm_`: the norm of the norms, with no synchronisation. Differentiable where the
-        gradients are.
+        As in torch's `clip_grad_norm_`, it is the norm of the norms, without synchronisation.
+        Differentiable if the gradients are.
         """
-        values = self._elements()
+        values = self._dense_values()
         if not values:
             return torch.zeros(())
         if any(value.requires_grad for value in values):
-            # get_total_norm, faster on many tensors, runs without autograd.
+            # get_total_norm is faster for many tensors, but runs without autograd.
             norms = [torch.linalg.vector_norm(value).to(values[0].device) for value in values]
             total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         else:
@@ -134,28 +134,28 @@ class Gradients(Mapping[str, Tensor]):
         return total
 
     def clip_norm(self, limit: float) -> Gradients:
-        """Scaled down, where need be, to a global norm of at most `limit`, as `clip_grad_norm_` does.
+        """Scale the gradients down to a global norm of at most `limit`, as `clip_grad_norm_` does.
 
-        Non-finite gradients stay non-finite; ask `finite()` where that matters.
+        Non-finite gradients stay non-finite; check them with `finite()`.
         """
         factor = (limit / (self.norm() + 1e-6)).clamp(max=1.0)
         return self.map(lambda value: value * factor.to(value.device))
 
     def clip_value(self, limit: float) -> Gradients:
-        """Each element clamped to ``[-limit, limit]``."""
+        """Clamp each element to ``[-limit, limit]``."""
         return self.map(lambda value: value.clamp(-limit, limit))
 
     def finite(self) -> bool:
-        """Whether no element is NaN or infinite. Waits for the device."""
-        # A norm may overflow where its gradients do not.
+        """Whether all elements are finite. Synchronises with the device."""
+        # The norm may overflow although all gradients are finite.
         return bool(torch.isfinite(self.norm())) or all(
-            bool(torch.isfinite(value).all()) for value in self._elements()
+            bool(torch.isfinite(value).all()) for value in self._dense_values()
         )
 
-    def _elements(self) -> list[Tensor]:
-        """The gradients, of sparse ones what they store."""
+    def _dense_values(self) -> list[Tensor]:
+        """Return the gradients; for sparse ones, their stored values."""
         return [v.coalesce().values() if v.is_sparse else v for v in self._values.values()]
 
     def to(self, device: torch.device | str, **kwargs: Any) -> Gradients:
-        """The gradients on another device."""
+        """Move the gradients to another device."""
         return self.map(lambda value: value.to(device, **kwargs))

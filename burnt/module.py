@@ -1,7 +1,7 @@
-"""Module: a `torch.nn.Module` whose fields are declared, with thin aliases of what works on any torch module.
+"""Module: a `torch.nn.Module` with declared fields, and methods that call burnt's functions for any module.
 
 What lives here: the derived `__init__`, the registration of declared fields, the derived `Config` of classes
-that write their own `__init__`, and the aliases. How records, checks and summaries work is in `burnt.record`
+with their own `__init__`, and those methods. Records, checks and summaries are implemented in `burnt.record`
 and `burnt.inspect`.
 """
 
@@ -42,10 +42,10 @@ class Module(torch.nn.Module):
 
     A subclass annotates its fields and `__init__` is derived from them, as for a dataclass. Fields that hold
     a Module, a Parameter, a tensor (a buffer), or a list, tuple, dict or Optional of these, are registered;
-    others are static and travel with the record's metadata. A class that writes its own `__init__` keeps it.
+    others are static and are saved in the record's metadata. A class that defines `__init__` keeps its own.
 
     Raises:
-        DefinitionError: a field has the name of something that `torch.nn.Module` already has, or a default
+        DefinitionError: a field has the name of an attribute of `torch.nn.Module`, or a default
             that all instances would share.
 
     >>> from burnt import Module, nn
@@ -79,14 +79,14 @@ class Module(torch.nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = [name for name, kind in inspect.get_annotations(cls).items() if _is_field(kind)]
-        for name in own:
+        own_fields = [name for name, kind in inspect.get_annotations(cls).items() if _is_field(kind)]
+        for name in own_fields:
             if name in _RESERVED:
                 raise DefinitionError(
                     f"{cls.__qualname__} cannot have a field {name!r}",
                     where=f"{cls.__module__}.{cls.__qualname__}",
                     found=f"torch.nn.Module.{name}, which the field would hide",
-                    hint=f"another name, such as {name}_",
+                    hint=f"use another name, such as {name}_",
                 )
             default = cls.__dict__.get(name)
             if isinstance(default, torch.nn.Module | Tensor):
@@ -109,15 +109,15 @@ class Module(torch.nn.Module):
             for f in dataclasses.fields(cls)  # type: ignore[arg-type]
         }
         if derived:
-            cls.__init__ = _starting_torch(cls.__init__)  # type: ignore[method-assign]
-            for name in own:
-                # torch finds registered fields through __getattr__, which a class attribute would forestall.
+            cls.__init__ = _with_torch_init(cls.__init__)  # type: ignore[method-assign]
+            for name in own_fields:
+                # torch finds registered fields through __getattr__; a class attribute would be found first.
                 if name in cls.__dict__:
                     delattr(cls, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._declared:
-            value = _registrable(value, type(self), name)
+            value = _to_registered(value, type(self), name)
             if isinstance(value, torch.nn.Module | Tensor) and "_parameters" not in self.__dict__:
                 raise DefinitionError(
                     f"{type(self).__qualname__}.{name} is assigned too early",
@@ -125,7 +125,7 @@ class Module(torch.nn.Module):
                     hint="call super().__init__() first",
                 )
             if value is not None:
-                # A slot that holds None may take any kind; torch would insist on the kind it had.
+                # A field that is None may get any kind of value; torch would accept only the kind that it had.
                 for slots in ("_parameters", "_buffers", "_modules"):
                     if self.__dict__.get(slots, {}).get(name, self) is None:
                         del self.__dict__[slots][name]
@@ -140,21 +140,21 @@ class Module(torch.nn.Module):
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        """What `repr` shows of the module itself: torch's words for its layer, then the static fields."""
-        words = super().extra_repr()
+        """Return the module's own part of `repr`: torch's text for its layer, then the static fields."""
+        torch_text = super().extra_repr()
         static = [
             f"{name}={value!r}"
             for name, value in self.static_fields().items()
-            if not re.search(rf"\b{name}=", words)
+            if not re.search(rf"\b{name}=", torch_text)
         ]
-        return ", ".join(filter(None, [words, *static]))
+        return ", ".join(filter(None, [torch_text, *static]))
 
     def static_fields(self) -> dict[str, Any]:
-        """The declared fields that hold neither modules, parameters nor tensors, by name."""
+        """Return the declared fields that hold no modules, parameters or tensors, by name."""
         return {name: self.__dict__[name] for name in self._declared if name in self.__dict__}
 
     def num_params(self, trainable: bool | None = None) -> int:
-        """The number of parameters: `burnt.num_params`."""
+        """Return the number of parameters: `burnt.num_params`."""
         return _inspect.num_params(self, trainable)
 
     def visit(self, fn: Callable[[str, torch.nn.Parameter], object]) -> None:
@@ -167,25 +167,25 @@ class Module(torch.nn.Module):
         return self
 
     def freeze(self, *patterns: str) -> Self:
-        """Stop training the parameters that the path patterns name: `burnt.freeze`."""
+        """Exclude the parameters that match path patterns from training: `burnt.freeze`."""
         _inspect.freeze(self, *patterns)
         return self
 
     def unfreeze(self, *patterns: str) -> Self:
-        """Train again the parameters that the path patterns name: `burnt.unfreeze`."""
+        """Train the parameters that match path patterns again: `burnt.unfreeze`."""
         _inspect.unfreeze(self, *patterns)
         return self
 
     def check(self, *inputs: Any, **kwargs: Any) -> CheckReport:
-        """Run shapes through the module without computing: `burnt.check`."""
+        """Check that shapes fit, without computing values: `burnt.check`."""
         return _inspect.check(self, *inputs, **kwargs)
 
     def summary(self, *inputs: Any, **kwargs: Any) -> Summary:
-        """Layers, shapes, parameters, FLOPs: `burnt.summary`."""
+        """Tabulate layers, shapes, parameters and FLOPs: `burnt.summary`."""
         return _inspect.summary(self, *inputs, **kwargs)
 
     def fork(self, device: torch.device | str | None = None) -> Self:
-        """An independent copy, on another device if one is given; no gradient flows between the two.
+        """Return an independent copy, on `device` if given; no gradient flows between the two.
 
         >>> from burnt import nn
         >>> layer = nn.Linear(2, 3)
@@ -202,14 +202,14 @@ class Module(torch.nn.Module):
         return copy.deepcopy(self, memo)
 
     def into_record(self) -> Record:
-        """The parameters, buffers, static fields and Config, sharing memory with the module."""
+        """Return a record of parameters, buffers, static fields and Config; it shares memory with the module."""
         return _record.record_of(self, config=self._built_by)
 
     def load_record(self, record: Record, *, partial: bool = False) -> LoadReport:
         """Copy a record's tensors into this module: `burnt.record.load_into`.
 
         Raises:
-            RecordError: tensors are missing, unexpected or of another shape (with `partial`, the last only);
+            RecordError: tensors are missing or unexpected (unless `partial`), or have another shape;
                 nothing was changed.
         """
         return _record.load_into(self, record, partial=partial)
@@ -218,8 +218,8 @@ class Module(torch.nn.Module):
         """Write parameters, buffers, static fields and Config to one safetensors file, atomically.
 
         Raises:
-            RecordError: a static field is nothing that JSON can hold.
-            OSError: the folder cannot be written; the old file is untouched.
+            RecordError: a static field cannot be stored as JSON.
+            OSError: the folder cannot be written; an old file is unchanged.
         """
         self.into_record().save(path)
 
@@ -231,7 +231,7 @@ class Module(torch.nn.Module):
         config: _Config | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """Build the model that `save` wrote, by the Config in the file.
+        """Build the model that `save` wrote, with the Config in the file.
 
         Nothing in the file is executed: the Config must be a class that is already imported, whose `init` is
         annotated to return this class.
@@ -239,10 +239,10 @@ class Module(torch.nn.Module):
         Args:
             path: the file.
             config: a Config to build with, instead of the one in the file.
-            device: where the tensors go; the device that `init` chooses by default.
+            device: the device of the tensors; by default the one that `init` uses.
 
         Raises:
-            RecordError: no Config, an unknown one, or one that builds something else; a damaged file; tensors
+            RecordError: there is no Config, or it is unknown or builds another class; a damaged file; tensors
                 that do not fit.
         """
         record = _record.Record.load(path)
@@ -263,7 +263,7 @@ class Module(torch.nn.Module):
 
 
 class TensorList(torch.nn.Module):
-    """A list of buffers: what a declared ``list[Tensor]`` becomes."""
+    """A list of buffers; registers a declared ``list[Tensor]``."""
 
     def __init__(self, tensors: typing.Iterable[Tensor]) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class TensorList(torch.nn.Module):
 
 
 class TensorDict(torch.nn.Module):
-    """A dict of buffers: what a declared ``dict[str, Tensor]`` becomes."""
+    """A dict of buffers; registers a declared ``dict[str, Tensor]``."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -315,12 +315,12 @@ def _is_field(annotation: Any) -> bool:
 
 
 def _init_is_derived(cls: type) -> bool:
-    """Whether the `__init__` that a class has, or will have, comes from its fields."""
-    home = next(c for c in cls.__mro__ if "__init__" in c.__dict__)
-    return home is torch.nn.Module or hasattr(home.__dict__["__init__"], "_derived")
+    """Whether the `__init__` of a class is, or will be, derived from its fields."""
+    defining_class = next(c for c in cls.__mro__ if "__init__" in c.__dict__)
+    return defining_class is torch.nn.Module or hasattr(defining_class.__dict__["__init__"], "_derived")
 
 
-def _starting_torch(init: Callable[..., None]) -> Callable[..., None]:
+def _with_torch_init(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Module, *args: Any, **kwargs: Any) -> None:
         if "_parameters" not in self.__dict__:
@@ -331,34 +331,34 @@ def _starting_torch(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _registrable(value: Any, owner: type[Module], name: str) -> Any:
-    """Lists, tuples and dicts of modules, parameters or tensors as the containers that torch registers."""
+def _to_registered(value: Any, owner: type[Module], name: str) -> Any:
+    """Convert lists, tuples and dicts of modules, parameters or tensors to registrable containers."""
     if isinstance(value, list | tuple):
-        items = [_registrable(item, owner, name) for item in value]
-        kind = _kind(items, owner, name)
+        items = [_to_registered(item, owner, name) for item in value]
+        kind = _container_kind(items, owner, name)
         return value if kind is None else _LISTS[kind](items)
     if isinstance(value, dict):
-        mapping = {key: _registrable(item, owner, name) for key, item in value.items()}
-        kind = _kind(list(mapping.values()), owner, name)
+        mapping = {key: _to_registered(item, owner, name) for key, item in value.items()}
+        kind = _container_kind(list(mapping.values()), owner, name)
         if kind is None:
             return value
-        bad = next((key for key in mapping if not isinstance(key, str)), None)
-        if bad is not None:
+        invalid_key = next((key for key in mapping if not isinstance(key, str)), None)
+        if invalid_key is not None:
             raise DefinitionError(
                 f"{owner.__qualname__}.{name} cannot be registered",
                 expected="keys that are strings, since they become parts of parameter paths",
-                found=repr(bad),
+                found=repr(invalid_key),
             )
         return _DICTS[kind](mapping)
     return value
 
 
-def _kind(items: list[Any], owner: type[Module], name: str) -> int | None:
-    """0 for modules, 1 for parameters, 2 for tensors, None for a static container."""
+def _container_kind(items: list[Any], owner: type[Module], name: str) -> int | None:
+    """Return 0 for a container of modules, 1 of parameters, 2 of tensors, None for a static one."""
     if not items:
-        # Only the annotation tells what an empty container will hold.
+        # Only the annotation says what an empty container will hold.
         return 0 if _expects_modules(owner, name) else None
-    kinds = {_kind_of(item) for item in items}
+    kinds = {_value_kind(item) for item in items}
     if len(kinds) > 1:
         raise DefinitionError(
             f"{owner.__qualname__}.{name} cannot be registered",
@@ -369,18 +369,18 @@ def _kind(items: list[Any], owner: type[Module], name: str) -> int | None:
     return kinds.pop()
 
 
-def _kind_of(item: Any) -> int | None:
+def _value_kind(item: Any) -> int | None:
     kinds = (torch.nn.Module, torch.nn.Parameter, Tensor)
     return next((i for i, kind in enumerate(kinds) if isinstance(item, kind)), None)
 
 
 def _expects_modules(owner: type[Module], name: str) -> bool:
-    home = next(cls for cls in owner.__mro__ if name in inspect.get_annotations(cls))
-    annotation = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(home)[name]})
+    defining_class = next(cls for cls in owner.__mro__ if name in inspect.get_annotations(cls))
+    annotation = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(defining_class)[name]})
     try:
-        hints = typing.get_type_hints(annotation, vars(sys.modules[home.__module__]))
+        hints = typing.get_type_hints(annotation, vars(sys.modules[defining_class.__module__]))
     except NameError:
-        # A name that exists only inside a function or for type checkers: the container stays a plain one.
+        # The name exists only in a function or for type checkers: the container stays static.
         return False
     return _mentions_module(hints[name])
 
@@ -394,14 +394,14 @@ def _mentions_module(hint: Any) -> bool:
 def _derive_config(owner: type[Module]) -> type[_Config]:
     if _init_is_derived(owner):
         raise DefinitionError(
-            f"{owner.__qualname__} has no Config of its own",
+            f"{owner.__qualname__} has no derived Config",
             found="an __init__ that is derived from its fields",
-            hint="write a Config class with the numbers that the model is built from, and an `init` method",
+            hint="write a Config class with the values that the model is built from, and an `init` method",
         )
-    placed = {"device", "dtype"} <= inspect.signature(owner.__init__).parameters.keys()
+    takes_placement = {"device", "dtype"} <= inspect.signature(owner.__init__).parameters.keys()
 
     def init(self: Any, device: Any = None, dtype: torch.dtype | None = None) -> Any:
-        if placed:
+        if takes_placement:
             return owner(**field_values(self), device=device, dtype=dtype)
         return owner(**field_values(self)).to(device=device, dtype=dtype)
 
@@ -409,9 +409,9 @@ def _derive_config(owner: type[Module]) -> type[_Config]:
 
 
 def _config_in(record: Record, model: type[Module], path: str) -> _Config:
-    """The Config in a record's metadata, if its class is imported and builds `model`."""
+    """Return the Config in a record's metadata; its class must be imported and build `model`."""
     name, values = record.config_type, record.config
-    by_hand = f"model.load_record(burnt.Record.load({path!r})) on a model that you build"
+    by_hand = f"build the model yourself, then model.load_record(burnt.Record.load({path!r}))"
     if name is None or values is None:
         raise RecordError(
             f"{path} holds no Config, so {model.__name__}.load cannot build the model",
@@ -423,7 +423,7 @@ def _config_in(record: Record, model: type[Module], path: str) -> _Config:
     config = next((c for c in reversed(_subclasses(_Config)) if qualified_name(c) == name), None)
     if config is None:
         raise RecordError(
-            f"{path} was built by a Config that is not imported",
+            f"the Config that built {path} is not imported",
             expected=name,
             found="no such class",
             hint=f"import it first, pass config=, or {by_hand}",

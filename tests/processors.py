@@ -55,7 +55,7 @@ def as_if(processor: Processor) -> Iterator[None]:
     """Choose as on this processor; nothing that was chosen before is kept, nor afterwards."""
     from burnt import device
 
-    before = device._given
+    before = device._override
     give(processor)
     try:
         yield
@@ -68,6 +68,6 @@ def give(processor: Processor | None) -> None:
     from burnt import device
     from burnt.kernels.interface.registry import OPS
 
-    device._given = processor
+    device._override = processor
     for op in OPS.values():
         op.forget()

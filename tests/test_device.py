@@ -14,7 +14,7 @@ from tests import processors
 ROOT = Path(__file__).parents[1]
 # What tells of the machine; rules that choose a kernel, and tests, ask `burnt.device.processor` alone.
 OF_THE_MACHINE = re.compile(
-    r"get_cpu_capability|/proc/cpuinfo|_is_mkldnn|onednn_takes\b|\bhas_mkl\(|device_info\(.cpu"
+    r"get_cpu_capability|/proc/cpuinfo|_is_mkldnn|onednn_supports\b|\bhas_mkl\(|device_info\(.cpu"
     r"|platform\.(machine|processor)|_cpu_(name|vendor|field)\("
 )
 
@@ -56,7 +56,7 @@ def test_another_device_is_named_and_no_more() -> None:
 
 def test_this_machines_processor() -> None:
     """As torch's public interfaces have it."""
-    found = device._this_processor()
+    found = device._detect_processor()
     assert found.capability == torch.backends.cpu.get_cpu_capability()
     assert found.has_mkl == torch.backends.mkl.is_available()
     assert (torch.float32 in found.onednn) == torch.backends.mkldnn.is_available()

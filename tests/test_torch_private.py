@@ -168,8 +168,8 @@ def test_onednn_multiplies_with_a_tail_and_packed_weights() -> None:
     assert _torch.has_mkl() == torch.backends.mkl.is_available()
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    assert _torch.onednn_takes(torch.float32), "torch.ops.mkldnn._linear_pointwise is gone"
-    assert not _torch.onednn_takes(torch.float64)
+    assert _torch.onednn_supports(torch.float32), "torch.ops.mkldnn._linear_pointwise is gone"
+    assert not _torch.onednn_supports(torch.float64)
     x, weight, bias = torch.randn(5, 7), torch.randn(3, 7), torch.randn(3)
     plain = torch.nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(_torch.onednn_linear(x, weight, bias), plain)

@@ -1,13 +1,13 @@
-"""Looking at models: counting and freezing parameters, checking shapes, tabulating costs.
+"""Inspect models: count and freeze parameters, check shapes, tabulate costs.
 
 Everything here works on any `torch.nn.Module`; layers are recognised by torch's classes and by the names of
 their attributes, never by burnt's own.
 
     params.py    parameters by path: num_params, visit, map_params, freeze, unfreeze
-    specs.py     TensorSpec, and walks through nested inputs and outputs
-    layers.py    what a layer is called, and which inputs it accepts
-    trail.py     which module was called with what, and where a failure came from
-    meta.py      a run of a model on meta tensors
+    specs.py     TensorSpec, and traversal of nested inputs and outputs
+    layers.py    the short description of a layer, and which inputs it accepts
+    trail.py     record module calls, and find the module where a failure occurred
+    meta.py      run a model on meta tensors
     checking.py  check: do the shapes fit?
     costs.py     summary: output shapes, parameters, FLOPs, activation bytes
 """

@@ -1,4 +1,4 @@
-"""check: whether the shapes of a model fit, found out without memory and without changing the model."""
+"""check: test whether the shapes of a model fit, without allocating memory or changing the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from burnt.errors import ConfigError, ShapeError
-from burnt.inspect.meta import MetaModel, batch_size_of, meta_inputs, meta_world
+from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Call, first_line, is_about_shapes
 
@@ -21,15 +21,15 @@ __all__ = ["CheckReport", "check"]
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found where the shapes fit.
+    """The result of `check` for a model whose shapes fit.
 
     Args:
-        outputs: what the model returned in the last run, with meta tensors; None if that run did not end.
+        outputs: the model's outputs in the last run, as meta tensors; None if that run did not finish.
         batch_sizes: the sizes of the batch axis that were tried.
-        unchecked: places that could not be checked, and why: code that depends on values, for instance.
-        without_gradient: paths of trainable parameters that got a gradient in none of the runs.
+        unchecked: the modules that could not be checked, and why; for instance, code that depends on values.
+        without_gradient: paths of trainable parameters that got no gradient in any run.
         seconds: wall-clock time of the check.
-        shapes: what each module returned, by path, for the first of the batch sizes; those that were not
+        shapes: the shapes that each module returned, by path, for the first batch size; modules that were not
             called are missing.
     """
 
@@ -66,7 +66,7 @@ def check(
 
     Args:
         model: any module. Its training mode is kept.
-        inputs: what the model is called with: tensors, TensorSpecs, numbers, None, and containers or batch
+        inputs: the model's inputs: tensors, TensorSpecs, numbers, None, and containers or batch
             objects of these.
         call: ``call(model, *inputs, **kwargs)`` instead of the plain call, such as a training step.
         backward: also take gradients, of the output's ``loss`` where there is one, else of everything.
@@ -75,11 +75,11 @@ def check(
         kwargs: keyword arguments of the call.
 
     Returns:
-        A report, whose ``unchecked`` names the places that cannot be run without values.
+        A report, whose ``unchecked`` names the modules that cannot run without values.
 
     Raises:
-        ShapeError: a shape does not fit; the message tells at which layer, what came, and from where.
-        ConfigError: ``batch_sizes`` is empty or not of positive numbers.
+        ShapeError: a shape does not fit; the message names the layer, the shape found, and its source.
+        ConfigError: ``batch_sizes`` is empty or has a number below 1.
 
     >>> import torch
     >>> from burnt.inspect import TensorSpec
@@ -100,7 +100,7 @@ def check(
     sizes = _sizes_to_try(size, batch_sizes)
     run = _Run(call, inputs, kwargs, backward, size)
     failures: dict[int | None, ShapeError] = {}
-    with meta_world():
+    with meta_context():
         twin = MetaModel(model)
         for tried in sizes:
             try:
@@ -109,7 +109,7 @@ def check(
                 failures[tried] = error
         if failures:
             mismatch = next(iter(failures.values()))
-            _say_batch_size(mismatch, run, model, sizes, set(failures))
+            _add_batch_size_hint(mismatch, run, model, sizes, set(failures))
             raise mismatch
     return CheckReport(
         outputs=run.outputs,
@@ -121,11 +121,11 @@ def check(
     )
 
 
-def _sizes_to_try(size: int | None, asked: Iterable[int] | None) -> tuple[int | None, ...]:
-    if asked is None:
+def _sizes_to_try(size: int | None, requested: Iterable[int] | None) -> tuple[int | None, ...]:
+    if requested is None:
         first = None if size is None else max(size, 2)
         return (None,) if first is None else (first, first + 1)
-    sizes = tuple(asked)
+    sizes = tuple(requested)
     if not sizes or any(tried < 1 for tried in sizes):
         raise ConfigError("check needs batch sizes to try", expected="positive numbers", found=repr(sizes))
     return sizes if size is not None else (None,)
@@ -150,7 +150,7 @@ class _Run:
         self.shapes: dict[str, str] = {}
 
     def __call__(self, twin: MetaModel, tried: int | None) -> None:
-        """Run; raises ShapeError alone, everything else that stops it is noted as unchecked."""
+        """Run the model once. Failures other than ShapeErrors are recorded as unchecked."""
         batch = None if tried is None or self.size is None else (self.size, tried)
         inputs, kwargs = meta_inputs((self.inputs, self.kwargs), batch)
         self.outputs, self.without_gradient = None, ()
@@ -160,9 +160,9 @@ class _Run:
             except ShapeError:
                 raise
             except Exception as error:
-                # A model may fail without values in any way; only shapes are judged here.
-                module, line = twin.trail.place(error)
-                self._note(twin.trail.path_of(module, self.call), error, line)
+                # Without values a model may raise any exception; only errors about shapes count here.
+                module, line = twin.trail.locate(error)
+                self._add_unchecked(twin.trail.path_of(module, self.call), error, line)
                 return
             finally:
                 self.shapes = self.shapes or twin.trail.outputs
@@ -177,25 +177,25 @@ class _Run:
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
         except Exception as error:
-            # As above: a backward formula may need values.
+            # As in the forward: a backward formula may need values.
             if is_about_shapes(error, None):
                 raise ShapeError(
                     "ShapeError in the backward pass", found=first_line(error), origin=twin.trail.origin()
                 ) from error
-            self._note("the backward pass", error, None)
+            self._add_unchecked("the backward pass", error, None)
             return
         parameters = twin.parameters.items()
         self.without_gradient = tuple(name for name, p in parameters if p.requires_grad and p.grad is None)
 
-    def _note(self, place: str, error: Exception, line: str | None) -> None:
+    def _add_unchecked(self, path: str, error: Exception, line: str | None) -> None:
         at = f" ({line})" if line else ""
-        self.unchecked[f"{place}: {type(error).__name__}: {first_line(error)}{at}"] = None
+        self.unchecked[f"{path}: {type(error).__name__}: {first_line(error)}{at}"] = None
 
 
-def _say_batch_size(
+def _add_batch_size_hint(
     error: ShapeError, run: _Run, model: nn.Module, sizes: tuple[int | None, ...], failed: set[int | None]
 ) -> None:
-    """Where another batch size works, the hint says so, since no layer's size is at fault then."""
+    """Extend the error's hint if another batch size works: then no layer's size is wrong."""
     works = next((tried for tried in sizes if tried not in failed), None)
     if works is None and run.size not in sizes:
         try:

@@ -10,7 +10,7 @@ from torch import nn
 
 from burnt.errors import ShapeError
 from burnt.inspect.layers import describe
-from burnt.inspect.meta import MetaModel, meta_inputs, meta_world
+from burnt.inspect.meta import MetaModel, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Trail, first_line
 
@@ -23,14 +23,14 @@ class Row:
 
     Args:
         path: its path, empty for the model itself.
-        layer: what it is, such as ``Linear(128 -> 64)``.
-        output: the shapes of its last output; None when it was not called.
-        parameters: elements of its own parameters, without those of modules inside it; a shared parameter
-            counts where it occurs first.
-        flops: floating-point operations of its calls, with those of modules inside it; a multiplication
+        layer: its description, such as ``Linear(128 -> 64)``.
+        output: the shapes of its last output; None if it was not called.
+        parameters: the number of elements of its own parameters, without its submodules'; a shared parameter
+            counts only where it occurs first.
+        flops: floating-point operations of its calls, including its submodules'; a multiplication
             and an addition are two.
         activation_bytes: bytes of its outputs, for modules that call no others; else 0.
-        calls: how often it was called.
+        calls: the number of its calls.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Summary:
         parameter_bytes: memory of all parameters.
         flops: floating-point operations of one forward call.
         activation_bytes: bytes of the outputs of all modules that call no others, in one forward call.
-        unchecked: why the run ended early, where it did; what comes after is missing from the rows.
+        unchecked: why the run ended early, if it did; the rows then lack what follows.
     """
 
     rows: tuple[Row, ...]
@@ -65,7 +65,7 @@ class Summary:
     unchecked: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as dictionaries, lists, strings and numbers, for JSON."""
+        """Return the summary as dictionaries, lists, strings and numbers, for JSON."""
         return asdict(self) | {"rows": [asdict(row) for row in self.rows], "unchecked": list(self.unchecked)}
 
     def __str__(self) -> str:
@@ -101,13 +101,13 @@ class Summary:
 
 
 def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
-    """What each layer of a model returns and costs, from one forward call on meta tensors.
+    """Tabulate output shapes and costs of each layer, from one forward call on meta tensors.
 
     Nothing is computed and the model is not changed, as in `burnt.inspect.check`.
 
     Args:
         model: any module, in the training mode to look at.
-        inputs: what it is called with: tensors, TensorSpecs, and containers of these.
+        inputs: the model's inputs: tensors, TensorSpecs, and containers of these.
         kwargs: keyword arguments of the call.
 
     Raises:
@@ -132,7 +132,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
     from torch.utils.flop_counter import FlopCounterMode
 
     unchecked: tuple[str, ...] = ()
-    with meta_world(), torch.no_grad():
+    with meta_context(), torch.no_grad():
         twin = MetaModel(model, _Costs)
         costs = twin.trail
         assert isinstance(costs, _Costs)
@@ -145,7 +145,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
                 raise
             except Exception as error:
                 # A model may fail without values in any way; what was seen until then is still worth showing.
-                module, line = costs.place(error)
+                module, line = costs.locate(error)
                 at = f" ({line})" if line else ""
                 place = costs.path_of(module, None)
                 unchecked = (f"{place}: {type(error).__name__}: {first_line(error)}{at}",)
@@ -164,7 +164,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
 
 @dataclass
 class _Cost:
-    """What the calls of one module cost so far."""
+    """Accumulated costs of one module's calls."""
 
     output: str | None = None
     flops: int = 0
@@ -182,7 +182,7 @@ class _OpenCall:
 
 
 class _Costs(Trail):
-    """A trail that adds up what each module costs."""
+    """A trail that also accumulates each module's costs."""
 
     counter: Any
 
@@ -200,7 +200,7 @@ class _Costs(Trail):
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         super().leave(module, args, kwargs, output)
         call = self.open.pop()
-        while call.module is not module:  # one that failed, and whose failure the model caught
+        while call.module is not module:  # a call that failed with an exception that the model caught
             call = self.open.pop()
         cost = self.costs[id(module)]
         cost.calls += 1
@@ -240,7 +240,7 @@ def _bytes(number: int) -> str:
 
 
 def _scaled(number: float, step: int, units: tuple[str, ...]) -> str:
-    """Three significant digits and a unit."""
+    """Format a number with three significant digits and a unit."""
     for unit in units:
         if number < step or unit == units[-1]:
             break

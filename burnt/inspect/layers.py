@@ -1,8 +1,8 @@
-"""What a layer is called in messages and tables, and which inputs it accepts.
+"""Describe a layer for messages and tables, and check which inputs it accepts.
 
 Layers are recognised by the names of their attributes, which are torch's, so that layers of other
-libraries that follow the same names are known too. Expectations come from those attributes alone, not from
-what torch says when it fails.
+libraries with the same names are recognised too. Expected shapes come only from those attributes, not from
+torch's error messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from burnt.inspect.specs import shape_text
 
-__all__ = ["Misfit", "describe", "features_made", "known_by_attributes", "misfit"]
+__all__ = ["Misfit", "describe", "has_known_inputs", "misfit", "output_features"]
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -32,11 +32,11 @@ class Misfit:
 
     Args:
         expected: the shapes that fit, as text.
-        found: the shape, or dtype and shape, that came.
-        size: features or channels that came, where that is what does not fit.
+        found: the shape, or dtype and shape, of the input.
+        size: the input's number of features or channels, if that is what does not fit.
         unit: "features" or "channels".
-        instead: the layer that would fit, as it is written in Python.
-        hint: what to do, where it is known without looking at other layers.
+        instead: the layer that would fit, as Python code.
+        hint: what to do, if it is known without other layers.
     """
 
     expected: str
@@ -48,7 +48,7 @@ class Misfit:
 
 
 def describe(module: nn.Module) -> str:
-    """A layer in a few characters.
+    """Describe a layer in a few characters.
 
     >>> describe(nn.Linear(128, 64)), describe(nn.Conv2d(3, 16, 5)), describe(nn.ReLU())
     ('Linear(128 -> 64)', 'Conv2d(3 -> 16, 5x5)', 'ReLU')
@@ -75,8 +75,8 @@ def describe(module: nn.Module) -> str:
     return name
 
 
-def features_made(module: nn.Module) -> int | None:
-    """The features or channels a layer's output has, where the layer decides that."""
+def output_features(module: nn.Module) -> int | None:
+    """Return the number of features or channels of a layer's output, if the layer determines it."""
     for name in ("out_features", "out_channels", "embedding_dim", "embed_dim", "hidden_size"):
         value = getattr(module, name, None)
         if isinstance(value, int):
@@ -84,18 +84,18 @@ def features_made(module: nn.Module) -> int | None:
     return None
 
 
-def known_by_attributes(module: nn.Module) -> bool:
-    """Whether a module's attributes alone tell what it accepts, because its forward is one of torch's.
+def has_known_inputs(module: nn.Module) -> bool:
+    """Whether a module's attributes determine what it accepts, because its ``forward`` is torch's.
 
-    Subclasses with a forward of their own may take other layouts (a LayerNorm over channels does), but
-    nobody's transposed convolution does.
+    Subclasses with their own ``forward`` may accept other layouts, as a LayerNorm over channels does.
+    Transposed convolutions are the exception: their subclasses do not.
     """
     home = getattr(type(module).forward, "__module__", "")
     return home.startswith("torch.nn.modules.") or isinstance(module, _TRANSPOSED)
 
 
 def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Misfit | None:
-    """Why a layer cannot take these inputs, or None when they fit or the layer is not known.
+    """Return why a layer does not accept these inputs; None if they fit or the layer is unknown.
 
     >>> misfit(nn.Linear(128, 64), [torch.empty(2, 7, 256)], {}).expected
     '(..., 128)'
@@ -130,12 +130,12 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    # vars, because a miss in Module.__getattr__ costs an exception, and this runs at every call of a layer.
+    # vars(), since this runs at every call of a layer, and Module.__getattr__ raises for each missing name.
     own = vars(module)
-    return {name: own[name] for name in _KNOWN if name in own}
+    return {name: own[name] for name in _SHAPE_ATTRIBUTES if name in own}
 
 
-_KNOWN = (
+_SHAPE_ATTRIBUTES = (
     "in_features",
     "out_features",
     "in_channels",
@@ -169,9 +169,9 @@ def _last_axis(x: torch.Tensor, size: int, instead: str) -> Misfit | None:
 def _channels(
     x: torch.Tensor, size: int | None, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
 ) -> Misfit | None:
-    """Channels on axis 1 of an input of one of these ranks; ``unbatched`` allows one without batch axis.
+    """Check the channels on axis 1 of an input with one of these ranks.
 
-    A size of None accepts any number of channels.
+    With ``unbatched``, the batch axis may be missing. A size of None accepts any number of channels.
     """
     axis, shown = 1, "C" if size is None else size
     if ranks is None:
@@ -183,14 +183,14 @@ def _channels(
             axis, right_rank = 0, True
     if not right_rank:
         return Misfit(expected, shape_text(x))
-    came = x.shape[axis]
-    if size is None or came == size:
+    actual = x.shape[axis]
+    if size is None or actual == size:
         return None
     hint = None
     if x.dim() > axis + 1 and x.shape[-1] == size:
         hint = f"the last axis has {size}, and channels come before the other axes: x.movedim(-1, {axis})?"
     return Misfit(
-        expected, shape_text(x), size=came, unit="channels", instead=instead.format(came), hint=hint
+        expected, shape_text(x), size=actual, unit="channels", instead=instead.format(actual), hint=hint
     )
 
 
@@ -214,7 +214,7 @@ def _indices(x: torch.Tensor) -> Misfit | None:
 def _attention(
     module: nn.Module, embed_dim: int, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Misfit | None:
-    """Which of key and value does not fit; the query is looked at as the layer's first input."""
+    """Check key and value; the query is checked as the layer's first input."""
     given = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
     for role, size_name in (("key", "kdim"), ("value", "vdim")):
         x, size = given.get(role), getattr(module, size_name, None) or embed_dim

@@ -1,7 +1,7 @@
-"""A run of a model on meta tensors: shapes without memory, followed layer by layer.
+"""Run a model on meta tensors, which have shapes but no memory, and record each layer.
 
-The model itself stays as it is. A copy is run whose parameters, buffers and other tensors are replaced by
-meta twins; where a model cannot be copied, the model runs with twins put in its place for the moment.
+The model is not changed: a copy runs whose parameters, buffers and other tensors are replaced by meta
+tensors (its twins). A model that cannot be copied runs itself, with its tensors replaced temporarily.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from burnt.inspect.trail import Call, Trail
 __all__ = [
     "MetaModel",
     "batch_size_of",
+    "meta_context",
     "meta_copy",
     "meta_inputs",
-    "meta_world",
 ]
 
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory, of the same kind, shape, strides and dtype.
+    """Return a meta tensor of the same class, shape, strides and dtype.
 
-    Quantized and nested tensors, which cannot be meta, are copied; what uses them stays unchecked.
+    Quantized and nested tensors cannot be meta: they are copied, and layers that use them stay unchecked.
     """
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         kind: Any = type(tensor)
@@ -53,7 +53,7 @@ def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def meta_inputs(inputs: Any, batch: tuple[int, int] | None = None) -> Any:
-    """Inputs with meta tensors for their tensors and specs.
+    """Replace the tensors and specs in nested inputs by meta tensors.
 
     Args:
         inputs: any nested value.
@@ -68,7 +68,7 @@ def meta_inputs(inputs: Any, batch: tuple[int, int] | None = None) -> Any:
             return torch.empty(shape, dtype=value.dtype, device="meta")
         if shape == list(value.shape) or value.layout != torch.strided:
             return meta_twin(value)
-        # The order of the axes in memory decides what .view accepts; it is that of the example.
+        # The memory order of the axes is the example's, since it decides what .view accepts.
         strides = value.stride()
         order = sorted(range(value.dim()), key=lambda axis: -strides[axis])
         resized = torch.empty_permuted(shape, order, dtype=value.dtype, device="meta")
@@ -78,19 +78,19 @@ def meta_inputs(inputs: Any, batch: tuple[int, int] | None = None) -> Any:
 
 
 def batch_size_of(tensors: list[Any]) -> int | None:
-    """The leading size of the first tensor that has axes."""
+    """Return the leading size of the first tensor that has axes."""
     return next((tensor.shape[0] for tensor in tensors if len(tensor.shape)), None)
 
 
 class MetaModel:
-    """A model that runs on meta tensors and knows where it is.
+    """A model that runs on meta tensors, with a trail of its calls.
 
     Args:
         model: any module; it is not changed.
 
     Attributes:
         parameters: meta twins of the parameters, by path, shared ones under their first path.
-        trail: what the last calls of modules returned, for error messages.
+        trail: the last module calls, for error messages.
     """
 
     def __init__(self, model: nn.Module, trail: type[Trail] = Trail) -> None:
@@ -98,7 +98,7 @@ class MetaModel:
         try:
             self.model = meta_copy(model)
         except Exception:
-            # Anything may stand in a model's attributes, and copying it may fail in any way: locks, files.
+            # Attributes may hold objects that cannot be copied, such as locks or files, with any exception.
             self.model = model
             self._overrides = {name: meta_twin(p) for name, p in model.named_parameters()}
             self._overrides |= {name: meta_twin(b) for name, b in model.named_buffers()}
@@ -106,7 +106,7 @@ class MetaModel:
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Meta twins of the parameters by path; lazy ones have their shape after the first run."""
+        """The meta parameters by path; lazy ones get their shape in the first run."""
         named = self.model.named_parameters()
         return {name: p if self._overrides is None else self._overrides[name] for name, p in named}
 
@@ -115,10 +115,10 @@ class MetaModel:
 
         Raises:
             ShapeError: a shape does not fit.
-            Exception: whatever else the model raises.
+            Exception: any other exception of the model.
         """
         self.trail.clear()
-        target = call or _plain_call
+        target = call or _call_model
         with self._twins_in_attributes():
             try:
                 with self.trail.following():
@@ -135,7 +135,7 @@ class MetaModel:
 
     @contextmanager
     def _twins_in_attributes(self) -> Iterator[None]:
-        """Where the model could not be copied: twins in its plain attributes, all of which are put back."""
+        """Context that replaces tensors in plain attributes by twins, if the model could not be copied."""
         if self._overrides is None:
             yield
             return
@@ -145,7 +145,7 @@ class MetaModel:
         try:
             for module, attributes in saved:
                 for name, value in attributes.items():
-                    # torch's own tables of parameters, buffers and modules; functional_call sees to them.
+                    # functional_call replaces the tensors in torch's own tables.
                     if name not in ("_parameters", "_buffers", "_modules") and isinstance(
                         value, (torch.Tensor, list, tuple, dict)
                     ):
@@ -158,7 +158,7 @@ class MetaModel:
 
 
 class _Shell(nn.Module):
-    """Lets functional_call run a step that takes the model as an argument."""
+    """Wraps a step that takes the model as an argument, for functional_call."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
@@ -169,12 +169,12 @@ class _Shell(nn.Module):
         return self.call(self.model, *inputs, **kwargs)
 
 
-def _plain_call(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+def _call_model(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
     return model(*inputs, **kwargs)
 
 
 class _CopiesAreMeta(TorchFunctionMode):
-    """Makes copy.deepcopy give meta twins also of tensors that are in no list of parameters or buffers."""
+    """Makes copy.deepcopy return meta twins, also of tensors that are no parameters or buffers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -189,7 +189,7 @@ class _CopiesAreMeta(TorchFunctionMode):
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of a model with meta twins for its tensors; what shares a tensor, shares the twin."""
+    """Deep-copy a model with meta tensors; shared tensors stay shared."""
     tensors = [*model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {id(tensor): meta_twin(tensor) for tensor in tensors}
     with _CopiesAreMeta():
@@ -197,8 +197,8 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def meta_world() -> Iterator[None]:
-    """New tensors are meta, compiled functions run as written, and random states are put back after."""
+def meta_context() -> Iterator[None]:
+    """Context with meta as the default device, without compilation; restores random states."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     cuda_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if cuda_in_use else ()

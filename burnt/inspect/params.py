@@ -1,4 +1,4 @@
-"""Parameters of a model by path: counting, visiting, replacing, freezing."""
+"""Parameters of a model by path: count, visit, replace, freeze."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
 
 
 def num_params(model: nn.Module, trainable: bool | None = None) -> int:
-    """The number of elements in a model's parameters; a shared parameter counts once.
+    """Return the number of elements in a model's parameters; a shared parameter counts once.
 
     Args:
         model: any module.
@@ -40,15 +40,15 @@ def visit(model: nn.Module, fn: Callable[[str, nn.Parameter], object]) -> None:
 
 
 def map_params(model: nn.Module, fn: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
-    """Replace each parameter in place by ``fn(path, parameter)``; what was shared stays shared.
+    """Replace each parameter in place by ``fn(path, parameter)``; shared parameters stay shared.
 
     Args:
         model: any module.
         fn: called once per parameter, without gradients. A plain tensor becomes a Parameter with the
-            ``requires_grad`` of the one it replaces; a Parameter is taken as it is.
+            ``requires_grad`` of the one it replaces; a Parameter is used unchanged.
 
     Raises:
-        ConfigError: ``fn`` returned something else than a tensor. The model is then unchanged.
+        ConfigError: ``fn`` returned no tensor. The model is then unchanged.
 
     >>> import torch
     >>> layer = torch.nn.Linear(2, 2)
@@ -72,23 +72,23 @@ def map_params(model: nn.Module, fn: Callable[[str, nn.Parameter], torch.Tensor]
             replaced[id(parameter)] = new
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            # setattr rather than register_parameter: recurrent layers keep a second list of their weights.
+            # setattr, not register_parameter: recurrent layers also update their list of weights in it.
             setattr(module, name, replaced[id(parameter)])
 
 
 def freeze(model: nn.Module, *patterns: str) -> list[str]:
-    """Take parameters out of training (``requires_grad = False``).
+    """Exclude parameters from training (``requires_grad = False``).
 
     Args:
         model: any module.
         patterns: globs on parameter paths (``"encoder.*.bias"``; ``*`` also crosses dots). One that matches
-            a module's path covers everything under it (``"encoder"``). None means every parameter.
+            a module's path includes everything below it (``"encoder"``). Without patterns, every parameter.
 
     Returns:
         The paths of the matching parameters, in the model's order.
 
     Raises:
-        ConfigError: a pattern matches nothing; no parameter is changed then.
+        ConfigError: a pattern matches nothing; then no parameter is changed.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -101,12 +101,12 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
 
 
 def unfreeze(model: nn.Module, *patterns: str) -> list[str]:
-    """Put parameters back into training: the reverse of `freeze`, with the same patterns."""
+    """Include parameters in training again: the inverse of `freeze`, with the same patterns."""
     return _set_requires_grad(model, patterns, True)
 
 
 def _set_requires_grad(model: nn.Module, patterns: tuple[str, ...], value: bool) -> list[str]:
-    names: dict[int, list[str]] = {}  # of each parameter, the first being the one reported
+    names: dict[int, list[str]] = {}  # all paths of each parameter; the first one is reported
     parameters = {}
     for path, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(path)
@@ -131,7 +131,7 @@ def _no_match(model: nn.Module, pattern: str, paths: list[str]) -> ConfigError:
     modules = [path for path, _ in model.named_modules() if path]
     hint = None
     if any(fnmatchcase(path, pattern) for path in modules):
-        hint = "the module is there, and has no parameters"
+        hint = "this module exists, but has no parameters"
     elif close := nearest(pattern, [*modules, *paths]):
         hint = f"did you mean {close!r}?"
     elif paths:

@@ -1,4 +1,4 @@
-"""TensorSpec, and walks through the nested values that models take and return."""
+"""TensorSpec, and traversal of the nested values that models take and return."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import nn
 
 __all__ = ["TensorSpec", "is_list_of_tensors", "map_tensors", "shape_text", "shapes_text", "tensors_in"]
 
-# Objects that have a __dict__ and are no carriers of data.
+# Objects with a __dict__ that are not searched for tensors.
 _OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Stands for a tensor in `check` and `summary`, where only shape and dtype matter.
+    """A placeholder for a tensor in `check` and `summary`, with a shape and a dtype.
 
     Args:
         shape: sizes of the axes, the batch first.
@@ -38,10 +38,10 @@ class TensorSpec:
 
 
 def map_tensors(value: Any, fn: Callable[[Any], Any], memo: dict[int, Any] | None = None) -> Any:
-    """A copy of a nested value with ``fn`` applied to each tensor and TensorSpec in it.
+    """Return a copy of a nested value with ``fn`` applied to each tensor and TensorSpec in it.
 
-    Goes through mappings, lists, tuples, named tuples, dataclasses and plain objects. Whatever holds no
-    tensor is returned itself, as are nested tensors, and a tensor that occurs twice is mapped once.
+    Traverses mappings, lists, tuples, named tuples, dataclasses and plain objects. A value without tensors is
+    returned itself, as are nested tensors. A tensor that occurs twice is mapped once.
     """
     memo = {} if memo is None else memo
     if isinstance(value, torch.Tensor) and is_list_of_tensors(value):
@@ -55,37 +55,37 @@ def map_tensors(value: Any, fn: Callable[[Any], Any], memo: dict[int, Any] | Non
         return value
     if id(value) in memo:
         return memo[id(value)]
-    memo[id(value)] = value  # what refers back to itself is met again as it was
+    memo[id(value)] = value  # for values that contain themselves
     mapped = {name: map_tensors(part, fn, memo) for name, part in parts.items()}
     if any(mapped[name] is not part for name, part in parts.items()):
-        memo[id(value)] = _rebuilt(value, mapped)
+        memo[id(value)] = _rebuild(value, mapped)
     return memo[id(value)]
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Each tensor and TensorSpec in a nested value, once, in order."""
+    """Return an iterator over each tensor and TensorSpec in a nested value, once, in order."""
     found: list[Any] = []
 
-    def note(tensor: Any) -> Any:
+    def append(tensor: Any) -> Any:
         found.append(tensor)
         return tensor
 
-    map_tensors(value, note)
+    map_tensors(value, append)
     return iter(found)
 
 
 def is_list_of_tensors(tensor: torch.Tensor) -> bool:
-    """Whether it is a nested tensor of the older kind, which has neither a shape nor a meta kernel."""
+    """Whether this is a nested tensor in the strided layout, which has neither shape nor meta kernels."""
     return tensor.is_nested and tensor.layout == torch.strided
 
 
 def shape_text(tensor: Any) -> str:
-    """``(2, 7, 256)``."""
+    """Format a tensor's shape: ``(2, 7, 256)``."""
     return str(tuple(tensor.shape))
 
 
 def shapes_text(value: Any) -> str:
-    """The shapes of the tensors in a nested value: ``(2, 10), (2,)``."""
+    """Format the shapes of the tensors in a nested value: ``(2, 10), (2,)``."""
     shapes = [shape_text(tensor) for tensor in tensors_in(value)]
     if not shapes:
         return type(value).__name__
@@ -93,7 +93,7 @@ def shapes_text(value: Any) -> str:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """What a container holds, by key, index or attribute."""
+    """Return the parts of a container by key, index or attribute."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (list, tuple)):
@@ -106,7 +106,7 @@ def _parts(value: Any) -> dict[Any, Any]:
     return dict(vars(value)) if hasattr(value, "__dict__") else {}
 
 
-def _rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
+def _rebuild(value: Any, parts: dict[Any, Any]) -> Any:
     if type(value) is dict:
         return parts
     if isinstance(value, (list, tuple)):

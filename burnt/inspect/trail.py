@@ -1,4 +1,4 @@
-"""The trail of a running model: which module was called with what, and where a failure came from."""
+"""Record the module calls of a running model, and find the module where a failure occurred."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from burnt.errors import ShapeError
-from burnt.inspect.layers import Misfit, describe, features_made, known_by_attributes, misfit
+from burnt.inspect.layers import Misfit, describe, has_known_inputs, misfit, output_features
 from burnt.inspect.specs import shapes_text
 
 __all__ = ["Call", "Trail", "first_line", "is_about_shapes"]
@@ -27,19 +27,19 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One finished call of a module: where, what it is, what it returned, how many features it makes."""
+    """A finished call of a module: its path, description, output shapes and number of output features."""
 
     path: str
     layer: str
     output: str
-    makes: int | None
+    out_features: int | None
 
     def __str__(self) -> str:
         return f"{self.path}   {self.layer} -> {self.output}"
 
 
 class Trail:
-    """Follows the calls of modules by hooks and turns failures into ShapeErrors that say where."""
+    """Records module calls with hooks, and turns failures into ShapeErrors that name the module."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -54,12 +54,12 @@ class Trail:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Hooks on each module, removed at the end."""
+        """Context with hooks on each module."""
         handles = []
         try:
             for module in self.model.modules():
-                if not isinstance(module, torch.jit.ScriptModule):  # whose hooks must be scripted
-                    # First to see the inputs, last to see the output, so that other hooks' work is included.
+                if not isinstance(module, torch.jit.ScriptModule):  # its hooks would have to be scripted
+                    # Registered last: the hooks see inputs and outputs as other hooks have changed them.
                     handles.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
                     handles.append(module.register_forward_hook(self.leave, with_kwargs=True))
             yield
@@ -68,28 +68,28 @@ class Trail:
                 handle.remove()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a module is called."""
+        """Pre-forward hook: record the inputs, and check their shapes."""
         self.inputs[id(module)] = (args, kwargs)
-        # Not left to torch: some meta kernels (transposed convolution) let a wrong number of channels pass.
-        if known_by_attributes(module) and (problem := misfit(module, args, kwargs)) is not None:
+        # torch does not catch everything: some meta kernels (transposed convolution) accept wrong channels.
+        if has_known_inputs(module) and (problem := misfit(module, args, kwargs)) is not None:
             raise self._misfit_error(module, problem)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """After a module returned."""
+        """Forward hook: record the output."""
         path, shapes = self.paths[id(module)], shapes_text(output)
         self.outputs[path.removeprefix("model").removeprefix(".")] = shapes
         last = self.steps[-1] if self.steps else None
-        # A container returns what its last layer returned; saying so twice helps nobody.
+        # A container returns its last layer's output; it is listed only once.
         if last is None or not (last.path.startswith(f"{path}.") and last.output == shapes):
-            self.steps.append(Step(path, describe(module), shapes, features_made(module)))
+            self.steps.append(Step(path, describe(module), shapes, output_features(module)))
 
     def shape_error(self, error: Exception, call: Call | None) -> ShapeError | None:
-        """The ShapeError that tells what went wrong, or None when it is nothing about shapes."""
-        module, line = self.place(error)
+        """Return a ShapeError that names the module, or None if the error is not about shapes."""
+        module, line = self.locate(error)
         if isinstance(error, ShapeError):
             if error.what.startswith("ShapeError in "):
                 return error
-            # The layer knows best what it expects, but not which layer before it made what came.
+            # The layer's own error says what it expects, but not which layer has computed its input.
             problem = self._misfit_of(module)
             return self._error(
                 module,
@@ -110,12 +110,12 @@ class Trail:
             found += f"\ninputs {shapes_text((*args, *kwargs.values()))}"
         return self._error(module, call, found=found, origin=[line] if line else [])
 
-    def place(self, error: BaseException) -> tuple[nn.Module | None, str | None]:
-        """The innermost module an error passed through, and the line of the user's code it came from."""
+    def locate(self, error: BaseException) -> tuple[nn.Module | None, str | None]:
+        """Return the innermost module that raised an error, and the line of user code that did."""
         module, line = None, None
         for frame, number in walk_tb(error.__traceback__):
             owner = frame.f_locals.get("self")
-            # Read from the traceback, because a failure that the model itself caught leaves no end behind.
+            # From the traceback, not the hooks: a call that fails with an exception never leaves.
             if isinstance(owner, nn.Module) and id(owner) in self.paths:
                 module = owner
             if not _is_library(frame):
@@ -124,13 +124,13 @@ class Trail:
         return module, line
 
     def path_of(self, module: nn.Module | None, call: Call | None) -> str:
-        """How messages name the place."""
+        """Return the path of a module for messages."""
         if module is not None:
             return self.paths[id(module)]
         return getattr(call, "__name__", "model") if call is not None else "model"
 
     def origin(self) -> list[str]:
-        """The last modules that returned, nearest first."""
+        """Return the last module calls, the latest first."""
         return [str(step) for step in list(self.steps)[:-4:-1]]
 
     def _misfit_of(self, module: nn.Module | None) -> Misfit | None:
@@ -141,19 +141,21 @@ class Trail:
     def _hint(self, problem: Misfit) -> str | None:
         if problem.hint is not None or problem.instead is None:
             return problem.hint
-        maker = next((step.path for step in reversed(self.steps) if step.makes == problem.size), None)
-        source = f"{maker.removeprefix('model.')} makes" if maker else "the input has"
+        producer = next(
+            (step.path for step in reversed(self.steps) if step.out_features == problem.size), None
+        )
+        source = f"{producer.removeprefix('model.')} makes" if producer else "the input has"
         return f"{source} {problem.size} {problem.unit}: {problem.instead}?"
 
     def _misfit_error(self, module: nn.Module, problem: Misfit, detail: str | None = None) -> ShapeError:
-        # The attributes of an unknown class may mean something else than they do in torch.
-        detailed = [f"torch: {detail}"] if detail is not None else []
+        # torch's message is added, since an unknown class may use the attributes in another sense.
+        torch_lines = [f"torch: {detail}"] if detail is not None else []
         return self._error(
             module,
             None,
             expected=problem.expected,
             found=problem.found,
-            last=detailed,
+            last=torch_lines,
             hint=self._hint(problem),
         )
 
@@ -181,8 +183,8 @@ class Trail:
 
 _SHAPE_FAILURES = (RuntimeError, ValueError, IndexError, AssertionError)
 
-# Words of torch's messages about shapes, of its kernels and of its meta kernels, whose messages differ.
-_SHAPE_WORDS = re.compile(
+# Patterns of torch's messages about shapes; its kernels and meta kernels have different ones.
+_SHAPE_PATTERN = re.compile(
     r"""\bshapes?\b | same\ reduction\ dim | \bsizes?\b.*\bmatch | size\ mismatch | broadcast
     | for\ input\ of\ size | channel | \b\dD\b.*input | should\ contain\ \d+\ elements | embedding\ dimension
     | input\.size\(-1\) | output\ size\ is\ too\ small | kernel\ size\ can't | must\ be\ the\ same\ as\ input
@@ -192,22 +194,22 @@ _SHAPE_WORDS = re.compile(
     | exceeds\ dimension\ size | padding\ length | normalized_shape | must\ be\ divisible""",
     re.IGNORECASE | re.VERBOSE,
 )
-# Words of failures that come from running without values.
-_META_WORDS = re.compile(r"meta tensor|meta device|on device meta|device meta", re.IGNORECASE)
+# Patterns of messages of failures that come from running without values.
+_META_PATTERN = re.compile(r"meta tensor|meta device|on device meta|device meta", re.IGNORECASE)
 
 
 def is_about_shapes(error: Exception, line: str | None) -> bool:
-    """Whether a failure is recognisably one of shapes; ``line`` is the source line it came from."""
+    """Whether an error is about shapes, by type and message; ``line`` is the source line that raised it."""
     message = str(error)
     if isinstance(error, NotImplementedError) or not isinstance(error, _SHAPE_FAILURES):
         return False
     if "values to unpack" in message:
         return line is not None and re.search(r"\.(shape|size|chunk|split|unbind)\b", line) is not None
-    return _META_WORDS.search(message) is None and _SHAPE_WORDS.search(message) is not None
+    return _META_PATTERN.search(message) is None and _SHAPE_PATTERN.search(message) is not None
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 

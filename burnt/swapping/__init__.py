@@ -1,27 +1,26 @@
-"""burnt's kernels in a model that exists: `swap` and `unswap`.
+"""`swap` and `unswap`: use burnt's kernels in an existing model.
 
-==================  ============================================================================
-`model.py`          `swap` and `unswap`: which places of a model, and the look at a batch
-`site.py`           a place: the mechanism, and its first call
-`measuring.py`      original and swapped beside each other: time and error
-`kinds.py`          what is swapped with what: layers of `torch.nn`
-`sequences.py`      the same for its LSTMs, gated recurrent units and attention
-`hugging_face.py`   the same for the layers and functions of Hugging Face's models
-`report.py`         what was swapped, where, and why not
-`comparing.py`      a whole model eager, compiled and swapped, beside each other
-==================  ============================================================================
+================  ==============================================================================
+`api.py`          `swap` and `unswap`: select the sites of a model, and measure them with a batch
+`site.py`         a site (one swapped module): its subclasses, and its first call
+`measure.py`      run the original and the swapped module side by side: time and error
+`kind.py`         `Kind`: which modules are recognised, and what replaces their method
+`patterns/`       the kinds: layers of `torch.nn`, of Hugging Face's models, and blocks of layers
+`report.py`       what was swapped, where, and why not
+`benchmark.py`    compare a whole model: eager, compiled and swapped
+================  ==============================================================================
 
-**The mechanism** is one for all: a module gets another class, made of its own one, that overrides what is
-swapped (mostly ``forward``). So the module stays the same object with the same parameters, buffers and hooks:
-``isinstance``, optimizers, ``state_dict``, DDP and what wraps or refers to it see no difference, and taking
-it back is to give it its class back. Instance attributes were the other way, and `copy.deepcopy` and pickling
-fail on bound functions there; replaced modules are lost to whoever holds the old ones. The classes made here
-say in their `__reduce_ex__` how to be made again, so that copies and pickles are swapped, too.
+**How it works.** A site's module gets a new class: a subclass of its own that overrides one method (mostly
+``forward``). So the module stays the same object with the same parameters, buffers and hooks; ``isinstance``,
+optimizers, ``state_dict``, DDP and wrappers see no difference, and `unswap` sets the original class again.
+The alternatives do not work: a function set on the instance breaks `copy.deepcopy` and pickling, and a
+replacement module does not reach code that holds the old one. The subclasses define `__reduce_ex__`, so that
+copies and pickles are swapped too.
 
-A place begins with a class that waits: its first call that computes (and is not recorded, compiled or
-captured) takes the time of both on twins, modules that share the parameters' memory and nothing else. It then
-gets the class that calls burnt's kernels, or its own one back, at no further cost. While a compiler looks,
-all of them are the original.
+A site first gets a measuring subclass. Its first call that computes eagerly (not traced, compiled or
+captured) times the original and burnt's kernels on twins: modules that share only the memory of the
+parameters. The module then gets the subclass that calls burnt's kernels, or its original class, and later
+calls cost nothing extra. Under `torch.compile` every subclass runs the original method.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A whole model beside itself: eager, compiled by Inductor, swapped; in turns, forward and training step."""
+"""Time a whole model eager, compiled by Inductor and swapped, in alternating forwards or training steps."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from burnt.swapping.report import Report
 __all__ = ["RIVALS", "Comparison", "compare"]
 
 RIVALS = ("eager", "inductor", "swapped")
-_LEAST = 5  # rounds, whatever they take
-_SHORTEST = 5e-3  # seconds of a sample
+_MIN_ROUNDS = 5  # even if they take longer than the time limit
+_SHORTEST = 5e-3  # seconds of a sample, at least
 
 
 @dataclass
 class Comparison:
-    """What `compare` found.
+    """The result of `compare`.
 
     Args:
-        train: whether it is of training steps.
-        seconds: of each round, by rival.
-        failed: why a rival is missing.
-        report: of the swapped model.
+        train: whether training steps were timed.
+        report: the report of the swapped model.
+        seconds: the seconds of a call in each round, by rival.
+        failed: why a rival is missing, by rival.
         error: the largest difference between the results of the eager model and the swapped one, relative to
             the largest number.
-        peaks: bytes of memory that a call holds at its most, with the parameters, by rival; on accelerators.
+        peaks: the peak memory of a call in bytes, including the parameters, by rival; on accelerators.
     """
 
     train: bool
@@ -46,11 +46,11 @@ class Comparison:
     peaks: dict[str, int] = field(default_factory=dict)
 
     def median(self, rival: str) -> float:
-        """Seconds of a call."""
+        """Return the median seconds of a rival's call."""
         return statistics.median(self.seconds[rival])
 
     def ratio(self, rival: str, to: str = "eager") -> tuple[float, float, float]:
-        """How many times as fast as another one: the median of the rounds' ratios, and its quartiles."""
+        """Return a rival's speedup over another: the median of the rounds' ratios, and the quartiles."""
         pairs = zip(self.seconds[to], self.seconds[rival], strict=True)
         ratios = [other / own for other, own in pairs]
         low, _, high = (
@@ -70,22 +70,22 @@ def compare(
     patches: Mapping[str, Callable[[nn.Module], object]] | None = None,
     defer_logits: bool = False,
 ) -> Comparison:
-    """Take the time of a model as it is, compiled and swapped, in turns.
+    """Time a model eager, compiled and swapped, in alternating calls.
 
-    A training step is the forward, the loss that the model returns (without one, the mean square of what it
-    returns) and the backward; there is no optimizer, which would be the same for all.
+    A training step is the forward, the loss that the model returns (without one, the mean square of its
+    outputs) and the backward. The optimizer is left out, because it would be the same for all.
 
     Args:
-        model: not swapped. It is left as it is; the rivals are copies that share its parameters.
-        batch: as `swap` takes it in `verify`.
-        train: a training step with the model in training mode, or the forward in evaluation, without
+        model: a model that is not swapped. It stays unchanged; the rivals are copies with its parameters.
+        batch: a batch as `verify` of `swap` accepts it.
+        train: time a training step in training mode; if False, the forward in evaluation mode without
             gradients.
-        rivals: of `RIVALS`.
-        seconds: after which no other round begins; five there are always.
-        rounds: at most.
-        say: told what is being done.
-        patches: other rivals, by name: what puts them into a copy, in place.
-        defer_logits: as `swap` takes it.
+        rivals: a selection of `RIVALS`.
+        seconds: no further round starts after this time; there are at least five.
+        rounds: the maximum number of rounds.
+        say: called with progress messages.
+        patches: further rivals, by name: functions that modify a copy of the model in place.
+        defer_logits: as in `swap`.
 
     Raises:
         SwapError: the model fails with the batch.
@@ -93,14 +93,14 @@ def compare(
     patches = patches or {}
     shared = {id(p): p for p in model.parameters()}
     say("swapping")
-    ours = copy.deepcopy(model, dict(shared))
+    swapped = copy.deepcopy(model, dict(shared))
     mode: Any = "train" if train else "infer"
-    comparison = Comparison(train, swap(ours, mode=mode, verify=batch, defer_logits=defer_logits))
+    comparison = Comparison(train, swap(swapped, mode=mode, verify=batch, defer_logits=defer_logits))
     eager = copy.deepcopy(model, dict(shared))
-    models: dict[str, Callable[..., Any]] = {"swapped": ours.train(train), "eager": eager.train(train)}
+    models: dict[str, Callable[..., Any]] = {"swapped": swapped.train(train), "eager": eager.train(train)}
     args, kwargs = as_arguments(batch)
-    first = {name: _flat(_forward(models[name], args, kwargs)) for name in ("eager", "swapped")}
-    comparison.error = None if train else _difference(first["swapped"], first["eager"])
+    outputs = {name: _tensors_in(_forward(models[name], args, kwargs)) for name in ("eager", "swapped")}
+    comparison.error = None if train else _difference(outputs["swapped"], outputs["eager"])
     if "inductor" in rivals:
         say("compiling")
         compiled = copy.deepcopy(model, dict(shared)).train(train)
@@ -119,7 +119,7 @@ def compare(
             counts[name] = max(1, round(_SHORTEST / max(_sample(call, 1, device), 1e-7)))
             if device is not None and device.type != "cpu":
                 comparison.peaks[name] = _peak(call, device)
-        except Exception as error:  # of any kind: compilers fail in many ways
+        except Exception as error:  # compilers raise any exception
             comparison.failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             if name in ("eager", "swapped"):
                 raise
@@ -129,11 +129,11 @@ def compare(
     comparison.seconds = {name: [] for name in calls}
     order, shuffled, began = list(calls), random.Random(0), time.perf_counter()
     for done in range(rounds):
-        if done >= _LEAST and time.perf_counter() - began > seconds:
+        if done >= _MIN_ROUNDS and time.perf_counter() - began > seconds:
             break
         for name in order:
             comparison.seconds[name].append(_sample(calls[name], counts[name], device))
-        shuffled.shuffle(order)  # who runs after whom makes a difference: what it has left in caches
+        shuffled.shuffle(order)  # a call is affected by what the one before it has left in the caches
     for parameter in shared.values():
         parameter.grad = None
     return comparison
@@ -164,12 +164,12 @@ def _forward(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         return model(*args, **kwargs)
 
 
-def _loss(made: Any) -> Tensor:
-    """The loss that a model returns, or the mean square of what it returns."""
-    given = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)
-    if isinstance(given, Tensor):
-        return given
-    tensors = [t for t in _flat(made) if t.is_floating_point() and t.requires_grad]
+def _loss(output: Any) -> Tensor:
+    """Return the loss in a model's output, or else the mean square of the output."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    tensors = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if len(tensors) == 1 and tensors[0].dim() == 0:
         return tensors[0]
     total = torch.zeros((), device=tensors[0].device if tensors else None)
@@ -178,19 +178,19 @@ def _loss(made: Any) -> Tensor:
     return total
 
 
-def _flat(made: Any) -> list[Tensor]:
-    values = dict(made) if isinstance(made, Mapping) else made
+def _tensors_in(output: Any) -> list[Tensor]:
+    values = dict(output) if isinstance(output, Mapping) else output
     return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
 
 
-def _difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.is_floating_point() and b.numel()]
+def _difference(swapped: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
+    pairs = [(a, b) for a, b in zip(swapped, theirs, strict=True) if b.is_floating_point() and b.numel()]
     largest = max((float(b.abs().max()) for _, b in pairs), default=0.0) or 1.0
     return max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0) / largest
 
 
 def _peak(call: Callable[[], None], device: torch.device) -> int:
-    """Bytes that are held at most while something is called."""
+    """Return the peak memory of a call in bytes."""
     torch.accelerator.synchronize(device)
     torch.accelerator.reset_peak_memory_stats(device)
     call()

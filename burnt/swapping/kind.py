@@ -1,4 +1,4 @@
-"""A kind: what is swapped with what, and for which modules."""
+"""`Kind`: which modules are recognised, and what replaces their method."""
 
 from __future__ import annotations
 
@@ -12,69 +12,70 @@ __all__ = ["KINDS", "Kind", "is_swapped", "original_class"]
 
 
 KINDS: dict[str, Kind] = {}
-"""Every kind by name, in the order in which a module is asked whether it is of it."""
+"""Every kind by name, in the order in which they are matched against a module."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What is swapped with what.
+    """A kind of module that can be swapped, and its replacement. Constructing one registers it in `KINDS`.
 
     Args:
-        name: what `swap` is told in `only` and `skip`.
-        by: what is called instead, for the report.
+        name: the name that `only` and `skip` of `swap` accept.
+        by: the kernel that is called instead, for the report.
         matches: whether a module is of this kind, by its class or its structure.
-        forward: of a class, what its method becomes.
-        why_not: of a module of this kind, why it cannot be swapped, or None.
-        method: what is overridden.
-        random: results differ from call to call.
-        draws: they do so while training, and in evaluation there is nothing random: that is compared.
-        part: of what a call returns, what is compared.
-        makes: what its method makes at each call, as a kind of its own: that is measured, not the method.
-        wide: in float64 the original computes in float64.
-        training: there is something to be gained only while training.
-        inference: there is something to be gained only without.
-        inside: the modules below it that are no longer called, with their paths in it.
-        why_not_call: of a call, why it is the original's, or None.
+        forward: takes the original class, returns the replacement of its method.
+        fallback_reason: why a module of this kind cannot be swapped, or None.
+        method: the name of the method that is overridden.
+        random: results differ from call to call, so they are not compared.
+        random_in_training: results are random only in training mode; they are compared in evaluation mode.
+        select_output: selects what to compare from the value that a call returns.
+        inner_kind: the kind of the modules that the method constructs at each call; those are measured
+            instead of the method.
+        has_float64: given float64, the original computes in float64, so that it can serve as the reference.
+        training_only: a gain is possible only in training.
+        inference_only: a gain is possible only without gradients.
+        absorbed: the submodules that are no longer called, with their paths relative to the module.
+        call_fallback_reason: why a given call must use the original method, or None.
     """
 
     name: str
     by: str
     matches: Callable[[nn.Module], bool]
     forward: Callable[[type], Callable[..., Any]]
-    why_not: Callable[[nn.Module], str | None] = lambda module: None
+    fallback_reason: Callable[[nn.Module], str | None] = lambda module: None
     method: str = "forward"
     random: bool = False
-    draws: bool = False
-    part: Callable[[Any], Any] = lambda made: made
-    makes: str | None = None
-    wide: bool = True
-    training: bool = False
-    inference: bool = False
-    inside: Callable[[nn.Module], Iterable[tuple[str, nn.Module]]] = lambda module: ()
-    why_not_call: Callable[..., str | None] | None = None
+    random_in_training: bool = False
+    select_output: Callable[[Any], Any] = lambda output: output
+    inner_kind: str | None = None
+    has_float64: bool = True
+    training_only: bool = False
+    inference_only: bool = False
+    absorbed: Callable[[nn.Module], Iterable[tuple[str, nn.Module]]] = lambda module: ()
+    call_fallback_reason: Callable[..., str | None] | None = None
 
     @property
-    def deep(self) -> bool:
-        """Whether a call goes through the module's parameters, and those of modules below it."""
+    def uses_parameters(self) -> bool:
+        """Whether a call uses the parameters of the module and of its submodules."""
         return self.method == "forward"
 
     def __post_init__(self) -> None:
         KINDS[self.name] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (self.name,)
+        return _kind_by_name, (self.name,)
 
 
-def _named(name: str) -> Kind:
-    """A kind, for `copy` and `pickle`."""
+def _kind_by_name(name: str) -> Kind:
+    """Return the kind with a name, for `copy` and `pickle`."""
     return KINDS[name]
 
 
 def is_swapped(module: nn.Module) -> bool:
-    """Whether a module has one of the classes made here."""
+    """Whether a module has a class that `swap` created."""
     return "_burnt_original" in vars(type(module))
 
 
 def original_class(module: nn.Module) -> Any:
-    """The class that a module had before."""
+    """Return the class that a module had before `swap`; its class if it is not swapped."""
     return vars(type(module)).get("_burnt_original", type(module))

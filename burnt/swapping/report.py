@@ -1,4 +1,4 @@
-"""What `swap` did: what was swapped with what, where, and why not; as a table and as JSON."""
+"""The report of `swap`: which modules were swapped, with which kernel, and why others were not."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from burnt.swapping.site import Site, SwapPlan
 
 __all__ = ["Report", "Row", "in_ms"]
 
-_LONGEST = 30  # characters of paths in a line
-_WAITS = "waits for its first call"
+_MAX_PATH_LENGTH = 30  # characters of paths in a line
+_WAITING_TEXT = "waits for its first call"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A place of a model.
+    """One site: a module that burnt has kernels for.
 
     Args:
-        path: the module's.
-        layer: its class, by which `swap` takes it in `only` and `skip`, too.
-        kind: as `swap` takes it in `only` and `skip`.
-        by: what is called instead.
-        state: ``"swapped"``, ``"part"`` of a place that is swapped, ``"left"`` as it was, or ``"waiting"``
-            for its first call.
-        why: why it was left, or still waits, or of what it is part.
-        shape: of the inputs that it was measured with.
-        error: the largest, of results and gradients, relative to the largest number among them.
-        original_error: the original's, where `reference` is not it.
-        reference: what errors are against: ``"float64"``, or the original in a dtype.
-        speed: how many times as fast as the original, with the backward in ``mode="train"``.
-        milliseconds: of the quickest call of both, original first, by ``"forward"`` and ``"whole"``.
-        like: the place with the same shapes that was measured, if it was not this one.
+        path: the module's path.
+        layer: its class, a name that `only` and `skip` of `swap` accept.
+        kind: its kind, which `only` and `skip` accept too.
+        by: the kernel that is called instead.
+        state: ``"swapped"``, ``"part"`` (of a swapped site), ``"left"`` (unchanged), or ``"waiting"`` for its
+            first call.
+        why: why it is unchanged or still waits, or which site it is part of.
+        shape: the shapes of the inputs that it was measured with.
+        error: the largest error of results and gradients, relative to the largest number among them.
+        original_error: the original's error, if `reference` is not the original.
+        reference: what errors are relative to: ``"float64"``, or the dtype of the original.
+        speed: the original's time divided by the swapped one's, with the backward in ``mode="train"``.
+        milliseconds: the quickest call of the original and of the swapped, by ``"forward"`` and ``"whole"``.
+        like: the path of the site with the same shapes that was measured, if it was not this one.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Row:
 
     @classmethod
     def of(cls, site: Site) -> Row:
-        """What is known of a place now."""
+        """Build a row from a site's present state."""
         finding = site.finding
         times = {}
         if finding is not None and finding.forward is not None and finding.whole is not None:
@@ -65,7 +65,7 @@ class Row:
             site.kind.name,
             site.kind.by,
             site.state,
-            site.why or (_WAITS if site.state == "waiting" else None),
+            site.why or (_WAITING_TEXT if site.state == "waiting" else None),
             site.shape,
             site.error,
             finding.original_error if finding is not None and site.like is None else None,
@@ -77,15 +77,15 @@ class Row:
 
 
 class Report:
-    """What was swapped with what, where, and why not.
+    """Which modules were swapped, with which kernels, and why others were not.
 
-    It is of the present: places that wait for their first call show what came of it afterwards. Printed, it
-    is a table; places that differ in numbers of their paths alone share a line.
+    It shows the present state: sites that wait for their first call are updated by it. Printed, it is a
+    table; sites whose paths differ only in numbers share a line.
 
     Args:
-        plan: the places, and what they share.
-        others: layers that burnt has nothing for, by class, with their number.
-        excluded: how many places `only` and `skip` of `swap` have left out.
+        plan: the sites and their shared state.
+        others: the number of layers that burnt has no kernels for, by class.
+        excluded: the number of sites that `only` and `skip` of `swap` excluded.
     """
 
     def __init__(self, plan: SwapPlan, others: dict[str, int], excluded: int = 0) -> None:
@@ -96,28 +96,28 @@ class Report:
 
     @property
     def rows(self) -> list[Row]:
-        """A row for each place, in the model's order."""
+        """One row per site, in the model's order."""
         return [Row.of(site) for site in self._sites]
 
     @property
     def swapped(self) -> list[str]:
-        """The paths of what is swapped."""
+        """The paths of the swapped sites."""
         return [row.path for row in self.rows if row.state == "swapped"]
 
     @property
     def left(self) -> dict[str, str]:
-        """The paths of what was left as it was, and why."""
+        """The paths of the sites that are unchanged, and why."""
         return {row.path: str(row.why) for row in self.rows if row.state == "left"}
 
     @property
     def waiting(self) -> list[str]:
-        """The paths of what waits for its first call."""
+        """The paths of the sites that wait for their first call."""
         return [row.path for row in self.rows if row.state == "waiting"]
 
     def to_json(self) -> str:
-        """All of it as JSON."""
-        found: dict[str, Any] = {"mode": self.mode, "rows": [asdict(row) for row in self.rows]}
-        return json.dumps({**found, "others": self.others}, indent=2)
+        """Return the whole report as JSON text."""
+        content: dict[str, Any] = {"mode": self.mode, "rows": [asdict(row) for row in self.rows]}
+        return json.dumps({**content, "others": self.others}, indent=2)
 
     def __str__(self) -> str:
         rows = self.rows
@@ -127,7 +127,7 @@ class Report:
             why = re.sub(r"[\d.]+ times" if row.state != "part" else r"\d+", "*", row.why or "")
             key = re.sub(r"\d+", "*", row.path), row.layer, row.kind, row.state, row.shape, why
             groups.setdefault(key, []).append(row)
-        titles = ("swapped", "swapped"), ("part", "part"), ("left", "left as it was"), ("waiting", "waiting")
+        titles = ("swapped", "swapped"), ("part", "part"), ("left", "unchanged"), ("waiting", "waiting")
         for state, title in titles:
             shown = [group for group in groups.values() if group[0].state == state]
             if shown:
@@ -135,27 +135,27 @@ class Report:
                 lines += ["", f"{title}:", *_aligned([head, *(_cells(group) for group in shown)])]
         if self.others:
             named = ", ".join(f"{name} ({count})" for name, count in self.others.items())
-            lines += ["", f"burnt has nothing for: {named}"]
+            lines += ["", f"burnt has no kernels for: {named}"]
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _summary(self, rows: Sequence[Row]) -> str:
-        counts = [f"{len(rows)} places, mode={self.mode!r}"]
-        told = ("swapped", "swapped"), ("part", "part of these"), ("left", "left as they were")
-        for state, words in (*told, ("waiting", "waiting")):
+        counts = [f"{len(rows)} sites, mode={self.mode!r}"]
+        titles = ("swapped", "swapped"), ("part", "part of these"), ("left", "unchanged")
+        for state, words in (*titles, ("waiting", "waiting")):
             count = sum(row.state == state for row in rows)
             counts += [f"{count} {words}"] if count else []
-        nothing = "nothing that burnt has kernels for"
+        nothing = "no layers that burnt has kernels for"
         if self._excluded:
-            nothing = f"only= and skip= leave out all {self._excluded} that burnt has kernels for"
+            nothing = f"only= and skip= exclude all {self._excluded} layers that burnt has kernels for"
         return ": ".join([counts[0], ", ".join(counts[1:]) or nothing])
 
 
 def _cells(group: Sequence[Row]) -> list[str]:
     first = group[0]
     path = ", ".join(row.path or "(the model)" for row in group)
-    if len(group) > 1 and len(path) > _LONGEST:
+    if len(group) > 1 and len(path) > _MAX_PATH_LENGTH:
         path = f"{re.sub(r'[0-9]+', '*', first.path)} ({len(group)})"
     errors = [row.error for row in group if row.error is not None]
     error = f"{max(errors):.0e}" if errors else "-"
@@ -181,7 +181,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def in_ms(value: float) -> str:
-    """Milliseconds to three digits, without an exponent.
+    """Format milliseconds with three digits, without an exponent.
 
     >>> in_ms(0.12345), in_ms(1135.6)
     ('0.123', '1136')

@@ -1,4 +1,4 @@
-"""A place that is swapped: the classes it goes through, and its first call."""
+"""A site: one swapped module, the subclasses that it goes through, and its first call."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from burnt import _torch
 from burnt.errors import InputError
 from burnt.kernels.interface.checks import all_strided
 from burnt.swapping.kind import KINDS, Kind, is_swapped, original_class
-from burnt.swapping.measure import Finding, checked, measured, signature_of
+from burnt.swapping.measure import Finding, check_error, measure, signature_of
 
-__all__ = ["Site", "SwapPlan", "restore_class", "site_in_holder", "site_of", "start"]
+__all__ = ["Site", "SwapPlan", "restore_class", "reuse_inner_module", "site_of", "start"]
 
 State = Literal["waiting", "swapped", "part", "left"]
 
 
-_MOST_MADE = 8  # places that a method makes
-_SITE, _MADE = "_burnt_site", "_burnt_made"
+_MAX_INNER_MODULES = 8  # modules constructed by one method that become sites
+_SITE, _INNER_MODULES = "_burnt_site", "_burnt_made"
 
 
 @dataclass(eq=False)
 class SwapPlan:
-    """What all places of one `swap` share: the mode, what was measured, by signature, and the places."""
+    """State that all sites of one `swap` share: the mode, the measurements by signature, and the sites."""
 
     mode: Literal["train", "infer"]
     findings: dict[Any, Finding] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy may come to another machine.
+        # A copy may be loaded on another machine, where the measurements do not hold.
         return {"mode": self.mode, "findings": {}, "sites": []}
 
 
 @dataclass(eq=False)
 class Site:
-    """What is known of a place.
+    """One module of the model, and what is known about it.
 
-    `state` is ``"waiting"`` for its first call, ``"swapped"``, ``"part"`` of a place that is swapped, or
-    ``"left"``; `why` says why it waits or was left, or of what it is part. `error` is the largest one against
-    `reference`, relative to the largest number; `finding` is what was measured, here or at the place `like`,
-    with the same shapes.
+    `state` is ``"waiting"`` (for its first call), ``"swapped"``, ``"part"`` (of a swapped site), or
+    ``"left"`` (not swapped); `why` says why it waits or was not swapped, or which site it is part of. `error`
+    is the largest error against `reference`, relative to the largest number; `finding` is the measurement,
+    of this site or of the site `like`, which has the same shapes.
     """
 
     path: str
@@ -63,88 +63,92 @@ class Site:
     like: str | None = None
 
 
-def start(module: nn.Module, site: Site, *, settled: bool = False) -> None:
-    """Give a module the class that waits for its first call; `settled`: that calls burnt's, unmeasured."""
+def start(module: nn.Module, site: Site, *, skip_measuring: bool = False) -> None:
+    """Set the subclass that measures at the first call or, with `skip_measuring`, calls burnt's kernels."""
     module.__dict__[_SITE] = site
     original: Any = type(module)
-    set_class(module, _class_of(original, site.kind, settled))
+    set_class(module, _subclass_of(original, site.kind, skip_measuring))
 
 
 _holder: ContextVar[nn.Module | None] = ContextVar("holder", default=None)
 
 
-def site_in_holder(made: nn.Module, key: Any) -> nn.Module:
-    """What a method has made while it runs, as a place of the module that it belongs to.
+def reuse_inner_module(module: nn.Module, key: Any) -> nn.Module:
+    """Make a module that a running method has constructed a site, and reuse it at later calls.
 
     Args:
-        made: what was made.
-        key: what it has in common with what the method makes at other calls.
+        module: the module that the method has constructed.
+        key: its settings; modules with equal settings are one site.
 
     Returns:
-        The one that was made first, which knows what was measured.
+        The first module with this key, which holds its measurement; `module` if there are too many keys.
     """
     holder = _holder.get()
     site = None if holder is None else site_of(holder)
-    if holder is None or site is None or site.kind.makes is None:
-        return made
-    kept: dict[Any, nn.Module] = holder.__dict__.setdefault(_MADE, {})
-    if key not in kept:
-        if len(kept) >= _MOST_MADE:
-            return made  # a setting that changes from call to call
-        layer = type(made).__name__
+    if holder is None or site is None or site.kind.inner_kind is None:
+        return module
+    modules: dict[Any, nn.Module] = holder.__dict__.setdefault(_INNER_MODULES, {})
+    if key not in modules:
+        if len(modules) >= _MAX_INNER_MODULES:
+            return module  # a setting that changes from call to call
+        layer = type(module).__name__
         path = f"{site.path}.{layer}" if site.path else layer
-        inner = Site(path, layer, KINDS[site.kind.makes], site.plan)
+        inner = Site(path, layer, KINDS[site.kind.inner_kind], site.plan)
         site.plan.sites.append(inner)
-        start(made, inner)
-        kept[key] = made
-    kept[key].training = holder.training
-    return kept[key]
+        start(module, inner)
+        modules[key] = module
+    modules[key].training = holder.training
+    return modules[key]
 
 
 def site_of(module: nn.Module) -> Site | None:
-    """What a module that is swapped, or waits to be, knows of itself."""
-    found: Site | None = module.__dict__.get(_SITE)
-    return found
+    """Return the site of a module; None if it is not one."""
+    site: Site | None = module.__dict__.get(_SITE)
+    return site
 
 
 def restore_class(module: nn.Module) -> None:
-    """Give a module its own class back."""
+    """Set a module's original class again, and remove its site."""
     set_class(module, original_class(module))
     module.__dict__.pop(_SITE, None)
-    module.__dict__.pop(_MADE, None)
+    module.__dict__.pop(_INNER_MODULES, None)
 
 
 def set_class(module: nn.Module, cls: type[nn.Module]) -> None:
-    # What nn.Module's own setter would look up first is of no use for a class.
+    # nn.Module.__setattr__ would first search parameters, buffers and submodules, which a class never is.
     object.__setattr__(module, "__class__", cls)
 
 
 @functools.cache
-def _class_of(original: Any, kind: Kind, settled: bool) -> type[nn.Module]:
-    """A class like the original one, which waits for its first call or calls burnt's kernels."""
+def _subclass_of(original: Any, kind: Kind, skip_measuring: bool) -> type[nn.Module]:
+    """Create a subclass that calls burnt's kernels; unless `skip_measuring`, it measures first."""
     theirs = getattr(original, kind.method)
-    of_property = isinstance(theirs, property)
-    plain = _through(theirs) if of_property else theirs
-    if kind.makes is not None:
-        call = _holding(kind, original, plain)
+    is_property = isinstance(theirs, property)
+    eager = _property_as_method(theirs) if is_property else theirs
+    if kind.inner_kind is not None:
+        call = _recording_method(kind, original, eager)
     else:
-        call = _settled(kind, original, plain) if settled else _waiting(kind, original, plain)
-    method = property(lambda self: functools.partial(call, self), theirs.fset) if of_property else call
+        call = (
+            _burnt_method(kind, original, eager)
+            if skip_measuring
+            else _measuring_method(kind, original, eager)
+        )
+    method = property(lambda self: functools.partial(call, self), theirs.fset) if is_property else call
     members = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
-        "__reduce_ex__": _reduced,
+        "__reduce_ex__": _reduce,
         "_burnt_original": original,
-        "_burnt_key": (kind.name, settled),
+        "_burnt_key": (kind.name, skip_measuring),
         kind.method: method,
     }
-    made: type[nn.Module] = type(original)(original.__name__, (original,), members)
-    return made
+    subclass: type[nn.Module] = type(original)(original.__name__, (original,), members)
+    return subclass
 
 
-def _through(theirs: property) -> Callable[..., Any]:
-    """A property that gives a function, as a method that calls it."""
+def _property_as_method(theirs: property) -> Callable[..., Any]:
+    """Turn a property that returns a function into a method that calls that function."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         assert theirs.fget is not None
@@ -153,35 +157,37 @@ def _through(theirs: property) -> Callable[..., Any]:
     return call
 
 
-def _reduced(self: nn.Module, protocol: Any) -> Any:
+def _reduce(self: nn.Module, protocol: Any) -> Any:
+    """Implement ``__reduce_ex__`` of the subclasses: store the original class and the kind."""
     cls: Any = next(c for c in type(self).__mro__ if "_burnt_original" in vars(c))
-    made = super(cls, self).__reduce_ex__(protocol)
-    if type(self) is not cls or not isinstance(made, tuple) or made[1][:1] != (cls,):
-        return made  # a class above or below has a way of its own
-    return (_remade, (vars(cls)["_burnt_original"], *vars(cls)["_burnt_key"]), *made[2:])
+    reduced = super(cls, self).__reduce_ex__(protocol)
+    if type(self) is not cls or not isinstance(reduced, tuple) or reduced[1][:1] != (cls,):
+        return reduced  # a base class or a subclass pickles in its own way
+    return (_new_swapped_module, (vars(cls)["_burnt_original"], *vars(cls)["_burnt_key"]), *reduced[2:])
 
 
-def _remade(original: Any, kind: str, settled: bool) -> nn.Module:
-    """An empty module of a class made here, for `copy` and `pickle`."""
-    cls = _class_of(original, KINDS[kind], settled)
-    made: nn.Module = cls.__new__(cls)
-    return made
+def _new_swapped_module(original: Any, kind: str, skip_measuring: bool) -> nn.Module:
+    """Create an empty module of a swapped class, for `copy` and `pickle`."""
+    cls = _subclass_of(original, KINDS[kind], skip_measuring)
+    module: nn.Module = cls.__new__(cls)
+    return module
 
 
 @functools.cache
-def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    ours, why_not = kind.forward(original), kind.why_not_call
+def _burnt_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Build the method that calls burnt's kernels, and the original for calls that they do not support."""
+    ours, fallback_reason = kind.forward(original), kind.call_fallback_reason
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return theirs(self, *args, **kwargs)
-        if why_not is not None and why_not(self, *args, **kwargs) is not None:
+        if fallback_reason is not None and fallback_reason(self, *args, **kwargs) is not None:
             return theirs(self, *args, **kwargs)
         try:
             return ours(self, *args, **kwargs)
         except InputError:
-            # What burnt's ops refuse, mixed dtypes say, is the original's to compute or to refuse.
+            # For inputs that burnt's ops refuse, such as mixed dtypes, the original computes or raises.
             return theirs(self, *args, **kwargs)
         except RuntimeError:
             if all_strided(pytree.tree_leaves((args, kwargs))):
@@ -191,7 +197,8 @@ def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
     return forward
 
 
-def _holding(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _recording_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Build the method that runs with `reuse_inner_module` bound to its module."""
     ours = kind.forward(original)
 
     @functools.wraps(theirs)
@@ -207,33 +214,36 @@ def _holding(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
     return forward
 
 
-def _waiting(kind: Kind, original: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _measuring_method(kind: Kind, original: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Build the method that measures at its first call that computes."""
+
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         site = None if torch.compiler.is_compiling() else site_of(self)
-        if site is not None and site.state == "waiting" and _computes(self, args, kwargs):
-            site.why = _why_not_settled(self, kind)
+        if site is not None and site.state == "waiting" and _can_measure(self, args, kwargs):
+            site.why = _modified_reason(self, kind)
             if site.why is None:
                 measure_and_decide(self, args, kwargs)
             else:
                 site.state = "left"
-        # Whoever kept this function calls what the place has become, and never itself by the method's name.
+        # A caller may hold this function after the decision: it then runs what was decided. Looking the
+        # method up by name instead could call this function again.
         if site is None or site.state != "swapped":
             return theirs(self, *args, **kwargs)
-        return _settled(kind, original, theirs)(self, *args, **kwargs)
+        return _burnt_method(kind, original, theirs)(self, *args, **kwargs)
 
     return forward
 
 
-def _why_not_settled(module: nn.Module, kind: Kind) -> str | None:
-    """Why a place cannot get its class any more, which somebody has made something else of, or None."""
+def _modified_reason(module: nn.Module, kind: Kind) -> str | None:
+    """Return why a waiting site can no longer be swapped, because user code has changed it; else None."""
     if not is_swapped(module):
-        return "was given another class by somebody"
-    return f"its {kind.method} was replaced by somebody" if kind.method in vars(module) else None
+        return "user code changed its class"
+    return f"user code replaced its {kind.method}" if kind.method in vars(module) else None
 
 
-def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call computes now, with strides, and may take its time: it is not recorded, nor captured."""
+def _can_measure(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call runs eagerly on strided tensors, neither traced nor captured, so it can be measured."""
     if not _torch.is_plain_call() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return False
     tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
@@ -243,45 +253,45 @@ def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def measure_and_decide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Measure original and swapped for a call, and give the module the class of the better one."""
+    """Measure the original and burnt's kernels for a call, and give the module the better class."""
     site = site_of(module)
     assert site is not None
     kind, plan = site.kind, site.plan
-    if kind.training and not module.training:
+    if kind.training_only and not module.training:
         return
     original = original_class(module)
-    refused = None if kind.why_not_call is None else kind.why_not_call(module, *args, **kwargs)
-    if refused is not None:
-        site.state, site.why = "left", refused
+    reason = None if kind.call_fallback_reason is None else kind.call_fallback_reason(module, *args, **kwargs)
+    if reason is not None:
+        site.state, site.why = "left", reason
         restore_class(module)
         return
     try:
-        classes = original, _class_of(original, kind, True)
-    except Exception as error:  # of any kind: its method is somebody's own
+        classes = original, _subclass_of(original, kind, True)
+    except Exception as error:  # user code may raise any exception
         site.state, site.why = "left", f"cannot be swapped: {type(error).__name__}: {error}"
         restore_class(module)
         return
     key, site.shape = signature_of(module, kind.name, args, kwargs)
     train = plan.mode == "train"
-    known = plan.findings.get(key)
-    if known is None:
-        finding = measured(module, classes, kind, args, kwargs, train)
+    earlier = plan.findings.get(key)
+    if earlier is None:
+        finding = measure(module, classes, kind, args, kwargs, train)
         plan.findings[key] = finding
         finding.path = site.path
         site.error, site.reference = finding.error, finding.reference
     else:
-        finding, site.like = known, known.path
+        finding, site.like = earlier, earlier.path
         if finding.why is None:
-            site.error, site.reference, why = checked(module, classes, kind, args, kwargs, train)
+            site.error, site.reference, why = check_error(module, classes, kind, args, kwargs, train)
             if why is not None:
                 finding = Finding(why=why)
     site.finding = finding
     site.why = finding.why
     if finding.why is None:
         site.state = "swapped"
-        places = {other.path: other for other in plan.sites}
-        for path, layer in kind.inside(module):
-            part = places.get(f"{site.path}.{path}" if site.path else path)
+        sites = {other.path: other for other in plan.sites}
+        for path, layer in kind.absorbed(module):
+            part = sites.get(f"{site.path}.{path}" if site.path else path)
             if part is not None and part.state != "swapped":
                 part.state, part.why = "part", f"of {site.path or 'the model'}"
                 if is_swapped(layer):

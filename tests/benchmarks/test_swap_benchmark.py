@@ -51,8 +51,8 @@ def test_every_row_runs(tmp_path: Path) -> None:
             assert f"{row['target']:g} {'✓' if row['met'] else '✗'}" in line
         assert (row["error"] is None) == name.endswith("training")
         assert row["error"] is None or row["error"] < 1e-4
-    assert done.stdout.count("places, mode='train'") == 7
-    assert done.stdout.count("places, mode='infer'") == 6
+    assert done.stdout.count("sites, mode='train'") == 7
+    assert done.stdout.count("sites, mode='infer'") == 6
 
 
 @pytest.mark.parametrize(

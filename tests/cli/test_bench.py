@@ -69,7 +69,7 @@ def test_forward_and_training_of_a_model(capsys):
             assert rival["ms"] > 0
             assert rival["rounds"] == 2
             assert rival["quartiles"][0] <= rival["speed"] <= rival["quartiles"][1]
-        assert row["report"].startswith("4 places, mode=")
+        assert row["report"].startswith("4 sites, mode=")
     assert found[0]["error"] < 1e-5
 
 

@@ -207,7 +207,7 @@ def test_functions_that_cannot_be_called(target, parts, capsys):
         ("modl.hidden=1", ["no key 'modl.hidden'", "did you mean 'model'?"]),
         ("model.hiden=1", ["model.hiden", "did you mean 'hidden'?"]),
         ("lr=fast", ["lr", "expected  float", "'fast'"]),
-        ("lr", ["'lr' sets nothing", "key=value"]),
+        ("lr", ["'lr' is no assignment", "key=value"]),
         ("model=[", ["'[' is no JSON"]),
     ],
 )

@@ -102,7 +102,7 @@ def test_freeze_and_unfreeze(patterns, paths):
     [
         ("encodr", "did you mean 'encoder'?"),
         ("encoder.0.weigth", "did you mean 'encoder.0.weight'?"),
-        ("encoder.2", "the module is there, and has no parameters"),
+        ("encoder.2", "this module exists, but has no parameters"),
         ("zzz", "the first path is 'encoder.0.weight'"),
         ("coder", None),
         ("encoder.0.w", None),  # a prefix is no match

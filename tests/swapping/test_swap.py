@@ -483,18 +483,18 @@ def test_what_has_settings_of_its_own_is_left_alone():
     report = burnt.swap(model)
     assert report.waiting == []
     assert report.left == {
-        "1": "its forward was replaced by somebody",
+        "1": "user code replaced its forward",
         "2": "is parametrized",
         "3": "is lazy: call the model once before",
         "4": "momentum=None averages all batches",
         "5": "max_norm= changes the table while it is read",
         "6": "scale_grad_by_freq= or sparse=",
         "7": "works in place",
-        "8": "has no weight, and more than one axis",
+        "8": "normalises several axes without a weight",
         "9": "output_size= of None",
         "10": "padding_mode='circular'",
-        "11": "padding='same' adds more at the end of an axis than at its beginning",
-        "13": "return_indices= asks for the places of the maxima",
+        "11": "padding='same' is asymmetric for this kernel size",
+        "13": "return_indices=True needs the positions of the maxima",
         "14": "proj_size= projects its states",
         "15": "add_bias_kv= adds a key and a value",
         "15.out_proj": NEVER_CALLED,
@@ -511,11 +511,11 @@ def test_the_report_is_a_table_and_json(always):
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)), nn.LayerNorm(4))
     report = burnt.swap(model[:21], skip="20")
     before = str(report)
-    assert before.startswith("20 places, mode='train': 20 waiting\n")
+    assert before.startswith("20 sites, mode='train': 20 waiting\n")
     assert "* (20)  Linear  kernels.linear  -       -      waits for its first call" in before
     model[:21](torch.randn(3, 4))
     lines = str(report).splitlines()
-    assert lines[0] == "20 places, mode='train': 20 swapped"
+    assert lines[0] == "20 sites, mode='train': 20 swapped"
     assert lines[2:4] == ["swapped:", "                  with            inputs  error  speed"]
     # The first layer's input needs no gradient, so it is measured apart.
     assert lines[4].startswith("  * (20)  Linear  kernels.linear  3x4     ")
@@ -533,8 +533,8 @@ def test_the_report_is_a_table_and_json(always):
 
 def test_what_burnt_has_nothing_for_is_named():
     report = burnt.swap(nn.Sequential(nn.Sigmoid(), nn.Sigmoid(), nn.Linear(2, 2), nn.Tanh()))
-    assert str(report).endswith("burnt has nothing for: Sigmoid (2), Tanh (1)")
-    assert str(burnt.swap(nn.Sequential())).startswith("0 places, mode='train': nothing")
+    assert str(report).endswith("burnt has no kernels for: Sigmoid (2), Tanh (1)")
+    assert str(burnt.swap(nn.Sequential())).startswith("0 sites, mode='train': no layers")
 
 
 # --- errors
@@ -543,9 +543,9 @@ def test_what_burnt_has_nothing_for_is_named():
 def test_swapping_twice():
     model = nn.Sequential(Block(), nn.Linear(3, 3))
     burnt.swap(model)
-    with pytest.raises(SwapError, match=r"(?s)the model is swapped already.*burnt.unswap\(model\) first"):
+    with pytest.raises(SwapError, match=r"(?s)the model is already swapped.*burnt.unswap\(model\) first"):
         burnt.swap(model)
-    with pytest.raises(SwapError, match=r"(?s)a part of the model is swapped already.*in +0.embed\b"):
+    with pytest.raises(SwapError, match=r"(?s)a part of the model is already swapped.*in +0.embed\b"):
         burnt.swap(nn.ModuleList([model[0]]))
     burnt.unswap(model)
     burnt.swap(model)
@@ -565,7 +565,7 @@ def test_unswapping_under_another_class(always):
     model = Block()
     burnt.swap(model, verify=TOKENS)
     nn.utils.parametrizations.weight_norm(model.up)
-    with pytest.raises(SwapError, match=r"(?s)given another class.*ParametrizedLinear.*take that back first"):
+    with pytest.raises(SwapError, match=r"(?s)class was changed.*ParametrizedLinear.*undo that change first"):
         burnt.unswap(model)
     nn.utils.parametrize.remove_parametrizations(model.up, "weight")
     burnt.unswap(model)
@@ -580,9 +580,9 @@ def test_unswapping_under_another_class(always):
             "(?s)'hed' in only= is no path or class in Block, and no kind.*did you mean 'head'?",
         ),
         ({"skip": ["linaer"]}, "(?s)'linaer' in skip=.*did you mean 'linear'?"),
-        ({"only": 3}, "(?s)only= of swap cannot be read.*found +3"),
-        ({"skip": [nn.Linear]}, "(?s)skip= of swap cannot be read"),
-        ({"mode": "eval"}, "(?s)to train or to infer.*found +'eval'"),
+        ({"only": 3}, "(?s)only= of swap has the wrong type.*found +3"),
+        ({"skip": [nn.Linear]}, "(?s)skip= of swap has the wrong type"),
+        ({"mode": "eval"}, "(?s)mode= of swap is unknown.*found +'eval'"),
         ({"verify": torch.ones(2, 2)}, r"(?s)fails with the batch of verify=.*found +\(2, 2\); \w+Error: "),
         ({"verify": {"x": TOKENS}}, r"(?s)fails with the batch of verify=.*x=\(2, 4\); TypeError: "),
     ],
@@ -596,5 +596,5 @@ def test_bad_input(settings, message):
 
 
 def test_no_model():
-    with pytest.raises(SwapError, match=r"(?s)there is no model.*found +type"):
+    with pytest.raises(SwapError, match=r"(?s)swap needs a model.*found +type"):
         burnt.swap(Block)

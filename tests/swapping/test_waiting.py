@@ -1,4 +1,4 @@
-"""A place that waits for its first call, and is wrapped or given another class before: it is the original."""
+"""A site that is wrapped, or whose class is changed, before its first call: it stays the original."""
 
 import copy
 import functools
@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import burnt
 from burnt.swapping.kind import is_swapped
 
-REPLACED = "its forward was replaced by somebody"
-GIVEN = "was given another class by somebody"
+REPLACED = "user code replaced its forward"
+GIVEN = "user code changed its class"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def given_another(layer):
 
 
 def wrapped_with(change, *, first):
-    """What came of a place that is changed before its first call or after; values are the original's."""
+    """The state of a site that is changed before its first call or after; values are the original's."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.randn(4, 8)
     original = copy.deepcopy(model)
     report = burnt.swap(model)
@@ -85,7 +85,7 @@ def test_a_kept_forward_is_what_the_place_has_become(always):
     layer, x = nn.Linear(8, 8), torch.randn(4, 8)
     before, report = layer(x), burnt.swap(layer)
     kept = layer.forward
-    for _ in range(2):  # who kept it settles the place, and calls what it is then
+    for _ in range(2):  # a caller that holds it makes the site decide, and calls the result
         torch.testing.assert_close(kept(x), before)
     assert report.rows[0].state == "swapped"
     assert is_swapped(layer)

@@ -1,4 +1,4 @@
-"""What is swapped with what.
+"""The kinds: which modules are recognised, and the kernels that replace them.
 
 torch_layers, torch_sequence_layers   layers of `torch.nn`
 hf_layers, hf_attention               layers and functions of Hugging Face's models

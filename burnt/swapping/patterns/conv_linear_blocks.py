@@ -1,12 +1,12 @@
-"""Blocks of layers that run as fewer kernels: what follows a convolution or a linear layer is its tail.
+"""Kinds for blocks of layers that run as fewer kernels: convolutions and linear layers with an epilogue.
 
-torchvision's, timm's and Hugging Face's blocks have many names and are few ideas: layers one after another,
-maybe with what came in added before the last activation. What a block does is not read off its names. Its
-`forward` is run on a few numbers, with layers that only mark what goes through them in place of its own: who
-gets what from whom is a flow (`Flow`), or it cannot be told, and the block stays as it is.
+The blocks of torchvision, timm and Hugging Face have many names but few structures: layers in sequence, maybe
+with the input added before the last activation. The structure is found by a probe, not by names: the block's
+`forward` runs on a few numbers, with layers replaced by recorders, which gives a data-flow graph (`Flow`). A
+block whose graph is ambiguous stays unchanged.
 
-That is asked of these libraries' classes, and of sequences, alone: anybody's `forward` may do what no trial
-shows. At each call a flow is taken only while everything is as it was tried.
+Only classes of these libraries and `nn.Sequential` are probed: other code may do what a probe does not show.
+Each call uses the flow only if layers and settings are still those of the probe.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from burnt import _torch, kernels
 from burnt.errors import InputError
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.swapping.kind import Kind, original_class
-from burnt.swapping.patterns.hf_layers import LIBRARIES, has_hooks, is_of, word_of
+from burnt.swapping.patterns.hf_layers import LIBRARIES, activation_name, has_hooks, is_of_class
 from burnt.swapping.patterns.rebind_globals import isolated_eval
-from burnt.swapping.patterns.torch_layers import is_lazy, no_conv, padding_of
+from burnt.swapping.patterns.torch_layers import conv_reason, is_lazy, padding_of
 
 __all__: list[str] = []
 
-_MOST_LAYERS = 64
-# Of inputs by rank: what depends on their sizes is no property of a block.
+_MAX_LAYERS = 64
+# Shapes of probe inputs by rank. Several sizes: a result that depends on the size is rejected.
 _SHAPES: dict[int, list[tuple[int, ...]]] = {
     2: [(4, 5), (1, 6)],
     3: [(2, 3, 4), (3, 1, 6)],
@@ -48,7 +48,7 @@ _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 _TIMM_NORMS = "timm.layers.norm_act"
 
 
-# --- what a layer is --------------------------------------------------------------------------------------
+# --- recognising layers -----------------------------------------------------------------------------------
 
 
 def _is_one_of(layer: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
@@ -57,49 +57,49 @@ def _is_one_of(layer: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
     return original_class(layer).forward in {cls.forward for cls in classes}
 
 
-def _is_untouched(layer: nn.Module) -> bool:
-    """Whether a layer's call is its class' and nobody is told of it."""
+def _has_default_call(layer: nn.Module) -> bool:
+    """Whether a layer has no hooks, no parametrizations and its class's ``forward``."""
     return not has_hooks(layer) and "forward" not in vars(layer) and "parametrizations" not in layer._modules
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    return (_is_one_of(layer, (nn.Linear,)) or _is_turned(layer)) and not is_lazy(layer)
+    return (_is_one_of(layer, (nn.Linear,)) or _is_transposed_linear(layer)) and not is_lazy(layer)
 
 
-def _is_turned(layer: nn.Module) -> bool:
-    """GPT-2's linear layer, whose weight is the other way around."""
-    return is_of(layer, "transformers.pytorch_utils", "Conv1D")
+def _is_transposed_linear(layer: nn.Module) -> bool:
+    """Whether a layer is GPT-2's linear layer, whose weight is transposed."""
+    return is_of_class(layer, "transformers.pytorch_utils", "Conv1D")
 
 
 def _is_conv(layer: nn.Module) -> bool:
-    return _is_one_of(layer, _CONVS) and no_conv(layer) is None  # type: ignore[arg-type]
+    return _is_one_of(layer, _CONVS) and conv_reason(layer) is None  # type: ignore[arg-type]
 
 
 def _is_norm(layer: nn.Module) -> bool:
-    plain = _is_one_of(layer, _NORMS) or is_of(layer, _TIMM_NORMS, "BatchNormAct2d")
+    plain = _is_one_of(layer, _NORMS) or is_of_class(layer, _TIMM_NORMS, "BatchNormAct2d")
     return plain and layer.running_mean is not None and layer.running_var is not None
 
 
 def _own_activation(norm: nn.Module) -> tuple[bool, str | None]:
-    """Of a norm that has an activation of its own: whether it is known, and its word."""
+    """Return whether the activation of a norm is supported, and its name (None without one)."""
     if _is_one_of(norm, _NORMS):
         return True, None
     act, drop = norm.act, getattr(norm, "drop", None)
     if not isinstance(drop, nn.Identity | None):
         return False, None
-    word = None if isinstance(act, nn.Identity) else word_of(act)
-    return word is not None or isinstance(act, nn.Identity), word
+    activation = None if isinstance(act, nn.Identity) else activation_name(act)
+    return activation is not None or isinstance(act, nn.Identity), activation
 
 
-# --- what goes where --------------------------------------------------------------------------------------
+# --- recording the data flow ------------------------------------------------------------------------------
 
 
-class _LostError(Exception):
-    """A layer is called in another way than the block is."""
+class _UnexpectedCallError(Exception):
+    """A layer was called without gradients or under autocast, unlike the block."""
 
 
-class _Mark(nn.Module):
-    """A layer that only marks what goes through it, and answers for the one in whose place it is."""
+class _Recorder(nn.Module):
+    """Replaces a layer in a probe: records its calls, and has the layer's attributes."""
 
     def __init__(self, name: str, layer: nn.Module, source: torch.Generator, calls: list[Any]) -> None:
         super().__init__()
@@ -112,148 +112,148 @@ class _Mark(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.requires_grad or not torch.is_grad_enabled() or _torch.is_autocast():
-            raise _LostError
-        made: Tensor = self.slope * x + self.shift
-        self.calls.append((self.name, x.detach().clone(), made.detach().clone()))
-        return made
+            raise _UnexpectedCallError
+        out: Tensor = self.slope * x + self.shift
+        self.calls.append((self.name, x.detach().clone(), out.detach().clone()))
+        return out
 
 
 @dataclass(frozen=True)
 class _Node:
-    """A layer's call, or a sum, which has no name. Numbered from 1: node 0 is the block's input."""
+    """A layer's call, or a sum (name None). Nodes are numbered from 1: node 0 is the block's input."""
 
     name: str | None
-    given: tuple[int, ...]
+    inputs: tuple[int, ...]
 
 
-def _nodes_of(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node], int] | None:
-    """What a block computes, and which node is its result; None where there is more to it.
+def _record_nodes(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node], int] | None:
+    """Return a block's nodes and the number of its result; None if it computes anything else.
 
     Args:
         module: the block.
-        x: what it is tried with, float64.
-        training: whether it trains, when its `forward` may do something of its own.
+        x: the probe input, float64.
+        training: the block's training mode, on which its `forward` may depend.
     """
     source, calls = torch.Generator().manual_seed(0), list[Any]()
     twin: nn.Module = object.__new__(original_class(module))
     twin.__dict__.update(
         {k: copy.copy(v) if isinstance(v, list | dict | set) else v for k, v in module.__dict__.items()}
     )
-    marks = {n: None if m is None else _Mark(n, m, source, calls) for n, m in module._modules.items()}
-    twin.__dict__["_modules"] = marks
-    for each in (twin, *(mark for mark in marks.values() if mark is not None)):
+    recorders = {n: None if m is None else _Recorder(n, m, source, calls) for n, m in module._modules.items()}
+    twin.__dict__["_modules"] = recorders
+    for each in (twin, *(recorder for recorder in recorders.values() if recorder is not None)):
         each.__dict__["training"] = training
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]), isolated_eval(), torch.enable_grad():
-        before, drawn = random.getstate(), torch.get_rng_state()
+        before, torch_before = random.getstate(), torch.get_rng_state()
         try:
             result = twin.forward(x.clone().requires_grad_() * 1)
-        except Exception:  # of any kind: it is somebody's own code, which may want something else altogether
+        except Exception:  # third-party code may need other inputs and raise any exception
             return None
         finally:
-            chance = random.getstate() != before or not torch.equal(torch.get_rng_state(), drawn)
+            is_random = random.getstate() != before or not torch.equal(torch.get_rng_state(), torch_before)
             random.setstate(before)
-    if chance or not isinstance(result, Tensor) or not result.requires_grad:
+    if is_random or not isinstance(result, Tensor) or not result.requires_grad:
         return None
     nodes: list[_Node] = []
-    known = [x]
+    values = [x]
 
     def number_of(value: Tensor) -> int | None:
-        """The node that a value is, a sum of two others maybe."""
+        """Return the node that has computed a value, adding a node if it is a sum of two values."""
 
-        def same(other: Tensor) -> bool:
+        def is_value(other: Tensor) -> bool:
             return torch.allclose(other, value, 1e-12, 1e-12, equal_nan=True)
 
         if value.shape != x.shape or value.dtype != x.dtype:
             return None
-        for i, other in enumerate(known):
-            if same(other):
+        for i, other in enumerate(values):
+            if is_value(other):
                 return i
-        for i, j in itertools.combinations(range(len(known)), 2):
-            if same(known[i] + known[j]):
+        for i, j in itertools.combinations(range(len(values)), 2):
+            if is_value(values[i] + values[j]):
                 nodes.append(_Node(None, (i, j)))
-                known.append(value)
+                values.append(value)
                 return len(nodes)
         return None
 
-    for name, given, made in calls:
-        number = number_of(given)
+    for name, layer_input, layer_output in calls:
+        number = number_of(layer_input)
         if number is None:
             return None
         nodes.append(_Node(name, (number,)))
-        known.append(made)
+        values.append(layer_output)
     last = number_of(result.detach())
     return None if last is None else (nodes, last)
 
 
-def _tried(module: nn.Module, ranks: tuple[int, ...]) -> tuple[list[_Node], int, bool] | None:
-    """What a block computes for inputs of some ranks, its result, and whether it is the same in training."""
-    source, found = torch.Generator().manual_seed(1), list[Any]()
+def _probe(module: nn.Module, ranks: tuple[int, ...]) -> tuple[list[_Node], int, bool] | None:
+    """Return a block's nodes for inputs of these ranks, its result, and whether training gives the same."""
+    source, recorded = torch.Generator().manual_seed(1), list[Any]()
     shapes: list[tuple[int, ...]] = [shape for rank in ranks for shape in _SHAPES[rank]]
     for shape in shapes:
         plain, large = torch.randn(2, *shape, generator=source, dtype=torch.float64)
         large *= _LARGE
         large.view(-1)[0] = torch.nan
-        found += [_nodes_of(module, x, False) for x in (plain, large)]
-        if found[-1] is None or found[-2:] != [found[0]] * 2:
+        recorded += [_record_nodes(module, x, False) for x in (plain, large)]
+        if recorded[-1] is None or recorded[-2:] != [recorded[0]] * 2:
             return None
-    trained = _nodes_of(
+    trained = _record_nodes(
         module, torch.randn(_SHAPES[ranks[0]][0], generator=source, dtype=torch.float64), True
     )
-    nodes, result = found[0]
-    return nodes, result, trained == found[0]
+    nodes, result = recorded[0]
+    return nodes, result, trained == recorded[0]
 
 
-# --- what is run ------------------------------------------------------------------------------------------
+# --- planning and running the kernels ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A layer with its tail, a layer by itself, or a sum.
+    """A step of a flow: a layer with or without an epilogue, or a sum.
 
     Args:
-        layer: its name; None for a sum.
-        given: the values that it is made of.
-        made: the value that it makes.
+        layer: the layer's name; None for a sum.
+        inputs: the numbers of its input values.
+        output: the number of its output value.
         norm: the name of the batch norm that follows a convolution.
-        residual: a value that is added then.
-        act: the name of the activation that follows.
-        activation: its word, or that of the norm's own.
+        residual: the value that is added next.
+        act: the name of the activation layer that follows.
+        activation: the activation's name in `burnt.kernels`; it may be the norm's own.
     """
 
     layer: str | None
-    given: tuple[int, ...]
-    made: int
+    inputs: tuple[int, ...]
+    output: int
     norm: str | None = None
     residual: int | None = None
     act: str | None = None
     activation: str | None = None
 
     @property
-    def has_tail(self) -> bool:
-        """Whether its kernel does more than the layer."""
+    def has_epilogue(self) -> bool:
+        """Whether its kernel computes more than the layer."""
         return self.norm is not None or self.activation is not None
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """All values that it needs."""
-        return self.given if self.residual is None else (*self.given, self.residual)
+        """The numbers of all values that it needs."""
+        return self.inputs if self.residual is None else (*self.inputs, self.residual)
 
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """What a block runs.
+    """The steps of a block.
 
     Args:
-        parts: in order, each with the values that nobody needs after it.
-        result: the value that is returned.
-        ranks: of inputs.
-        inside: the names of those that are not called, because they are part of a kernel.
+        parts: the steps in order, each with the values that are not needed after it.
+        result: the number of the value that is returned.
+        ranks: the supported ranks of inputs.
+        absorbed: the names of the layers that are not called, because they are part of a kernel.
     """
 
     parts: tuple[tuple[_Part, tuple[int, ...]], ...]
     result: int
     ranks: tuple[int, ...]
-    inside: frozenset[str]
+    absorbed: frozenset[str]
 
     @property
     def norms(self) -> list[str]:
@@ -262,95 +262,95 @@ class Flow:
 
 
 def _flow_of(module: nn.Module) -> Flow | None:
-    """What a block runs where tails are part of kernels; None without any, or where it cannot be told."""
+    """Plan a block with epilogues fused; None if there are none, or the data flow is ambiguous."""
     layers: list[Any] = [layer for layer in module._modules.values() if layer is not None]
     convs: set[int] = {layer.weight.dim() for layer in layers if _is_conv(layer)}
     ranks = tuple(convs) if convs else (2, 3, 4)
-    found = _tried(module, ranks) if len(convs) < 2 else None
-    if found is None:
+    probed = _probe(module, ranks) if len(convs) < 2 else None
+    if probed is None:
         return None
-    nodes, result, alike = found
+    nodes, result, same_in_training = probed
     named: dict[str | None, Any] = dict(module._modules.items())
-    # Layers that do nothing are the value that they are given.
+    # The output of an identity layer is its input value.
     same = {0: 0}
     for number, node in enumerate(nodes, 1):
         idle = node.name is not None and isinstance(named[node.name], nn.Identity)
-        same[number] = same[node.given[0]] if idle else number
-    nodes = [_Node(node.name, tuple(same[n] for n in node.given)) for node in nodes]
+        same[number] = same[node.inputs[0]] if idle else number
+    nodes = [_Node(node.name, tuple(same[n] for n in node.inputs)) for node in nodes]
     result = same[result]
     numbers = [number for number in range(1, len(nodes) + 1) if same[number] == number]
-    uses = Counter([result, *(n for number in numbers for n in nodes[number - 1].given)])
+    uses = Counter([result, *(n for number in numbers for n in nodes[number - 1].inputs)])
     if any(
-        node.name is not None and uses[node.given[0]] > 1 and _changes(named[node.name]) for node in nodes
+        node.name is not None and uses[node.inputs[0]] > 1 and _is_inplace(named[node.name]) for node in nodes
     ):
-        return None  # what it reads may be another value afterwards
-    taken: set[int] = set()
+        return None  # the layer may overwrite a value that another one reads
+    fused: set[int] = set()
 
     def reader(value: int) -> tuple[int, _Node] | None:
-        """The node that alone reads a value."""
+        """Return the only node that reads a value, or None."""
         if uses[value] != 1 or value == result:
             return None
-        number = next(n for n in numbers if value in nodes[n - 1].given)
-        return None if number in taken else (number, nodes[number - 1])
+        number = next(n for n in numbers if value in nodes[n - 1].inputs)
+        return None if number in fused else (number, nodes[number - 1])
 
-    def with_tail(number: int, node: _Node) -> _Part:
-        part = _Part(node.name, node.given, number)
+    def add_epilogue(number: int, node: _Node) -> _Part:
+        part = _Part(node.name, node.inputs, number)
         after = reader(number)
         if _is_conv(named[node.name]) and after is not None and after[1].name is not None:
             norm = named[after[1].name]
-            known, word = _own_activation(norm) if _is_norm(norm) else (False, None)
-            if known:
-                part = replace(part, norm=after[1].name, activation=word, made=after[0])
-                taken.add(after[0])
-                after = reader(part.made)
+            supported, activation = _own_activation(norm) if _is_norm(norm) else (False, None)
+            if supported:
+                part = replace(part, norm=after[1].name, activation=activation, output=after[0])
+                fused.add(after[0])
+                after = reader(part.output)
         if part.activation is None and part.norm is not None and after is not None and after[1].name is None:
-            (other,) = (n for n in after[1].given if n != part.made)
-            part = replace(part, residual=other, made=after[0])
-            taken.add(after[0])
-            after = reader(part.made)
+            (other,) = (n for n in after[1].inputs if n != part.output)
+            part = replace(part, residual=other, output=after[0])
+            fused.add(after[0])
+            after = reader(part.output)
         if part.activation is None and after is not None and after[1].name is not None:
-            word = word_of(named[after[1].name])
-            if word is not None:
-                part = replace(part, act=after[1].name, activation=word, made=after[0])
-                taken.add(after[0])
+            activation = activation_name(named[after[1].name])
+            if activation is not None:
+                part = replace(part, act=after[1].name, activation=activation, output=after[0])
+                fused.add(after[0])
         return part
 
     parts: list[_Part] = []
     for number in numbers:
         node = nodes[number - 1]
-        if number in taken:
+        if number in fused:
             continue
         takes = node.name is not None and (_is_conv(named[node.name]) or _is_linear(named[node.name]))
-        parts.append(with_tail(number, node) if takes else _Part(node.name, node.given, number))
-    # A part comes where its last value was made: what it adds is there by then, as it was in the block.
-    parts.sort(key=lambda part: part.made)
-    called = {part.layer for part in parts if not part.has_tail}
-    inside = {node.name for node in nodes if node.name is not None} - called
+        parts.append(add_epilogue(number, node) if takes else _Part(node.name, node.inputs, number))
+    # Steps are ordered by their outputs, so that a residual is computed before the step that adds it.
+    parts.sort(key=lambda part: part.output)
+    called = {part.layer for part in parts if not part.has_epilogue}
+    absorbed = {node.name for node in nodes if node.name is not None} - called
     folds = any(part.norm is not None for part in parts)
-    if not any(part.has_tail for part in parts) or not (alike or folds):
+    if not any(part.has_epilogue for part in parts) or not (same_in_training or folds):
         return None
     needed, listed = {result}, list[tuple[_Part, tuple[int, ...]]]()
     for part in reversed(parts):
         listed.append((part, tuple(set(part.reads) - needed)))
         needed |= set(part.reads)
-    return Flow(tuple(reversed(listed)), result, ranks, frozenset(inside))
+    return Flow(tuple(reversed(listed)), result, ranks, frozenset(absorbed))
 
 
-def _changes(layer: nn.Module) -> bool:
-    """Whether a layer may change what it is given."""
+def _is_inplace(layer: nn.Module) -> bool:
+    """Whether a layer may change its input in place."""
     return any(getattr(module, "inplace", False) for module in layer.modules())
 
 
-_Known = tuple[list[Any], dict[str, Any], Flow | None]
-_flows: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+_CacheEntry = tuple[list[Any], dict[str, Any], Flow | None]
+_flows: WeakKeyDictionary[nn.Module, _CacheEntry] = WeakKeyDictionary()
 
 
 def flow_of(module: nn.Module) -> Flow | None:
-    """What a block runs, as long as it has the layers and the settings that it was tried with."""
+    """Return a block's cached flow, planned again if its layers or settings have changed."""
     layers, settings = module._modules.values(), _settings(module)
-    known = _flows.get(module)
-    if known is not None and known[1] == settings and [ref and ref() for ref in known[0]] == list(layers):
-        return known[2]
+    entry = _flows.get(module)
+    if entry is not None and entry[1] == settings and [ref and ref() for ref in entry[0]] == list(layers):
+        return entry[2]
     refs = [None if layer is None else weakref.ref(layer) for layer in layers]
     _flows[module] = refs, settings, _flow_of(module)
     return _flows[module][2]
@@ -361,26 +361,26 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in module.__dict__.items() if isinstance(v, plain) and k != "training"}
 
 
-_folded: WeakKeyDictionary[nn.Module, tuple[object, object, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
+_folds: WeakKeyDictionary[nn.Module, tuple[object, object, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 
 def _scale_and_bias(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
-    """A batch norm with fixed statistics as its convolution's scale and bias.
+    """Fold a batch norm with fixed statistics into its convolution's scale and bias.
 
-    The same tensors until something that they are made of changes: for them the weight is packed once.
+    They are cached until a source tensor changes: with the same tensors, the weight is packed only once.
     """
-    made_of = norm.running_mean, norm.running_var, norm.weight, norm.bias, conv.bias
-    state = [norm.eps, *map(_torch.state_of, made_of)]
-    known = _folded.get(norm)
-    if known is None or known[0] != state:
+    sources = norm.running_mean, norm.running_var, norm.weight, norm.bias, conv.bias
+    state = [norm.eps, *map(_torch.state_of, sources)]
+    entry = _folds.get(norm)
+    if entry is None or entry[0] != state:
         with torch.inference_mode(False):
-            mean, var, weight, bias, own = (None if t is None else t.detach() for t in made_of)
+            mean, var, weight, bias, conv_bias = (None if t is None else t.detach() for t in sources)
             assert mean is not None
             assert var is not None
-            folded = kernels.folded_norm(mean, var, weight, bias, norm.eps, own)
-        # What it is made of is kept: another tensor might be at its address otherwise.
-        known = _folded[norm] = state, made_of, folded
-    return known[2]
+            folded = kernels.folded_norm(mean, var, weight, bias, norm.eps, conv_bias)
+        # The sources are kept alive: otherwise a new tensor could have the address of an old one.
+        entry = _folds[norm] = state, sources, folded
+    return entry[2]
 
 
 def _run(module: Any, flow: Flow, x: Tensor) -> Tensor:
@@ -388,73 +388,73 @@ def _run(module: Any, flow: Flow, x: Tensor) -> Tensor:
     values = {0: x}
     for part, done in flow.parts:
         if part.layer is None:
-            first, second = part.given
-            made = values[first] + values[second]
+            first, second = part.inputs
+            out = values[first] + values[second]
         else:
-            made = (
-                _with_tail(layers, part, values)
-                if part.has_tail
-                else layers[part.layer](values[part.given[0]])
+            out = (
+                _run_with_epilogue(layers, part, values)
+                if part.has_epilogue
+                else layers[part.layer](values[part.inputs[0]])
             )
-        values[part.made] = made
+        values[part.output] = out
         for n in done:
             values.pop(n, None)
     return values[flow.result]
 
 
-def _with_tail(layers: Mapping[str | None, Any], part: _Part, values: Mapping[int, Tensor]) -> Tensor:
-    layer, x = layers[part.layer], values[part.given[0]]
+def _run_with_epilogue(layers: Mapping[str | None, Any], part: _Part, values: Mapping[int, Tensor]) -> Tensor:
+    layer, x = layers[part.layer], values[part.inputs[0]]
     norm = None if part.norm is None else layers[part.norm]
     residual = None if part.residual is None else values[part.residual]
     try:
         if _is_linear(layer):
-            weight = layer.weight.t() if _is_turned(layer) else layer.weight
+            weight = layer.weight.t() if _is_transposed_linear(layer) else layer.weight
             return kernels.linear(x, weight, layer.bias, activation=part.activation)
         scale, bias = (None, layer.bias) if norm is None else _scale_and_bias(layer, norm)
         sizes = layer.stride, padding_of(layer), layer.dilation, layer.groups
         return kernels.conv(x, layer.weight, bias, scale, residual, part.activation, *sizes)
     except InputError:
-        # What burnt's ops refuse, a residual that is broadcast say, is the layers' to compute or to refuse.
-        made: Tensor = layer(x)
-        made = made if norm is None else norm(made)
-        made = made if residual is None else made + residual
-        return made if part.act is None else layers[part.act](made)
+        # For inputs that burnt's ops refuse, such as a broadcast residual, the layers compute or raise.
+        out: Tensor = layer(x)
+        out = out if norm is None else norm(out)
+        out = out if residual is None else out + residual
+        return out if part.act is None else layers[part.act](out)
 
 
 def _block(cls: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and _torch.is_plain_call()
-        flow = flow_of(self) if alone else None
-        if flow is None or not _as_tried(self, flow, args[0]):
+        is_tensor_call = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        flow = flow_of(self) if is_tensor_call and _torch.is_plain_call() else None
+        if flow is None or not _matches_probe(self, flow, args[0]):
             return cls.forward(self, *args, **kwargs)
         return _run(self, flow, args[0])
 
     return forward
 
 
-def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
-    """Whether a call is one that the flow is right for."""
+def _matches_probe(module: nn.Module, flow: Flow, x: Tensor) -> bool:
+    """Whether the flow is valid for a call: layers, modes and inputs are those of the probe."""
     layers: dict[str | None, Any] = module._modules  # type: ignore[assignment]
     if _torch.has_global_hooks() or x.dim() not in flow.ranks:
         return False
-    if not all(_is_untouched(layers[name]) for name in flow.inside):
+    if not all(_has_default_call(layers[name]) for name in flow.absorbed):
         return False
     for part, _ in flow.parts:
-        if part.act is not None and word_of(layers[part.act]) != part.activation:
+        if part.act is not None and activation_name(layers[part.act]) != part.activation:
             return False
-        if part.has_tail and not (_is_conv(layers[part.layer]) or _is_linear(layers[part.layer])):
+        if part.has_epilogue and not (_is_conv(layers[part.layer]) or _is_linear(layers[part.layer])):
             return False
     norms = [layers[name] for name in flow.norms]
     if not norms:
         return True
     if not all(map(_is_norm, norms)):
         return False
-    # Norms are folded where nothing is trained, and results are of one dtype.
+    # Norms are folded only in evaluation without gradients, and if all results have one dtype.
     if module.training or any(norm.training for norm in norms) or _torch.is_autocast():
         return False
-    words = {part.norm: part.activation for part, _ in flow.parts if part.act is None}
-    alike = all(_own_activation(layers[n]) == (True, words[n]) for n in flow.norms if n in words)
-    return alike and not wants_gradient(x, *module.parameters())
+    names = {part.norm: part.activation for part, _ in flow.parts if part.act is None}
+    unchanged = all(_own_activation(layers[n]) == (True, names[n]) for n in flow.norms if n in names)
+    return unchanged and not wants_gradient(x, *module.parameters())
 
 
 # --- kinds ------------------------------------------------------------------------------------------------
@@ -463,14 +463,14 @@ def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
 def _may_be_one(module: nn.Module, *, norms: bool) -> bool:
     cls = original_class(module)
     layers = [layer for layer in module._modules.values() if layer is not None]
-    known = cls.__module__.partition(".")[0] in LIBRARIES or cls.forward is nn.Sequential.forward
+    is_probed = cls.__module__.partition(".")[0] in LIBRARIES or cls.forward is nn.Sequential.forward
     own = any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
-    if not known or own or not 2 <= len(layers) <= _MOST_LAYERS:
+    if not is_probed or own or not 2 <= len(layers) <= _MAX_LAYERS:
         return False
     convs = any(map(_is_conv, layers))
     if norms:
         return convs and any(map(_is_norm, layers))
-    return (convs or any(map(_is_linear, layers))) and any(word_of(layer) for layer in layers)
+    return (convs or any(map(_is_linear, layers))) and any(activation_name(layer) for layer in layers)
 
 
 def _is_conv_block(module: nn.Module) -> bool:
@@ -483,20 +483,28 @@ def _is_feed_forward(module: nn.Module) -> bool:
     return flow is not None and not flow.norms
 
 
-def inside(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of a block that are part of its kernels, with their paths in it."""
+def absorbed_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that are part of the block's kernels, with their paths in the block."""
     flow = flow_of(module)
-    for name in () if flow is None else flow.inside:
+    for name in () if flow is None else flow.absorbed:
         layer = module._modules[name]
         assert layer is not None
         yield from layer.named_modules(prefix=name)
 
 
-def _touched(module: nn.Module) -> str | None:
-    if all(_is_untouched(layer) for _, layer in inside(module)):
+def _hook_reason(module: nn.Module) -> str | None:
+    if all(_has_default_call(layer) for _, layer in absorbed_layers(module)):
         return None
-    return "a layer in it has hooks or a forward of its own, which would not be called"
+    return "a layer in it has hooks or its own forward, which would not be called"
 
 
-Kind("conv_block", "kernels.conv", _is_conv_block, _block, _touched, inside=inside, inference=True)
-Kind("feed_forward", "kernels.linear, conv", _is_feed_forward, _block, _touched, inside=inside)
+Kind(
+    "conv_block",
+    "kernels.conv",
+    _is_conv_block,
+    _block,
+    _hook_reason,
+    absorbed=absorbed_layers,
+    inference_only=True,
+)
+Kind("feed_forward", "kernels.linear, conv", _is_feed_forward, _block, _hook_reason, absorbed=absorbed_layers)

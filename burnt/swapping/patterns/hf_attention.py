@@ -1,9 +1,9 @@
-"""What attention modules of Hugging Face's call: rotary embeddings, and the attention interface.
+"""Kinds for the attention modules of Hugging Face's models: rotary embeddings and the attention interface.
 
-Both are functions that a module's ``forward`` finds among the globals of its file. They are exchanged in a
-copy of that ``forward``, so that nothing outside of the swapped module changes. A function for attention that
-is a model's own (``eager``) is tried on a few numbers, once, and swapped where it computes plain attention.
-Weights that nobody asks for are not made. Nothing here imports transformers.
+Both are functions that a module's ``forward`` reads from the globals of its file. They are replaced in a copy
+of that ``forward``, so that nothing outside the swapped module changes. A model's own attention function
+(``eager``) is probed once with a few numbers, and replaced if it computes plain attention. Attention weights
+are not computed unless they are requested. Nothing here imports transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from burnt import kernels
 from burnt.codegen import fuse
 from burnt.errors import InputError
 from burnt.swapping.kind import Kind
-from burnt.swapping.patterns.rebind_globals import isolated_eval, names_of, with_global
+from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global, with_global
 
 __all__: list[str] = []
 
@@ -32,7 +32,7 @@ _INTERFACES = "ALL_ATTENTION_FUNCTIONS"
 _EAGER = "eager_attention_forward"
 _SDPA = "transformers.integrations.sdpa_attention"
 _BIAS = "position_bias"
-# What changes the result beyond what every attention takes: where one is given, their function serves.
+# Arguments that change the result and that burnt's kernel lacks: if one is given, their function runs.
 _MORE = (_BIAS, "cache", "s_aux", "sinks", "head_mask", "output_attentions")
 _KNOWN = {
     "module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "softcap",
@@ -41,51 +41,51 @@ _KNOWN = {
 
 
 def _computes_rotary(forward: Any) -> bool:
-    return isinstance(names_of(forward, _ROTARY), types.FunctionType)
+    return isinstance(resolve_global(forward, _ROTARY), types.FunctionType)
 
 
 @functools.cache
 def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = fuse(function)
-    return made
+    fused: Callable[..., Any] = fuse(function)
+    return fused
 
 
 def _with_rotary(forward: types.FunctionType) -> types.FunctionType:
-    return with_global(forward, _ROTARY, _fused(names_of(forward, _ROTARY)))
+    return with_global(forward, _ROTARY, _fused(resolve_global(forward, _ROTARY)))
 
 
 # --- the interface ----------------------------------------------------------------------------------------
 
 
 class _Interfaces:
-    """Their table of functions for attention, of which those that are known become burnt's."""
+    """Their table of attention functions; known ones are returned as burnt's."""
 
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
 
     def get_interface(self, name: str, default: Interface) -> Interface:
-        return _swapped(self._theirs.get_interface(name, default))
+        return _replace_interface(self._theirs.get_interface(name, default))
 
     def __getitem__(self, name: str) -> Interface:
-        return _swapped(self._theirs[name])
+        return _replace_interface(self._theirs[name])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)
 
 
-def _swapped(theirs: Interface) -> Interface:
-    # Others register what they like, by instances that have no hash, too.
-    return _ours(theirs) if isinstance(theirs, types.FunctionType) else theirs
+def _replace_interface(theirs: Interface) -> Interface:
+    # Users may register any callable, including instances that are not hashable.
+    return _burnt_interface(theirs) if isinstance(theirs, types.FunctionType) else theirs
 
 
 @functools.cache
-def _ours(theirs: Interface) -> Interface:
-    """Attention by burnt's kernels in the place of a function that computes the same; else that function."""
+def _burnt_interface(theirs: Interface) -> Interface:
+    """Return burnt's attention in place of a function that computes the same; else that function."""
     by_sdpa = getattr(theirs, "__module__", None) == _SDPA
-    caps = False if by_sdpa else _capping(theirs)
+    caps = False if by_sdpa else _probe_softcap(theirs)
     if caps is None:
         return theirs
-    # What is added to the scores is a mask to us; each model's own function has its way with it.
+    # A bias added to the scores can be burnt's mask; what each model's own function does with it differs.
     more = {*_MORE, *inspect.signature(theirs).parameters} - _KNOWN - ({_BIAS} if by_sdpa else set())
 
     @functools.wraps(theirs)
@@ -104,23 +104,23 @@ def _ours(theirs: Interface) -> Interface:
         k, v, causal = key, value, False
         mask, bias = attention_mask, kwargs.get(_BIAS)
         if by_sdpa:
-            plain = plain and softcap is None  # which theirs refuses
+            plain = plain and softcap is None  # theirs raises for a softcap
             causal = attention_mask is None and query.shape[2] > 1 and _is_causal(module, kwargs)
             if causal:  # a cache may have room for more keys than there are
                 k, v = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
                 bias = None if bias is None else bias[..., : query.shape[2]]
-            mask = mask if bias is None else _biased(bias, mask)
+            mask = mask if bias is None else _add_bias(bias, mask)
         else:
-            plain = plain and scaling is not None and not _wants_weights(module)
+            plain = plain and scaling is not None and not _may_return_weights(module)
         if plain:
             try:
-                made = kernels.attention(
+                out = kernels.attention(
                     query, k, v, mask, causal=causal, scale=scaling,
                     softcap=softcap if caps else None, dropout=dropout,
                 )  # fmt: skip
-                return made.transpose(1, 2).contiguous(), None
+                return out.transpose(1, 2).contiguous(), None
             except InputError:
-                pass  # what burnt's op refuses is theirs to compute, or to refuse
+                pass  # theirs computes, or raises its own error
         return theirs(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )  # fmt: skip
@@ -128,8 +128,8 @@ def _ours(theirs: Interface) -> Interface:
     return interface
 
 
-def _biased(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """What is added to the scores, with a mask: as the library has it, where a query sees nothing, too."""
+def _add_bias(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Combine a bias and a mask as transformers does, also for queries that see no key."""
     if mask is None:
         return bias
     return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
@@ -140,17 +140,14 @@ def _is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     return bool(getattr(module, "is_causal", True) if given is None else given)
 
 
-def _wants_weights(module: Any) -> bool:
-    """Whether somebody may look at the weights that a module returns beside its result."""
+def _may_return_weights(module: Any) -> bool:
+    """Whether the attention weights that a module returns beside its result may be read."""
     config = getattr(module, "config", None)
     return bool(module._forward_hooks) or bool(getattr(config, "output_attentions", False))
 
 
-def _capping(theirs: Any) -> bool | None:
-    """Whether a model's own function for attention caps scores that it is told to; None if it is none.
-
-    It is tried on a few numbers.
-    """
+def _probe_softcap(theirs: Any) -> bool | None:
+    """Probe a model's own attention function: whether it supports a softcap; None if it is no attention."""
     if getattr(theirs, "__name__", None) != _EAGER or not isinstance(theirs, types.FunctionType):
         return None
     module: Any = nn.Module().eval()
@@ -159,51 +156,51 @@ def _capping(theirs: Any) -> bool | None:
     with isolated_eval():
         q, k, v, r, mask = (torch.randn(2, 4, 5, 5, generator=generator) for _ in range(5))
 
-    def tried(k: Tensor, **options: Any) -> Tensor:
-        made = theirs(module, q, k, v[:, : k.shape[1]], mask, scaling=0.3, dropout=0.0, **options)[0]
-        return made.transpose(1, 2)  # type: ignore[no-any-return]
+    def attend(k: Tensor, **options: Any) -> Tensor:
+        out = theirs(module, q, k, v[:, : k.shape[1]], mask, scaling=0.3, dropout=0.0, **options)[0]
+        return out.transpose(1, 2)  # type: ignore[no-any-return]
 
-    def same(made: Tensor, k: Tensor, softcap: float | None = None) -> bool:
-        wanted = kernels.attention(q, k, v[:, : k.shape[1]], mask, scale=0.3, softcap=softcap)
-        return made.shape == wanted.shape and torch.allclose(made, wanted, 1e-5, 1e-6)
+    def is_correct(actual: Tensor, k: Tensor, softcap: float | None = None) -> bool:
+        expected = kernels.attention(q, k, v[:, : k.shape[1]], mask, scale=0.3, softcap=softcap)
+        return actual.shape == expected.shape and torch.allclose(actual, expected, 1e-5, 1e-6)
 
     with isolated_eval():
         try:
-            if not same(tried(k), k) or not same(tried(r), r):
+            if not is_correct(attend(k), k) or not is_correct(attend(r), r):
                 return None
             if "num_key_value_groups" in theirs.__code__.co_names:
                 module.num_key_value_groups = 2
-                if not same(tried(k[:, :2]), k[:, :2]):
+                if not is_correct(attend(k[:, :2]), k[:, :2]):
                     return None
                 module.num_key_value_groups = 1
-            capped = tried(k, softcap=0.5)
-            return same(capped, k, 0.5) if not same(capped, k) else False
-        except Exception:  # of any kind: it is somebody's own code, called out of its turn
+            capped = attend(k, softcap=0.5)
+            return is_correct(capped, k, 0.5) if not is_correct(capped, k) else False
+        except Exception:  # third-party code, called outside its model, may raise any exception
             return None
 
 
-def _attends(module: nn.Module) -> bool:
-    """Whether a module looks its function for attention up in Hugging Face's table."""
-    table = names_of(type(module).forward, _INTERFACES)
+def _uses_attention_table(module: nn.Module) -> bool:
+    """Whether a module looks its attention function up in Hugging Face's table."""
+    table = resolve_global(type(module).forward, _INTERFACES)
     return hasattr(table, "get_interface") or hasattr(table, "__getitem__")
 
 
 def _attention(cls: type) -> Callable[..., Any]:
     forward: types.FunctionType = cls.forward  # type: ignore[attr-defined]
-    made = with_global(forward, _INTERFACES, _Interfaces(names_of(forward, _INTERFACES)))
-    return _with_rotary(made) if _computes_rotary(made) else made
+    new = with_global(forward, _INTERFACES, _Interfaces(resolve_global(forward, _INTERFACES)))
+    return _with_rotary(new) if _computes_rotary(new) else new
 
 
 Kind(
     "attention",
     "kernels.attention",
-    _attends,
+    _uses_attention_table,
     _attention,
-    draws=True,
-    part=lambda made: made[0] if isinstance(made, tuple) else made,
+    random_in_training=True,
+    select_output=lambda output: output[0] if isinstance(output, tuple) else output,
 )
 
-# Where a model has attention of its own, the rotary embedding is what is left to swap.
+# In a model with its own attention code, only the rotary embedding can be swapped.
 Kind(
     "rotary",
     "burnt.fuse of the model's own",

@@ -1,7 +1,7 @@
-"""The layers and functions of Hugging Face's models, told by what they are made of and what they compute.
+"""Kinds for layers and losses of Hugging Face's models, recognised by their structure and their results.
 
-A class that looks like a root-mean-square norm or a gated unit is tried on a few numbers, once, and is one
-where it gives the same. Nothing here imports transformers. Attention is `hugging_face_attention`'s matter.
+A class that looks like an RMS norm or a gated unit is probed once with a few numbers, and matches if its
+results are right. Nothing here imports transformers. Attention is in `hf_attention`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from burnt import _torch, kernels
 from burnt.codegen import fuse
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.lazy_logits import Logits
-from burnt.swapping.patterns.rebind_globals import isolated_eval, names_of, with_global
-from burnt.swapping.site import site_in_holder
+from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global, with_global
+from burnt.swapping.site import reuse_inner_module
 
-__all__ = ["HEAD", "LIBRARIES", "has_hooks", "head_of", "is_of", "word_of"]
+__all__ = ["HEAD", "LIBRARIES", "activation_name", "has_hooks", "head_of", "is_of_class"]
 
 _ACTIVATIONS = "transformers.activations"
 _TIMM = "timm.layers.activations"
 LIBRARIES = "torch", "torchvision", "timm", "transformers"
-"""Whose classes are tried for what they compute: anybody else's may do what no trial shows."""
+"""Libraries whose classes are probed. Code of others may do what a probe does not show."""
 
 
-def is_of(module: object, home: str, *names: str) -> bool:
-    """Whether a module, or another object, is of a class of one of these names from a library's file."""
+def is_of_class(module: object, home: str, *names: str) -> bool:
+    """Whether an object's class has one of these names and is defined in the module `home`."""
     cls = original_class(module) if isinstance(module, nn.Module) else type(module)
     return cls.__module__ == home and cls.__name__ in names
 
@@ -48,7 +48,7 @@ def _conv1d(self: Any, x: Tensor) -> Tensor:
 Kind(
     "conv1d",
     "kernels.linear",
-    lambda module: is_of(module, "transformers.pytorch_utils", "Conv1D"),
+    lambda module: is_of_class(module, "transformers.pytorch_utils", "Conv1D"),
     lambda cls: _conv1d,
 )
 
@@ -77,18 +77,21 @@ _BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "QuickGELUActivation": _quick_gelu,
     "MishActivation": _mish,
 }
-_OF_TIMM: dict[str, Callable[[Tensor], Tensor]] = {"GELU": kernels.gelu, "GELUTanh": _BY_NAME["GELUTanh"]}
+_TIMM_NAMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "GELU": kernels.gelu,
+    "GELUTanh": _BY_NAME["GELUTanh"],
+}
 
 
 def _activation(cls: type) -> Callable[..., Any]:
-    call = (_OF_TIMM if cls.__module__ == _TIMM else _BY_NAME)[cls.__name__]
+    call = (_TIMM_NAMES if cls.__module__ == _TIMM else _BY_NAME)[cls.__name__]
     return lambda self, input: call(input)
 
 
 Kind(
     "activation",
     "kernels.gelu, silu, ...",
-    lambda module: is_of(module, _ACTIVATIONS, *_BY_NAME) or is_of(module, _TIMM, *_OF_TIMM),
+    lambda module: is_of_class(module, _ACTIVATIONS, *_BY_NAME) or is_of_class(module, _TIMM, *_TIMM_NAMES),
     _activation,
 )
 
@@ -100,7 +103,7 @@ _norms: dict[type, tuple[str, bool] | None] = {}
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """One weight, an epsilon, nothing else: whether it computes a root-mean-square norm."""
+    """Whether a module with one weight, an epsilon and nothing else computes an RMS norm."""
     cls: Any = type(module)
     if set(module._parameters) != {"weight"} or module._buffers or module._modules:
         return False
@@ -110,37 +113,37 @@ def _is_norm(module: nn.Module) -> bool:
         return False
     if cls not in _norms:
         with isolated_eval():
-            _norms[cls] = _norm_of(module, eps)
+            _norms[cls] = _probe_norm(module, eps)
     return _norms[cls] is not None
 
 
-def _norm_of(module: Any, eps: str) -> tuple[str, bool] | None:
-    """The name of the epsilon, and whether 1 is added to the weight; None where it is no such norm."""
+def _probe_norm(module: Any, eps: str) -> tuple[str, bool] | None:
+    """Return the name of the epsilon, and whether 1 is added to the weight; None if it is no RMS norm."""
     generator = torch.Generator().manual_seed(0)
     size = module._parameters["weight"].shape[0]
     weight = torch.randn(size, generator=generator)
     x = 3 * torch.randn(2, size, generator=generator) + 1
-    made = _tried(module, {"weight": weight}, {}, x)
-    for plus in (False, True):
-        if _same(made, F.rms_norm(x, (size,), weight + plus, getattr(module, eps))):
-            return eps, plus
+    actual = _probe(module, {"weight": weight}, {}, x)
+    for adds_one in (False, True):
+        if _is_close(actual, F.rms_norm(x, (size,), weight + adds_one, getattr(module, eps))):
+            return eps, adds_one
     return None
 
 
 def _rms_norm(cls: type) -> Callable[..., Any]:
-    found = _norms[cls]
-    assert found is not None
-    eps, plus = found
+    settings = _norms[cls]
+    assert settings is not None
+    eps, adds_one = settings
 
     def forward(self: Any, hidden_states: Tensor) -> Any:
-        weight = 1 + self.weight if plus else self.weight
+        weight = 1 + self.weight if adds_one else self.weight
         return kernels.rms_norm(hidden_states, weight, getattr(self, eps))
 
     return forward
 
 
-# It computes in float32, whatever it is given.
-Kind("rms_norm_by_hand", "kernels.rms_norm", _is_norm, _rms_norm, wide=False)
+# It computes in float32 for every input dtype.
+Kind("rms_norm_by_hand", "kernels.rms_norm", _is_norm, _rms_norm, has_float64=False)
 
 
 # --- layer norms with a forward of their own --------------------------------------------------------------
@@ -149,7 +152,7 @@ _layer_norms: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
 
 
 def _is_layer_norm(module: nn.Module) -> bool:
-    """A library's layer norm with a ``forward`` of its own: whether it computes one, along which axis."""
+    """Whether a library's `nn.LayerNorm` subclass with its own ``forward`` computes a layer norm."""
     cls: Any = original_class(module)
     if not isinstance(module, nn.LayerNorm) or cls.forward is nn.LayerNorm.forward:
         return False
@@ -159,55 +162,56 @@ def _is_layer_norm(module: nn.Module) -> bool:
         return False
     if module not in _layer_norms:
         with isolated_eval():
-            _layer_norms[module] = _axis_of(module)
+            _layer_norms[module] = _probe_layer_norm(module)
     return _layer_norms[module] is not None
 
 
-def _axis_of(module: nn.LayerNorm) -> str | None:
-    """``"last"``, or ``"channels"`` of images, in training and evaluation; None where it is no such norm."""
+def _probe_layer_norm(module: nn.LayerNorm) -> str | None:
+    """Return the normalised axis, ``"last"`` or ``"channels"`` of images; None if it is no layer norm."""
     generator = torch.Generator().manual_seed(0)
     (size,) = module.normalized_shape
     weight, bias = torch.randn(2, size, generator=generator)
     parameters = {"weight": weight, "bias": bias}
 
-    def tried(shape: tuple[int, ...], *, channels: bool = False) -> bool:
+    def is_correct(shape: tuple[int, ...], *, channels: bool = False) -> bool:
         x = 3 * torch.randn(shape, generator=generator) + 1
-        turned = x.movedim(1, -1) if channels else x
-        wanted = F.layer_norm(turned, (size,), weight, bias, module.eps)
-        wanted = wanted.movedim(-1, 1) if channels else wanted
-        return all(_same(_tried(module, parameters, {}, x, training), wanted) for training in (False, True))
+        rows = x.movedim(1, -1) if channels else x
+        expected = F.layer_norm(rows, (size,), weight, bias, module.eps)
+        expected = expected.movedim(-1, 1) if channels else expected
+        modes = False, True
+        return all(_is_close(_probe(module, parameters, {}, x, mode), expected) for mode in modes)
 
-    if all(map(tried, [(2, size), (2, 3, size), (2, 3, 2, size)])):
+    if all(map(is_correct, [(2, size), (2, 3, size), (2, 3, 2, size)])):
         return "last"
-    return "channels" if tried((2, size, 3, 2), channels=True) else None
+    return "channels" if is_correct((2, size, 3, 2), channels=True) else None
 
 
 def _layer_norm(cls: type) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         axis = _layer_norms[self] if self in _layer_norms or _is_layer_norm(self) else None
-        alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        is_single_tensor = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
         ranks = {"last": (2, 3, 4), "channels": (4,), None: ()}[axis]
-        if not alone or args[0].dim() not in ranks:
+        if not is_single_tensor or args[0].dim() not in ranks:
             return cls.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
         x = args[0].movedim(1, -1) if axis == "channels" else args[0]
-        made: Any = kernels.layer_norm(x, self.weight, self.bias, self.eps)
-        return made.movedim(-1, 1) if axis == "channels" else made
+        out: Any = kernels.layer_norm(x, self.weight, self.bias, self.eps)
+        return out.movedim(-1, 1) if axis == "channels" else out
 
     return forward
 
 
-# Some of them compute in float32, whatever they are given.
-Kind("layer_norm_by_hand", "kernels.layer_norm", _is_layer_norm, _layer_norm, wide=False)
+# Some of them compute in float32 for every input dtype.
+Kind("layer_norm_by_hand", "kernels.layer_norm", _is_layer_norm, _layer_norm, has_float64=False)
 
 
-def _tried(
+def _probe(
     module: nn.Module,
     parameters: dict[str, Tensor],
     children: dict[str, nn.Module],
     x: Tensor,
     training: bool | None = None,
 ) -> Tensor | None:
-    """What a module like this one, with other parameters and children, makes of `x`; None where it fails."""
+    """Run a copy of a module with other parameters and children on `x`; None if it fails."""
     twin: nn.Module = object.__new__(original_class(module))
     twin.__dict__.update(module.__dict__)
     twin.__dict__["_parameters"] = {name: nn.Parameter(t) for name, t in parameters.items()}
@@ -216,111 +220,115 @@ def _tried(
         twin.__dict__["training"] = training
     with torch.no_grad():
         try:
-            made = twin.forward(x)
-        except Exception:  # of any kind: it is somebody's own code, which may want something else altogether
+            out = twin.forward(x)
+        except Exception:  # third-party code may need other inputs and raise any exception
             return None
-    return made if isinstance(made, Tensor) else None
+    return out if isinstance(out, Tensor) else None
 
 
-def _same(made: Tensor | None, wanted: Tensor) -> bool:
-    return made is not None and made.shape == wanted.shape and torch.allclose(made, wanted, 1e-5, 1e-6)
+def _is_close(actual: Tensor | None, expected: Tensor) -> bool:
+    if actual is None:
+        return False
+    return actual.shape == expected.shape and torch.allclose(actual, expected, 1e-5, 1e-6)
 
 
 # --- gated units ------------------------------------------------------------------------------------------
 
 _PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
 _ACTS = ("act_fn", "activation_fn", "act")
-_gated: dict[type, tuple[tuple[str, ...], str] | None] = {}
+_gated_units: dict[type, tuple[tuple[str, ...], str] | None] = {}
 
 
 _GATES = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-def word_of(act: Any) -> str | None:
-    """A key of `burnt.kernels.ACTIVATIONS`, for a module or a function that computes it."""
-    if act is F.silu or is_of(act, _ACTIVATIONS, "SiLUActivation") or _of_torch(act, nn.SiLU):
+def activation_name(act: Any) -> str | None:
+    """Return the key in `burnt.kernels.ACTIVATIONS` of a module or function, or None."""
+    if act is F.silu or is_of_class(act, _ACTIVATIONS, "SiLUActivation") or _is_torch(act, nn.SiLU):
         return "silu"
-    if act is F.relu or _of_torch(act, nn.ReLU):
+    if act is F.relu or _is_torch(act, nn.ReLU):
         return "relu"
-    if _of_torch(act, nn.ReLU6) or _of_torch(act, nn.Hardswish):
-        return "relu6" if _of_torch(act, nn.ReLU6) else "hardswish"
-    if is_of(act, _ACTIVATIONS, "ReLUSquaredActivation"):
+    if _is_torch(act, nn.ReLU6) or _is_torch(act, nn.Hardswish):
+        return "relu6" if _is_torch(act, nn.ReLU6) else "hardswish"
+    if is_of_class(act, _ACTIVATIONS, "ReLUSquaredActivation"):
         return "relu2"
-    if _of_torch(act, nn.GELU):
+    if _is_torch(act, nn.GELU):
         return "gelu" if act.approximate == "none" else "gelu_tanh"
-    if act is F.gelu or is_of(act, _ACTIVATIONS, "GELUActivation") or is_of(act, _TIMM, "GELU"):
+    if act is F.gelu or is_of_class(act, _ACTIVATIONS, "GELUActivation") or is_of_class(act, _TIMM, "GELU"):
         return "gelu"
-    tanh = is_of(act, _ACTIVATIONS, "GELUTanh", "NewGELUActivation") or is_of(act, _TIMM, "GELUTanh")
+    tanh = is_of_class(act, _ACTIVATIONS, "GELUTanh", "NewGELUActivation") or is_of_class(
+        act, _TIMM, "GELUTanh"
+    )
     return "gelu_tanh" if tanh else None
 
 
-def _of_torch(module: object, cls: type[nn.Module]) -> bool:
+def _is_torch(module: object, cls: type[nn.Module]) -> bool:
     return isinstance(module, nn.Module) and original_class(module) is cls
 
 
-def _is_gate(act: Any) -> bool:
-    return word_of(act) in ("silu", *_GATES)
+def _is_gate_activation(act: Any) -> bool:
+    return activation_name(act) in ("silu", *_GATES)
 
 
-def _is_gated(module: nn.Module) -> bool:
-    """Projections by their names, an activation: whether it computes ``down(act(gate(x)) * up(x))``."""
+def _is_gated_unit(module: nn.Module) -> bool:
+    """Whether a module with projections of known names computes ``down(act(gate(x)) * up(x))``."""
     cls: Any = type(module)
     names = next((n for n in _PROJECTIONS if set(n) <= set(module._modules)), None)
-    act = next((name for name in _ACTS if _is_gate(getattr(module, name, None))), None)
+    act = next((name for name in _ACTS if _is_gate_activation(getattr(module, name, None))), None)
     if names is None or act is None:
         return False
-    if cls not in _gated:
+    if cls not in _gated_units:
         with isolated_eval():
-            _gated[cls] = (names, act) if _computes_gated(module, names, act) else None
-    return _gated[cls] == (names, act)
+            _gated_units[cls] = (names, act) if _computes_gated(module, names, act) else None
+    return _gated_units[cls] == (names, act)
 
 
 def _computes_gated(module: Any, names: tuple[str, ...], act: str) -> bool:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         sizes = [(4, 6), (3, 4)] if len(names) == 2 else [(4, 3), (4, 3), (3, 4)]
-        made = [nn.Linear(*size) for size in sizes]
+        linears = [nn.Linear(*size) for size in sizes]
         x = torch.randn(2, 4)
-    children: dict[str, nn.Module] = dict(zip(names, made, strict=True))
+    children: dict[str, nn.Module] = dict(zip(names, linears, strict=True))
     with torch.no_grad():
-        halves = (made[0](x),) if len(names) == 2 else (made[0](x), made[1](x))
-        wanted = made[-1](_gate(getattr(module, act), *halves))
-    return _same(_tried(module, {}, children, x), wanted)
+        halves = (linears[0](x),) if len(names) == 2 else (linears[0](x), linears[1](x))
+        expected = linears[-1](_apply_gate(getattr(module, act), *halves))
+    return _is_close(_probe(module, {}, children, x), expected)
 
 
-def _gate(act: Any, gate: Tensor, up: Tensor | None = None) -> Tensor:
-    word = word_of(act)
-    if word == "silu":
+def _apply_gate(act: Any, gate: Tensor, up: Tensor | None = None) -> Tensor:
+    name = activation_name(act)
+    if name == "silu":
         return kernels.swiglu(gate, up)
-    if word in _GATES:
-        return kernels.geglu(gate, up, _GATES[word])
+    if name in _GATES:
+        return kernels.geglu(gate, up, _GATES[name])
     first, second = gate.chunk(2, -1) if up is None else (gate, up)
-    made: Tensor = act(first) * second
-    return made
+    out: Tensor = act(first) * second
+    return out
 
 
 def _gated_unit(cls: type) -> Callable[..., Any]:
-    found = _gated[cls]
+    found = _gated_units[cls]
     assert found is not None
     (*into, out), act = found
 
     def forward(self: Any, x: Tensor) -> Any:
-        if _torch.has_global_hooks():  # which are told of the activation
+        if _torch.has_global_hooks():  # they must see the activation's call
             return cls.forward(self, x)  # type: ignore[attr-defined]
-        return getattr(self, out)(_gate(getattr(self, act), *(getattr(self, name)(x) for name in into)))
+        return getattr(self, out)(_apply_gate(getattr(self, act), *(getattr(self, name)(x) for name in into)))
 
     return forward
 
 
-def _hooked(module: Any, *args: Any, **kwargs: Any) -> str | None:
-    found = _gated[original_class(module)]
+def _hooks_reason(module: Any, *args: Any, **kwargs: Any) -> str | None:
+    found = _gated_units[original_class(module)]
     act = getattr(module, found[1]) if found is not None else None
     hooks = isinstance(act, nn.Module) and has_hooks(act)
     return "its activation has hooks, which would not be called" if hooks else None
 
 
-def _act_inside(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    found = _gated[original_class(module)]
+def _absorbed_activation(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    found = _gated_units[original_class(module)]
     act = None if found is None else getattr(module, found[1])
     if found is not None and isinstance(act, nn.Module):
         yield from act.named_modules(prefix=found[1])
@@ -329,35 +337,35 @@ def _act_inside(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 Kind(
     "gated_unit",
     "kernels.swiglu, geglu",
-    _is_gated,
+    _is_gated_unit,
     _gated_unit,
-    _hooked,
-    inside=_act_inside,
-    why_not_call=_hooked,
+    _hooks_reason,
+    absorbed=_absorbed_activation,
+    call_fallback_reason=_hooks_reason,
 )
 
 
 # --- losses -----------------------------------------------------------------------------------------------
 
 _LOSSES = "transformers.loss.loss_utils"
-_ENTROPY = "fixed_cross_entropy"
+_CROSS_ENTROPY = "fixed_cross_entropy"
 
 
 def _has_loss(module: nn.Module) -> bool:
-    """Whether a model's ``forward`` calls a loss of the library's that ends in cross entropy."""
+    """Whether a model's ``forward`` calls a loss function of transformers that ends in cross entropy."""
     if not isinstance(getattr(type(module), "loss_function", None), property):
         return False
     forward: Any = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
-    return code is not None and "loss_function" in code.co_names and _ends_in_entropy(module.loss_function)
+    return code is not None and "loss_function" in code.co_names and _uses_cross_entropy(module.loss_function)
 
 
-def _ends_in_entropy(loss: Any) -> bool:
+def _uses_cross_entropy(loss: Any) -> bool:
     plain = isinstance(loss, types.FunctionType) and loss.__module__ == _LOSSES
-    return plain and _ENTROPY in loss.__code__.co_names
+    return plain and _CROSS_ENTROPY in loss.__code__.co_names
 
 
-def _entropy(
+def _cross_entropy(
     source: Tensor | Logits,
     target: Tensor,
     num_items_in_batch: Tensor | int | None = None,
@@ -376,16 +384,16 @@ def _entropy(
 
 
 @functools.cache
-def _with_entropy(loss: types.FunctionType) -> Callable[..., Any]:
-    return with_global(loss, _ENTROPY, _entropy)
+def _with_burnt_cross_entropy(loss: types.FunctionType) -> Callable[..., Any]:
+    return with_global(loss, _CROSS_ENTROPY, _cross_entropy)
 
 
 def _loss(cls: type) -> Callable[..., Any]:
-    of: Any = cls.loss_function  # type: ignore[attr-defined]
+    loss_property: Any = cls.loss_function  # type: ignore[attr-defined]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = of.fget(self)
-        return (_with_entropy(loss) if _ends_in_entropy(loss) else loss)(*args, **kwargs)
+        loss = loss_property.fget(self)
+        return (_with_burnt_cross_entropy(loss) if _uses_cross_entropy(loss) else loss)(*args, **kwargs)
 
     return call
 
@@ -394,7 +402,7 @@ Kind("loss", "kernels.cross_entropy", _has_loss, _loss, method="loss_function")
 
 
 def head_of(module: nn.Module) -> nn.Linear | None:
-    """The last layer of a model whose loss can do without its logits, or None."""
+    """Return the last layer of a model whose loss can be computed without logits, or None."""
     find = getattr(module, "get_output_embeddings", None)
     if not callable(find) or not _has_loss(module):
         return None
@@ -404,50 +412,50 @@ def head_of(module: nn.Module) -> nn.Linear | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to know of a module's calls, of which `_torch.has_global_hooks` tells none."""
+    """Whether a module has forward or backward hooks; `_torch.has_global_hooks` covers global ones."""
     forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
     return bool(forward or backward or module._backward_pre_hooks)
 
 
 def _head(self: nn.Linear, input: Tensor) -> Any:
-    # Who has hooks wants a tensor; sharding takes the weight away behind them, before there is a loss. Copies
-    # of a model in threads (`nn.DataParallel`) gather tensors alone.
-    wanted = has_hooks(self) or _torch.has_global_hooks() or hasattr(self, "_is_replica")
-    if self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not wanted:
+    # Hooks expect a tensor, and sharding frees the weight in a hook, before the loss is computed. Replicas
+    # of `nn.DataParallel` can gather only tensors.
+    needs_tensor = has_hooks(self) or _torch.has_global_hooks() or hasattr(self, "_is_replica")
+    if self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not needs_tensor:
         return Logits(input, self)
     return F.linear(input, self.weight, self.bias)
 
 
 HEAD = Kind("head", "kernels.linear_cross_entropy", lambda module: False, lambda cls: _head)
 
-_MADE = "CrossEntropyLoss"
+_LOSS_CLASS = "CrossEntropyLoss"
 
 
 class _IsALoss(type):
-    """What torch's class makes is an instance of the one that stands for it."""
+    """Makes `isinstance` accept torch's losses as instances of the class that replaces theirs."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, nn.CrossEntropyLoss)
 
 
 class _CrossEntropyLoss(nn.CrossEntropyLoss, metaclass=_IsALoss):
-    """The class by which a ``forward`` makes a loss at each call; what it makes is a place of the model."""
+    """Replaces the class in a ``forward`` that constructs a loss at each call; its losses become sites."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = nn.CrossEntropyLoss(*args, **kwargs)
-        if made.weight is not None:
-            return made  # of this call alone, maybe
-        return site_in_holder(made, (made.ignore_index, made.reduction, made.label_smoothing))
+        loss = nn.CrossEntropyLoss(*args, **kwargs)
+        if loss.weight is not None:
+            return loss  # the weight may differ at each call
+        return reuse_inner_module(loss, (loss.ignore_index, loss.reduction, loss.label_smoothing))
 
 
-def _makes_losses(module: nn.Module) -> bool:
-    return names_of(type(module).forward, _MADE) is nn.CrossEntropyLoss
+def _constructs_losses(module: nn.Module) -> bool:
+    return resolve_global(type(module).forward, _LOSS_CLASS) is nn.CrossEntropyLoss
 
 
 Kind(
     "made_loss",
     "kernels.cross_entropy",
-    _makes_losses,
-    lambda cls: with_global(cls.forward, _MADE, _CrossEntropyLoss),  # type: ignore[attr-defined]
-    makes="cross_entropy",
+    _constructs_losses,
+    lambda cls: with_global(cls.forward, _LOSS_CLASS, _CrossEntropyLoss),  # type: ignore[attr-defined]
+    inner_kind="cross_entropy",
 )

@@ -1,6 +1,6 @@
-"""Functions that are others' own, for which one of their module's names stands for something else.
+"""Copy a third-party function with one global name bound to another value.
 
-Where decorators hold a function in their closures, it is looked for, and exchanged, there.
+If decorators hold the function in their closures, it is found and replaced there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import torch
 
 from burnt import _torch
 
-__all__ = ["isolated_eval", "names_of", "with_global"]
+__all__ = ["isolated_eval", "resolve_global", "with_global"]
 
 
 @contextlib.contextmanager
 def isolated_eval() -> Iterator[None]:
-    """A context to try somebody's code on a few numbers in: float32 on the CPU, no gradients, no autocast.
+    """Context for probing third-party code with a few numbers: float32, CPU, no gradients, no autocast.
 
-    Nobody is told of its calls.
-
-    What is on around a model's first call is no property of its code.
+    Global module hooks are off. The result must not depend on the settings around a model's first call.
     """
     before = torch.get_default_dtype()
     alone = _torch.without_global_hooks()
@@ -36,8 +34,8 @@ def isolated_eval() -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
-class _Names(dict[str, Any]):
-    """A function's globals: one name of its own, all others as they are in its module at the time."""
+class _ReboundGlobals(dict[str, Any]):
+    """A function's globals with one name rebound; all others are read from its module when they are used."""
 
     def __init__(self, module: dict[str, Any], name: str, value: Any) -> None:
         super().__init__({name: value, "__builtins__": module["__builtins__"]})
@@ -50,33 +48,38 @@ class _Names(dict[str, Any]):
         return self._module[name]
 
 
-def names_of(function: Any, name: str) -> Any:
-    """What a function finds under a global name that it uses; None where it uses none, or has no code.
+def resolve_global(function: Any, name: str) -> Any:
+    """Return the value of a global that a function uses; None if it does not use it, or is not Python code.
 
-    Functions that assign globals are left alone: they would not reach their module.
+    Also None for functions that assign globals: in a copy, the assignments would not reach the module.
     """
-    found = _holder(function, name, set())
-    return None if found is None else found.__globals__[name]
+    user = _find_user(function, name, set())
+    return None if user is None else user.__globals__[name]
 
 
-def _holder(function: Any, name: str, seen: set[int]) -> types.FunctionType | None:
-    """The function, this one or one in its closure, that uses a global."""
+def _find_user(function: Any, name: str, seen: set[int]) -> types.FunctionType | None:
+    """Return the function that uses a global: this one, or one in its closure."""
     if not isinstance(function, types.FunctionType) or id(function) in seen:
         return None
     seen.add(id(function))
     if name in function.__code__.co_names and name in function.__globals__:
         assigns = any(i.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for i in dis.get_instructions(function))
         return None if assigns else function
-    return next((f for _, held in _held(function) if (f := _holder(held, name, seen)) is not None), None)
+    return next(
+        (f for _, held in _closure_functions(function) if (f := _find_user(held, name, seen)) is not None),
+        None,
+    )
 
 
 def with_global(function: types.FunctionType, name: str, value: Any) -> types.FunctionType:
-    """The same function, for which a global that it uses is another; nothing outside of it changes."""
+    """Copy a function with a global that it uses bound to `value`; nothing outside the copy changes."""
     names, cells = function.__globals__, list(function.__closure__ or ())
     if name in function.__code__.co_names and name in names:
-        names = _Names(names, name, value)
+        names = _ReboundGlobals(names, name, value)
     else:
-        at, held = next((i, f) for i, f in _held(function) if _holder(f, name, {id(function)}) is not None)
+        at, held = next(
+            (i, f) for i, f in _closure_functions(function) if _find_user(f, name, {id(function)}) is not None
+        )
         cells[at] = types.CellType(with_global(held, name, value))
     made = types.FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, tuple(cells) or None
@@ -89,8 +92,8 @@ def with_global(function: types.FunctionType, name: str, value: Any) -> types.Fu
     return made
 
 
-def _held(function: types.FunctionType) -> Iterator[tuple[int, types.FunctionType]]:
-    """The functions in a function's closure, with their places there."""
+def _closure_functions(function: types.FunctionType) -> Iterator[tuple[int, types.FunctionType]]:
+    """Yield the functions in a function's closure, with the index of their cell."""
     for i, cell in enumerate(function.__closure__ or ()):
         try:
             held = cell.cell_contents

@@ -1,7 +1,7 @@
-"""What of `torch.nn` is swapped with what.
+"""Kinds for the layers of `torch.nn`.
 
-A kind is for a class of torch's and what inherits its ``forward``; a class with a ``forward`` of its own is
-something else, and is left alone.
+A kind matches a torch class and subclasses that inherit its ``forward``. A subclass that overrides it may
+compute anything, and is not swapped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.swapping.kind import Kind
 
-__all__ = ["computing_as", "is_lazy", "no_conv", "padding_of"]
+__all__ = ["computing_as", "conv_reason", "is_lazy", "padding_of"]
 
 Method = Callable[..., Any]
 
 
 def computing_as(*classes: type[nn.Module]) -> Callable[[nn.Module], bool]:
-    """A test for modules whose ``forward`` is that of one of these classes."""
+    """Return a predicate: whether a module's ``forward`` is that of one of these classes."""
     forwards = {cls.forward for cls in classes}
     return lambda module: isinstance(module, classes) and type(module).forward in forwards
 
@@ -31,32 +31,40 @@ def _kind(
     by: str,
     classes: type[nn.Module] | tuple[type[nn.Module], ...],
     forward: Method,
-    why_not: Callable[[Any], str | None] = lambda module: None,
+    fallback_reason: Callable[[Any], str | None] = lambda module: None,
     settings: Callable[[Any], str | None] | None = None,
     **more: Any,
 ) -> None:
-    """`settings` is what of `why_not` may change from call to call."""
-    given = classes if isinstance(classes, tuple) else (classes,)
-    asked = None if settings is None else _at_each_call(settings)
-    Kind(name, by, computing_as(*given), lambda cls: forward, why_not, why_not_call=asked, **more)
+    """Register a kind; `settings` checks the part of `fallback_reason` that may change between calls."""
+    all_classes = classes if isinstance(classes, tuple) else (classes,)
+    per_call = None if settings is None else _at_each_call(settings)
+    Kind(
+        name,
+        by,
+        computing_as(*all_classes),
+        lambda cls: forward,
+        fallback_reason,
+        call_fallback_reason=per_call,
+        **more,
+    )
 
 
 def _at_each_call(settings: Callable[[Any], str | None]) -> Callable[..., str | None]:
     return lambda module, *args, **kwargs: settings(module)
 
 
-def _inplace(module: Any) -> str | None:
+def _inplace_reason(module: Any) -> str | None:
     return "works in place" if module.inplace else None
 
 
-# --- products and look-ups --------------------------------------------------------------------------------
+# --- matmuls, convolutions and gathers --------------------------------------------------------------------
 
 
 def _linear(self: nn.Linear, input: Tensor) -> Tensor:
     return kernels.linear(input, self.weight, self.bias)
 
 
-def _no_linear(module: nn.Linear) -> str | None:
+def _linear_reason(module: nn.Linear) -> str | None:
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return "is never called: torch.nn.MultiheadAttention reads its parameters"
     return "is lazy: call the model once before" if is_lazy(module) else None
@@ -67,7 +75,7 @@ def is_lazy(module: nn.Module) -> bool:
     return any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values())
 
 
-_kind("linear", "kernels.linear", nn.Linear, _linear, _no_linear)
+_kind("linear", "kernels.linear", nn.Linear, _linear, _linear_reason)
 
 
 def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
@@ -82,34 +90,34 @@ def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
     )
 
 
-def no_conv(module: nn.Conv2d) -> str | None:
-    """Why a convolution cannot be burnt's, or None."""
-    return "is lazy: call the model once before" if is_lazy(module) else _other_conv(module)
+def conv_reason(module: nn.Conv2d) -> str | None:
+    """Return why burnt's kernel cannot compute a convolution, or None."""
+    return "is lazy: call the model once before" if is_lazy(module) else _conv_setting_reason(module)
 
 
-def _other_conv(module: nn.Conv2d) -> str | None:
+def _conv_setting_reason(module: nn.Conv2d) -> str | None:
     if module.padding_mode != "zeros":
         return f"padding_mode={module.padding_mode!r}"
     if "_conv_forward" in vars(module):
-        return "its _conv_forward was replaced by somebody"
-    if module.padding == "same" and any(span % 2 for span in _spans(module)):
-        return "padding='same' adds more at the end of an axis than at its beginning"
+        return "user code replaced its _conv_forward"
+    if module.padding == "same" and any(span % 2 for span in _total_padding_of(module)):
+        return "padding='same' is asymmetric for this kernel size"
     return None
 
 
-def _spans(module: Any) -> list[int]:
-    """How many elements less an output has along each axis, without padding."""
+def _total_padding_of(module: Any) -> list[int]:
+    """Return, per axis, how much shorter the output is than the input without padding, at stride 1."""
     return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
 
 
 def padding_of(module: Any) -> Any:
-    """A convolution's padding in numbers, where it is the same on both sides."""
+    """Return a convolution's padding as numbers; ``"same"`` must be symmetric."""
     if isinstance(module.padding, str):
-        return [span // 2 if module.padding == "same" else 0 for span in _spans(module)]
+        return [span // 2 if module.padding == "same" else 0 for span in _total_padding_of(module)]
     return module.padding
 
 
-_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, no_conv, _other_conv)
+_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, conv_reason, _conv_setting_reason)
 
 
 def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -129,14 +137,21 @@ def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = No
 
 
 _TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
-_kind("conv_transpose", "kernels.conv_transpose", _TRANSPOSED, _conv_transpose, no_conv, _other_conv)
+_kind(
+    "conv_transpose",
+    "kernels.conv_transpose",
+    _TRANSPOSED,
+    _conv_transpose,
+    conv_reason,
+    _conv_setting_reason,
+)
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
     return kernels.embedding(input, self.weight, self.padding_idx)
 
 
-def _no_embedding(module: nn.Embedding) -> str | None:
+def _embedding_reason(module: nn.Embedding) -> str | None:
     if module.max_norm is not None:
         return "max_norm= changes the table while it is read"
     if module.scale_grad_by_freq or module.sparse:
@@ -144,7 +159,7 @@ def _no_embedding(module: nn.Embedding) -> str | None:
     return None
 
 
-_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _no_embedding, _no_embedding)
+_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _embedding_reason, _embedding_reason)
 
 
 # --- normalisations ---------------------------------------------------------------------------------------
@@ -163,21 +178,28 @@ def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _is_refused(module: Any, x: Tensor) -> bool:
-    """Whether a norm without weight, for which the ops take any last axis, is given another than its own."""
+    """Whether a norm without weight gets a last axis of the wrong size, which the ops would accept."""
     return module.weight is None and x.shape[-1:] != module.normalized_shape
 
 
-def _no_weight(module: Any) -> str | None:
-    # Which axes are normalised is told to the ops by the weight.
-    return "has no weight, and more than one axis" if _axes_unknown(module) else None
+def _no_weight_reason(module: Any) -> str | None:
+    # The ops infer the normalised axes from the weight's shape.
+    return "normalises several axes without a weight" if _axes_unknown(module) else None
 
 
 def _axes_unknown(module: Any) -> bool:
     return len(module.normalized_shape) > 1 and module.weight is None
 
 
-_kind("layer_norm", "kernels.layer_norm", nn.LayerNorm, _layer_norm, _no_weight, _no_weight)
-_kind("rms_norm", "kernels.rms_norm", nn.RMSNorm, _rms_norm, _no_weight, _no_weight)
+_kind(
+    "layer_norm",
+    "kernels.layer_norm",
+    nn.LayerNorm,
+    _layer_norm,
+    _no_weight_reason,
+    _no_weight_reason,
+)
+_kind("rms_norm", "kernels.rms_norm", nn.RMSNorm, _rms_norm, _no_weight_reason, _no_weight_reason)
 
 
 def _group_norm(self: nn.GroupNorm, input: Tensor) -> Tensor:
@@ -189,14 +211,14 @@ _kind("group_norm", "kernels.group_norm", nn.GroupNorm, _group_norm)
 
 def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
     self._check_input_dim(input)
-    # In evaluation without averages the batch's own statistics serve; with them, they are kept.
+    # In evaluation, the running averages are used and not updated; without them, the batch's statistics.
     by_batch = self.training or self.running_mean is None
-    kept = not self.training or self.track_running_stats
+    uses_averages = not self.training or self.track_running_stats
     assert self.momentum is not None
-    made = kernels.batch_norm(
+    out = kernels.batch_norm(
         input,
-        self.running_mean if kept else None,
-        self.running_var if kept else None,
+        self.running_mean if uses_averages else None,
+        self.running_var if uses_averages else None,
         self.weight,
         self.bias,
         by_batch,
@@ -205,16 +227,16 @@ def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
     )
     if self.training and self.track_running_stats and self.num_batches_tracked is not None:
         self.num_batches_tracked.add_(1)
-    return made
+    return out
 
 
-def _no_batch_norm(module: nn.BatchNorm2d) -> str | None:
+def _batch_norm_reason(module: nn.BatchNorm2d) -> str | None:
     if is_lazy(module):
         return "is lazy: call the model once before"
-    return _no_momentum(module)
+    return _momentum_reason(module)
 
 
-def _no_momentum(module: nn.BatchNorm2d) -> str | None:
+def _momentum_reason(module: nn.BatchNorm2d) -> str | None:
     return "momentum=None averages all batches" if module.momentum is None else None
 
 
@@ -223,8 +245,8 @@ _kind(
     "kernels.batch_norm",
     (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     _batch_norm,
-    _no_batch_norm,
-    _no_momentum,
+    _batch_norm_reason,
+    _momentum_reason,
 )
 
 
@@ -244,8 +266,17 @@ def _dropout(self: nn.Dropout, input: Tensor) -> Tensor:
 
 
 _kind("gelu", "kernels.gelu", nn.GELU, _gelu)
-_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace, _inplace)
-_kind("dropout", "kernels.dropout", nn.Dropout, _dropout, _inplace, _inplace, random=True, training=True)
+_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace_reason, _inplace_reason)
+_kind(
+    "dropout",
+    "kernels.dropout",
+    nn.Dropout,
+    _dropout,
+    _inplace_reason,
+    _inplace_reason,
+    random=True,
+    training_only=True,
+)
 
 
 # --- along an axis, and losses ----------------------------------------------------------------------------
@@ -261,12 +292,12 @@ def _log_softmax(self: nn.LogSoftmax, input: Tensor) -> Tensor:
     return kernels.log_softmax(input, self.dim)
 
 
-def _no_axis(module: Any) -> str | None:
-    return "says no axis" if module.dim is None else None
+def _axis_reason(module: Any) -> str | None:
+    return "has no dim=" if module.dim is None else None
 
 
-_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _no_axis, _no_axis)
-_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _no_axis, _no_axis)
+_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _axis_reason, _axis_reason)
+_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _axis_reason, _axis_reason)
 
 
 def _cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
@@ -285,7 +316,7 @@ def _max_pool(cls: type) -> Method:
     axes = _axes(cls)
 
     def forward(self: nn.MaxPool2d, input: Tensor) -> Any:
-        size = _each(self.kernel_size, axes)
+        size = _size_per_axis(self.kernel_size, axes)
         rest = self.padding, self.dilation, self.ceil_mode, self.return_indices
         return kernels.max_pool(input, size, self.stride, *rest)
 
@@ -296,7 +327,7 @@ def _avg_pool(cls: type) -> Method:
     axes = _axes(cls)
 
     def forward(self: nn.AvgPool2d, input: Tensor) -> Tensor:
-        size = _each(self.kernel_size, axes)
+        size = _size_per_axis(self.kernel_size, axes)
         rest = self.padding, self.ceil_mode, self.count_include_pad, getattr(self, "divisor_override", None)
         return kernels.avg_pool(input, size, self.stride, *rest)
 
@@ -305,16 +336,16 @@ def _avg_pool(cls: type) -> Method:
 
 def _adaptive_avg_pool(cls: type) -> Method:
     axes = _axes(cls)
-    return lambda self, input: kernels.adaptive_avg_pool(input, _each(self.output_size, axes))
+    return lambda self, input: kernels.adaptive_avg_pool(input, _size_per_axis(self.output_size, axes))
 
 
 def _adaptive_max_pool(cls: type) -> Method:
     axes = _axes(cls)
-    return lambda self, input: kernels.adaptive_max_pool(input, _each(self.output_size, axes))
+    return lambda self, input: kernels.adaptive_max_pool(input, _size_per_axis(self.output_size, axes))
 
 
-def _each(size: Any, axes: int) -> Any:
-    """A size for each axis, by which the ops tell an input without a batch."""
+def _size_per_axis(size: Any, axes: int) -> Any:
+    """Expand a size to one per axis, from which the ops recognise an input without a batch axis."""
     return [size] * axes if isinstance(size, int) else list(size)
 
 
@@ -329,22 +360,23 @@ _POOLS: dict[int, tuple[type[nn.Module], ...]] = {
 }
 
 
-def _no_adaptive(module: Any) -> str | None:
+def _adaptive_reason(module: Any) -> str | None:
     size = module.output_size
     if getattr(module, "return_indices", False):
-        return "return_indices= asks for the places of the maxima"
+        return "return_indices=True needs the positions of the maxima"
     return "output_size= of None" if None in (size if isinstance(size, list | tuple) else [size]) else None
 
 
-def _pools(at: int) -> Callable[[nn.Module], bool]:
-    return computing_as(*(pools[at] for pools in _POOLS.values()))
+def _pools(column: int) -> Callable[[nn.Module], bool]:
+    return computing_as(*(pools[column] for pools in _POOLS.values()))
 
 
 Kind("max_pool", "kernels.max_pool", _pools(0), _max_pool)
 Kind("avg_pool", "kernels.avg_pool", _pools(1), _avg_pool)
-for _name, _at, _forward in (
+for _name, _column, _forward in (
     ("adaptive_avg_pool", 2, _adaptive_avg_pool),
     ("adaptive_max_pool", 3, _adaptive_max_pool),
 ):
-    _asked = _at_each_call(_no_adaptive)
-    Kind(_name, f"kernels.{_name}", _pools(_at), _forward, _no_adaptive, why_not_call=_asked)
+    _per_call = _at_each_call(_adaptive_reason)
+    _matches = _pools(_column)
+    Kind(_name, f"kernels.{_name}", _matches, _forward, _adaptive_reason, call_fallback_reason=_per_call)

@@ -1,6 +1,6 @@
-"""Layers of `torch.nn` that go along sequences: LSTMs, gated recurrent units, attention.
+"""Kinds for the sequence layers of `torch.nn`: LSTM, GRU, multi-head attention, transformer encoder layer.
 
-Each takes what burnt's op takes; of a call that asks for more, `why_not_call` says what, and it is torch's.
+Calls with options that burnt's ops lack run torch's method; `call_fallback_reason` names the option.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__: list[str] = []
 # --- recurrent layers -------------------------------------------------------------------------------------
 
 
-def _no_projection(module: nn.Module) -> str | None:
+def _projection_reason(module: nn.Module) -> str | None:
     return "proj_size= projects its states" if getattr(module, "proj_size", 0) else None
 
 
-def _no_run(self: Any, input: Any, hx: Any = None) -> str | None:
+def _call_reason(self: Any, input: Any, hx: Any = None) -> str | None:
     if not isinstance(input, PackedSequence) and input.dim() not in (2, 3):
-        return "its input is neither of a batch nor of one sequence"
+        return "its input has neither 2 nor 3 axes"
     if not _torch.is_plain_call():
-        return "is transformed or recorded"
-    states = 2 if isinstance(self, nn.LSTM) else 1
-    given = hx if isinstance(hx, tuple | list) else (hx,)
-    return None if hx is None or len(given) == states else "its hx is something else"
+        return "is called under a function transform or while tracing"
+    num_states = 2 if isinstance(self, nn.LSTM) else 1
+    states = hx if isinstance(hx, tuple | list) else (hx,)
+    return None if hx is None or len(states) == num_states else "its hx has the wrong number of states"
 
 
 def _run(self: Any, op: Any, input: Any, hx: Any) -> Any:
-    """The layer of a batch, of one sequence or of a packed one; states are as torch has them."""
+    """Run burnt's op on a batch, a single sequence or a packed sequence; states are in torch's layout."""
     settings = {"bidirectional": self.bidirectional, "dropout": self.dropout, "training": self.training}
     if isinstance(input, PackedSequence):
         padded, lengths = pad_packed_sequence(input, batch_first=True)
@@ -57,7 +57,7 @@ def _run(self: Any, op: Any, input: Any, hx: Any) -> Any:
 
 
 def _each_state(change: Any, states: Any) -> Any:
-    """States of a batch of one with its axis, or without."""
+    """Add or remove the batch axis of the states of a single sequence."""
     if states is None or isinstance(states, Tensor):
         return None if states is None else change(states, 1)
     return tuple(change(state, 1) for state in states)
@@ -71,20 +71,34 @@ def _gru(self: nn.GRU, input: Any, hx: Any = None) -> Any:
     return _run(self, kernels.gru, input, hx)
 
 
-Kind("lstm", "kernels.lstm", computing_as(nn.LSTM), lambda cls: _lstm, _no_projection, why_not_call=_no_run)
-Kind("gru", "kernels.gru", computing_as(nn.GRU), lambda cls: _gru, _no_projection, why_not_call=_no_run)
+Kind(
+    "lstm",
+    "kernels.lstm",
+    computing_as(nn.LSTM),
+    lambda cls: _lstm,
+    _projection_reason,
+    call_fallback_reason=_call_reason,
+)
+Kind(
+    "gru",
+    "kernels.gru",
+    computing_as(nn.GRU),
+    lambda cls: _gru,
+    _projection_reason,
+    call_fallback_reason=_call_reason,
+)
 
 
 # --- attention --------------------------------------------------------------------------------------------
 
 
-def _no_attention(module: Any) -> str | None:
+def _attention_reason(module: Any) -> str | None:
     if module.bias_k is not None or module.bias_v is not None:
         return "add_bias_kv= adds a key and a value"
     return "add_zero_attn= adds a key of zeros" if module.add_zero_attn else None
 
 
-def _no_call(
+def _attention_call_reason(
     self: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -95,32 +109,36 @@ def _no_call(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> str | None:
-    refused = _no_attention(self)
-    if refused is not None:
-        return refused
+    reason = _attention_reason(self)
+    if reason is not None:
+        return reason
     if need_weights:
-        return "need_weights= asks for the weights, which burnt does not make"
+        return "need_weights=True needs the attention weights, which burnt does not return"
     if query.is_nested or key.is_nested or value.is_nested:
         return "its inputs are nested tensors"
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
-        return "its inputs are neither of a batch nor of one sequence"
+        return "its inputs do not all have 2 axes or all 3"
     if is_causal and attn_mask is None:
-        return "is_causal= is a hint about a mask that is not given"
+        return "is_causal=True is given without attn_mask"
     masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
     if len({mask.dtype for mask in masks}) > 1 or any(
         mask.dtype != torch.bool and not mask.is_floating_point() for mask in masks
     ):
-        return "its masks are of different dtypes, or of integers"
-    return None if _fit(self, query, key, attn_mask, key_padding_mask) else "its masks do not fit the inputs"
+        return "its masks have different dtypes or integer dtypes"
+    return (
+        None
+        if _masks_fit(self, query, key, attn_mask, key_padding_mask)
+        else "its masks do not fit the inputs"
+    )
 
 
-def _fit(
+def _masks_fit(
     self: nn.MultiheadAttention, query: Tensor, key: Tensor, attn: Tensor | None, padding: Tensor | None
 ) -> bool:
-    """Whether masks are of the shapes that torch takes."""
+    """Whether the masks have the shapes that torch accepts."""
     batch = query.shape[1 - self.batch_first] if query.dim() == 3 else 1
-    at = 1 if query.dim() == 3 and self.batch_first else 0
-    length, keys = query.shape[at], key.shape[at]
+    axis = 1 if query.dim() == 3 and self.batch_first else 0
+    length, keys = query.shape[axis], key.shape[axis]
     of_keys = (batch, keys) if query.dim() == 3 else (keys,)
     of_pairs = (length, keys), (batch * self.num_heads, length, keys)
     fits = attn is None or tuple(attn.shape) in of_pairs
@@ -139,22 +157,22 @@ def _attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, None]:
     batched, first = query.dim() == 3, self.batch_first or query.dim() == 2
-    there, back = ((0, 2, 1, 3), (0, 2, 1, 3)) if first else ((1, 2, 0, 3), (2, 0, 1, 3))
+    to_bhtd, back = ((0, 2, 1, 3), (0, 2, 1, 3)) if first else ((1, 2, 0, 3), (2, 0, 1, 3))
     q, k, v = (
-        t.view(*(t.shape[:-1] if batched else (1, len(t))), self.num_heads, self.head_dim).permute(there)
+        t.view(*(t.shape[:-1] if batched else (1, len(t))), self.num_heads, self.head_dim).permute(to_bhtd)
         for t in _projected(self, query, key, value)
     )
-    # torch takes its word for it, as long as there is no other mask.
+    # torch trusts is_causal= without reading attn_mask, unless there is a padding mask too.
     causal = is_causal and key_padding_mask is None
     mask = None if causal else _mask(q, attn_mask, key_padding_mask)
     dropout = self.dropout if self.training else 0.0
-    made = kernels.attention(q, k, v, mask, causal=causal, dropout=dropout)
-    out = kernels.linear(made.permute(back).flatten(2), self.out_proj.weight, self.out_proj.bias)
+    heads = kernels.attention(q, k, v, mask, causal=causal, dropout=dropout)
+    out = kernels.linear(heads.permute(back).flatten(2), self.out_proj.weight, self.out_proj.bias)
     return out if batched else out[0], None
 
 
 def _projected(self: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys and values, of the inputs' axes; by one product where they are made of the same."""
+    """Project to queries, keys and values; inputs that are the same tensor share one matmul."""
     weight, bias = self.in_proj_weight, self.in_proj_bias
     if weight is not None and query is key is value:
         return kernels.linear(query, weight, bias).chunk(3, -1)
@@ -169,7 +187,7 @@ def _projected(self: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Te
 
 
 def _mask(q: Tensor, attn: Tensor | None, padding: Tensor | None) -> Tensor | None:
-    """Both masks as one that broadcasts to ``[batch, heads, queries, keys]``: True where a key is seen."""
+    """Combine both masks into one that broadcasts to ``[batch, heads, queries, keys]``; True is visible."""
     masks = []
     if attn is not None:
         masks.append(attn if attn.dim() == 2 else attn.view(*q.shape[:2], *attn.shape[1:]))
@@ -191,45 +209,47 @@ Kind(
     "kernels.linear, attention",
     computing_as(nn.MultiheadAttention),
     lambda cls: _attention,
-    _no_attention,
-    draws=True,  # by numbers of burnt's own
-    inside=_out_proj,
-    why_not_call=_no_call,
+    _attention_reason,
+    random_in_training=True,  # burnt's dropout draws other random numbers than torch's
+    absorbed=_out_proj,
+    call_fallback_reason=_attention_call_reason,
 )
 
 
 # --- a whole layer of an encoder --------------------------------------------------------------------------
 
-# Without gradients torch's layer is one call, which none of the modules below it is told of.
+# Without gradients torch's layer is one fused call, so no submodule's forward or hook runs there either.
 
 
-def _below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _all_submodules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return (pair for pair in module.named_modules() if pair[0])
 
 
-def _no_layer(module: Any) -> str | None:
+def _encoder_reason(module: Any) -> str | None:
     if original_class(module.self_attn).forward is not nn.MultiheadAttention.forward:
-        return "its attention is somebody's own"
+        return "its self_attn is a subclass with its own forward"
     if module.activation_relu_or_gelu not in _ACTS:
         return "its activation is neither relu nor gelu"
-    return _no_attention(module.self_attn)
+    return _attention_reason(module.self_attn)
 
 
-def _no_encoding(
+def _encoder_call_reason(
     self: Any,
     src: Tensor,
     src_mask: Tensor | None = None,
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> str | None:
-    refused = _no_layer(self)
-    if refused is not None:
-        return refused
+    reason = _encoder_reason(self)
+    if reason is not None:
+        return reason
     if self.training or wants_gradient(src, *self.parameters()) or _torch.is_autocast():
-        return "its layers compute, in training, with gradients and under autocast"
+        return "in training, with gradients and under autocast its submodules are called instead"
     if any(map(has_hooks, self.modules())):
         return "a layer in it has hooks, which would not be called"
-    return _no_call(self.self_attn, src, src, src, src_key_padding_mask, False, src_mask, True, is_causal)
+    return _attention_call_reason(
+        self.self_attn, src, src, src, src_key_padding_mask, False, src_mask, True, is_causal
+    )
 
 
 _ACTS = {1: "relu", 2: "gelu"}
@@ -242,22 +262,22 @@ def _encode(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    def normed(norm: Any, x: Tensor) -> Tensor:
+    def normalize(norm: Any, x: Tensor) -> Tensor:
         return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)  # type: ignore[return-value]
 
-    def attended(x: Tensor) -> Tensor:
+    def attend(x: Tensor) -> Tensor:
         return _attention(self.self_attn, x, x, x, src_key_padding_mask, False, src_mask, True, is_causal)[0]
 
-    def fed(x: Tensor, residual: Tensor) -> Tensor:
+    def feed_forward(x: Tensor, residual: Tensor) -> Tensor:
         act = _ACTS[self.activation_relu_or_gelu]
         hidden = kernels.linear(x, self.linear1.weight, self.linear1.bias, activation=act)
         return kernels.linear(hidden, self.linear2.weight, self.linear2.bias, residual=residual)
 
     if self.norm_first:
-        x = src + attended(normed(self.norm1, src))
-        return fed(normed(self.norm2, x), x)
-    x = normed(self.norm1, src + attended(src))
-    return normed(self.norm2, fed(x, x))
+        x = src + attend(normalize(self.norm1, src))
+        return feed_forward(normalize(self.norm2, x), x)
+    x = normalize(self.norm1, src + attend(src))
+    return normalize(self.norm2, feed_forward(x, x))
 
 
 Kind(
@@ -265,8 +285,8 @@ Kind(
     "kernels.attention, linear, layer_norm",
     computing_as(nn.TransformerEncoderLayer),
     lambda cls: _encode,
-    _no_layer,
-    inference=True,
-    inside=_below,
-    why_not_call=_no_encoding,
+    _encoder_reason,
+    inference_only=True,
+    absorbed=_all_submodules,
+    call_fallback_reason=_encoder_call_reason,
 )

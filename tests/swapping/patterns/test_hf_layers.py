@@ -68,7 +68,7 @@ def convnext():
     return transformers.ConvNextForImageClassification(config)
 
 
-# What must be recognised of each, with the number of places.
+# What must be recognised of each, with the number of sites.
 MODELS = {
     "llama": (llama, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
     "gemma2": (gemma2, TEXT, {"attention": 2, "gated_unit": 2, "rms_norm_by_hand": 9, "linear": 15}),
@@ -139,7 +139,9 @@ def test_swapped_it_computes_the_same_and_unswapped_it_is_the_same(always, case)
     counted = {kind: sum(r.kind == kind and r.state == "swapped" for r in report.rows) for kind in kinds}
     assert counted == kinds, report
     assert report.left == {}
-    assert {r.why for r in report.rows if r.state == "waiting"} <= {"the batch of verify= does not reach it"}
+    assert {r.why for r in report.rows if r.state == "waiting"} <= {
+        "it was not called with the batch of verify="
+    }
     why = {r.path: r.why for r in report.rows}
     for row in report.rows:
         assert row.kind != "gated_unit" or why[f"{row.path}.act_fn"] == f"of {row.path}"
@@ -271,7 +273,7 @@ def test_what_only_looks_like_attention():
         weights = torch.softmax(query @ key.mT * scaling, -1)  # the mask is left out
         return (weights @ value).transpose(1, 2), weights
 
-    assert hf_attention._capping(eager_attention_forward) is None
+    assert hf_attention._probe_softcap(eager_attention_forward) is None
     assert hf_attention._ours(eager_attention_forward) is eager_attention_forward
 
 
@@ -387,7 +389,7 @@ def test_names_of_a_forward_are_looked_up_where_they_were(always, monkeypatch):
     assert calls == before + 1  # what assigns globals is left alone
 
 
-def test_settings_that_change_from_call_to_call_are_no_places(always):
+def test_settings_that_change_from_call_to_call_are_no_sites(always):
     class Annealed(nn.Module):
         def forward(self, x, target, smoothing):
             return CrossEntropyLoss(label_smoothing=smoothing)(x, target)
@@ -440,7 +442,7 @@ def test_what_is_on_around_the_first_call_does_not_matter(always, around):
         torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.autocast("cpu", torch.bfloat16, enabled=around == "autocast"):
-            assert hf_attention._capping(model) is False
+            assert hf_attention._probe_softcap(model) is False
     finally:
         torch.set_default_dtype(before)
 

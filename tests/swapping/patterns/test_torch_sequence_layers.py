@@ -213,11 +213,11 @@ def test_masks_of_one_sequence(strict):
 @pytest.mark.parametrize(
     ("kwargs", "why"),
     [
-        ({}, "need_weights= asks for the weights, which burnt does not make"),
-        ({"need_weights": False, "is_causal": True}, "is_causal= is a hint about a mask that is not given"),
+        ({}, "need_weights=True needs the attention weights, which burnt does not return"),
+        ({"need_weights": False, "is_causal": True}, "is_causal=True is given without attn_mask"),
         (
             {"need_weights": False, "attn_mask": HIDDEN, "key_padding_mask": torch.randn(4, 5)},
-            "its masks are of different dtypes, or of integers",
+            "its masks have different dtypes or integer dtypes",
         ),
         ({"need_weights": False, "attn_mask": torch.randn(1, 3, 5)}, "its masks do not fit the inputs"),
     ],
@@ -302,4 +302,4 @@ def test_what_a_batch_does_not_reach_is_said(always):
     report = burnt.swap(model, mode="infer", skip="encoder_layer", verify=torch.randn(4, 5, 8))
     # torch computes the whole layer by one call of its own.
     why = {row.why for row in report.rows if row.state == "waiting"}
-    assert why == {"the batch of verify= does not reach it"}
+    assert why == {"it was not called with the batch of verify="}
