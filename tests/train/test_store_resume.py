@@ -80,7 +80,7 @@ def test_progress_is_the_newest_attempts(tmp_path):
 
 @pytest.mark.parametrize("step", [-1, 0.5])
 def test_a_resume_from_no_step_is_refused(tmp_path, step):
-    with pytest.raises(RunError, match="counts"):
+    with pytest.raises(RunError, match="is not a count"):
         RunWriter.create(tmp_path, resume=True, resumed_from_step=step)
 
 
