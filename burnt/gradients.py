@@ -59,7 +59,7 @@ class Gradients(Mapping[str, Tensor]):
             raise BurntError(
                 "gradients need a scalar loss",
                 expected="shape ()",
-                by_path=f"shape {tuple(loss.shape)}",
+                found=f"shape {tuple(loss.shape)}",
                 hint="use its .mean() or .sum()",
             )
         named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else model
@@ -77,7 +77,7 @@ class Gradients(Mapping[str, Tensor]):
         if not by_path:
             raise BurntError(
                 "the loss depends on no trainable parameter",
-                by_path=f"{len(trainable)} trainable of {len(named)} parameters; a loss "
+                found=f"{len(trainable)} trainable of {len(named)} parameters; a loss "
                 + ("with" if loss.requires_grad else "without")
                 + " a graph",
                 hint="is the model frozen or not the one that computed the loss, or is the loss detached?",

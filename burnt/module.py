@@ -125,7 +125,7 @@ class Module(torch.nn.Module):
                     hint="call super().__init__() first",
                 )
             if value is not None:
-                # A field that is None may get any kind of value; torch would accept only the kind that it had.
+                # A field that is None may get a value of any kind; torch would accept only its former kind.
                 for slots in ("_parameters", "_buffers", "_modules"):
                     if self.__dict__.get(slots, {}).get(name, self) is None:
                         del self.__dict__[slots][name]
@@ -202,7 +202,7 @@ class Module(torch.nn.Module):
         return copy.deepcopy(self, memo)
 
     def into_record(self) -> Record:
-        """Return a record of parameters, buffers, static fields and Config; it shares memory with the module."""
+        """Return a record of parameters, buffers, static fields and Config, sharing the module's memory."""
         return _record.record_of(self, config=self._built_by)
 
     def load_record(self, record: Record, *, partial: bool = False) -> LoadReport:

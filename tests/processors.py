@@ -45,9 +45,9 @@ def named(name: str) -> Processor:
 
 def within_reach(processor: Processor) -> Processor:
     """The processor, without the dtypes that oneDNN refuses on this machine."""
-    from burnt.device import _this_processor
+    from burnt.device import _detect_processor
 
-    return dataclasses.replace(processor, onednn=processor.onednn & _this_processor().onednn)
+    return dataclasses.replace(processor, onednn=processor.onednn & _detect_processor().onednn)
 
 
 @contextlib.contextmanager

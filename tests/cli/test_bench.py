@@ -44,7 +44,7 @@ def broken():
 def models(desk, monkeypatch):
     (desk / "models.py").write_text(MODELS)
     monkeypatch.setattr(measure, "_SECONDS", 0.0)
-    monkeypatch.setattr(benchmark, "_LEAST", 2)
+    monkeypatch.setattr(benchmark, "_MIN_ROUNDS", 2)
 
     def compiled(model):
         raise RuntimeError("no compiler\nat all")

@@ -274,7 +274,7 @@ def test_what_only_looks_like_attention():
         return (weights @ value).transpose(1, 2), weights
 
     assert hf_attention._probe_softcap(eager_attention_forward) is None
-    assert hf_attention._ours(eager_attention_forward) is eager_attention_forward
+    assert hf_attention._burnt_interface(eager_attention_forward) is eager_attention_forward
 
 
 def test_saved_and_loaded(always, tmp_path):
