@@ -1,6 +1,6 @@
-"""The only place that touches torch's private interfaces.
+"""The only module that uses torch's private interfaces.
 
-Each has a canary in `tests/test_torch_private.py`, which says what broke when torch changes.
+Each has a test in `tests/test_torch_private.py`, which fails with an explanation if torch changes it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ it, such as `omp_get_max_threads`, is the one that torch calls."""
 
 
 def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside `torch.compile`'s wrapper, compiled as by `module.compile()`; others as they are.
+    """Unwrap a module from `torch.compile`'s wrapper, compiled as by `module.compile()`; keep others.
 
-    The wrapper compiles its own call alone: methods that are found through it call the plain module.
+    The wrapper compiles only its own call: methods that are looked up through it call the uncompiled module.
     """
     if not compiler_is_loaded():
         return module
@@ -75,19 +75,19 @@ def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
     if not isinstance(module, OptimizedModule):
         return module
     inner: torch.nn.Module = module._orig_mod
-    # Frames of torch's own are skipped: without one around it, torch's Sequential would not be compiled.
+    # Dynamo skips torch's own frames: without the inline wrapper, torch's Sequential would not be compiled.
     inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))
     return inner
 
 
 def compiler_is_loaded() -> bool:
-    """Whether torch.compile's machinery (seconds to import) is there; else nothing is compiled."""
+    """Whether torch._dynamo (seconds to import) is loaded; otherwise nothing is compiled."""
     return "torch._dynamo" in sys.modules
 
 
 @functools.cache
 def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
-    """torch's own definitions of composite aten ops in simpler ones, for every overload of the names."""
+    """Return torch's decompositions of aten ops, for every overload of the names."""
     from torch._decomp import get_decompositions
 
     return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
@@ -95,7 +95,7 @@ def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
 
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
-    """Hooks of saved tensors (checkpointing, offloading) are not asked, and are back afterwards.
+    """Context without saved-tensor hooks (checkpointing, offloading), which are restored afterwards.
 
     torch.func's transforms refuse to run beside them.
     """
@@ -114,10 +114,10 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 def trace_to_aten(
     fn: Callable[..., Any], args: Sequence[Any], table: dict[Any, Callable[..., Any]]
 ) -> tuple[torch.fx.GraphModule, Any]:
-    """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
+    """Trace a function with fake tensors to an aten graph; also return the structure of its result.
 
-    Tensors that the function captures become attributes of the graph module. Changes in place are taken
-    apart: the graph makes new tensors, and what becomes of an argument is copied into it by ``copy_`` nodes.
+    Tensors that the function captures become attributes of the graph module. In-place changes are
+    functionalized: the graph creates new tensors, and ``copy_`` nodes write an argument's final value to it.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -129,13 +129,13 @@ def trace_to_aten(
         return leaves
 
     def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
-        made = torch.func.functionalize(call, remove="mutations")
-        trace = make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)
+        result = torch.func.functionalize(call, remove="mutations")
+        trace = make_fx(result, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)
         with _errors_raised_but_not_logged():
             return trace(*args)
 
     graph = functional(flat)
-    # torch's own composite ops are taken apart below the layer that makes them functional.
+    # Some composite ops are decomposed after functionalization, into in-place ops: functionalize again.
     if any(_changes_a_value(node) for node in graph.graph.nodes):
         graph = functional(graph)
     return graph, structure[0]
@@ -148,15 +148,15 @@ def _changes_a_value(node: torch.fx.Node) -> bool:
 
 
 def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-    """What a function returns for arguments like these, flat, its tensors without memory.
+    """Return a function's results for fake arguments like these, as a flat list of fake tensors.
 
-    No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
+    No op is decomposed, so strides and `requires_grad` are those of the eager function.
     """
     return fake_call(fn, args)[1]
 
 
 def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
+    """Like `fake_results`, but also return the fake arguments after the call."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True), _errors_raised_but_not_logged():
@@ -176,13 +176,13 @@ _quiet = threading.local()
 
 @contextlib.contextmanager
 def _errors_raised_but_not_logged() -> Iterator[None]:
-    """A context in which an op that does not take its fake arguments raises, and that is all.
+    """Context in which an op that fails with fake arguments raises without logging.
 
-    torch logs the traceback of every such error beside raising it. Here the arguments are a user's, who is
-    given the error of the eager function.
+    torch also logs the traceback of every such error. Here the arguments are a user's, who gets the error of
+    the eager function.
     """
     before = getattr(_quiet, "depth", 0)
-    _fake_log().addFilter(_is_heard)  # one that is there already is not added again
+    _fake_log().addFilter(_is_heard)  # adding the same filter again has no effect
     _quiet.depth = before + 1
     try:
         yield
@@ -199,27 +199,27 @@ def _fake_log() -> logging.Logger:
 
 
 def is_autocast() -> bool:
-    """Whether autocast is on for any kind of device."""
+    """Whether autocast is on for any device type."""
     return torch._C._is_any_autocast_enabled()
 
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """A context, or a decorator, in which autocast is off for all kinds of device."""
+    """Context or decorator in which autocast is off for all device types."""
     with torch._C._DisableAutocast():
         yield
 
 
 def below_autograd() -> Any:
-    """A context in which ops run without autograd, as inside of a kernel for it."""
+    """Context in which ops run below autograd, as in an autograd kernel."""
     return torch._C._AutoDispatchBelowAutograd()
 
 
 def normal_dispatch() -> Any:
-    """A context in which ops are dispatched as in a program of no modes, inside of a kernel too.
+    """Context with the default dispatch keys, as in a program without modes, also inside a kernel.
 
-    A kernel may be called from within modes and transforms, each of which leaves keys switched off for it;
-    tracing and differentiating need them.
+    A kernel may be called by modes and transforms, which exclude dispatch keys that tracing and
+    differentiation need.
     """
     return torch._C._ForceDispatchKeyGuard(*_normal_keys())
 
@@ -228,17 +228,17 @@ def normal_dispatch() -> Any:
 def _normal_keys() -> tuple[Any, Any]:
     found: list[tuple[Any, Any]] = []
 
-    def look() -> None:
+    def read_keys() -> None:
         found.append((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
 
-    thread = threading.Thread(target=look)  # a thread begins with the keys that a program begins with
+    thread = threading.Thread(target=read_keys)  # a new thread starts with the default keys
     thread.start()
     thread.join()
     return found[0]
 
 
 def in_forward_ad() -> bool:
-    """Whether forward derivatives are taken."""
+    """Whether forward-mode AD is active."""
     return forward_ad._current_level >= 0
 
 
@@ -248,21 +248,21 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place, as far as torch knows; always 0 in inference mode."""
+    """Return torch's version counter of a tensor, which counts in-place changes; 0 in inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-# Bytes that are kept as they are: no sum of them is quicker. Uses of each element in a call from which on it
-# takes a core some thirty times as long as the sums of all of them.
+# Tensors of up to so many bytes are compared as a whole, which is as fast as summing them. From so many uses
+# of each element, a call takes a core some thirty times as long as the sums of all elements.
 _FEW_BYTES, _MANY_USES = 1 << 16, 192
 _SAMPLES, _SUMS = 1024, 61
 
 
 def state_of(tensor: torch.Tensor | None, uses: int = 0) -> object:
-    """What tells one state of a tensor from others, as long as it is kept.
+    """Return a fingerprint of a tensor's identity and values, valid while the tensor is alive.
 
-    Changes through ``.data`` count for nothing in `version_of`: on a CPU the elements are looked at, all of a
-    small tensor, and of one that a call uses often (`uses`: how often each element); else some of them.
+    The version counter misses changes through ``.data``, so on a CPU the fingerprint includes elements: all
+    of a small tensor, or if a call uses each element often (`uses` times); otherwise a sample.
     """
     if tensor is None:
         return None
@@ -273,7 +273,7 @@ def state_of(tensor: torch.Tensor | None, uses: int = 0) -> object:
     flat = torch.as_strided(tensor.detach(), (last + 1,), (1,))
     if flat.nbytes <= _FEW_BYTES:
         return *known, _bytes_of(flat)
-    # An odd step: of a matrix, rows are met in other columns.
+    # The step is odd, so that the samples from a matrix are in different columns.
     some = _bytes_of(flat[:: flat.numel() // _SAMPLES | 1].clone())
     return (*known, some) if uses < _MANY_USES else (*known, some, _sums_of(flat))
 
@@ -283,9 +283,9 @@ def _bytes_of(flat: torch.Tensor) -> bytes:
 
 
 def _sums_of(flat: torch.Tensor) -> tuple[bytes, bytes]:
-    """The sums of a vector's bits, in words of 8 bytes, part by part; and the rest."""
+    """Return the sums of a vector's bits in 8-byte words, per section, and the remaining bytes."""
     if flat.storage_offset() * flat.itemsize % 8:
-        flat = flat.clone()  # words begin at multiples of their size
+        flat = flat.clone()  # words must be aligned
     whole = max(8 // flat.itemsize, 1) * _SUMS
     end = flat.numel() // whole * whole
     sums = flat[:end].view(torch.int64).view(_SUMS, -1).sum(1)
@@ -293,23 +293,23 @@ def _sums_of(flat: torch.Tensor) -> tuple[bytes, bytes]:
 
 
 def matmul_precision() -> str:
-    """How float32 is multiplied on CUDA by torch's newer switches: ``ieee``, ``tf32`` or ``flex32``."""
+    """Return torch's newer setting for float32 matmuls on CUDA: ``ieee``, ``tf32`` or ``flex32``."""
     names = {"tf32": "tf32", "bf16": "flex32"}
     return names.get(torch.backends.cuda.matmul.fp32_precision, "ieee")
 
 
 def convolves_in_tf32() -> bool:
-    """Whether cuDNN's convolutions of float32 may be in tf32."""
+    """Whether cuDNN's float32 convolutions may use tf32."""
     return bool(torch._C._get_cudnn_allow_tf32())
 
 
 def let_convolve_in_tf32(allowed: bool) -> None:
-    """Set whether they may; torch's own attribute refuses it once torch's test utilities were imported."""
+    """Set whether they may use tf32; torch's own attribute is blocked by torch's test utilities."""
     torch._C._set_cudnn_allow_tf32(allowed)
 
 
 def destroy(library: torch.library.Library) -> None:
-    """Take back what a library has registered, and the names in ``torch.ops``."""
+    """Unregister all ops of a library, and their names in ``torch.ops``."""
     library._destroy()  # type: ignore[no-untyped-call]
 
 
@@ -320,13 +320,13 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(
 
 
 def has_global_hooks() -> bool:
-    """Whether somebody wants to know of the calls of all modules."""
+    """Whether global module hooks are registered."""
     return any(_GLOBAL_HOOKS)
 
 
 @contextlib.contextmanager
 def without_global_hooks() -> Iterator[None]:
-    """A context in which nobody is told of the calls of modules that has asked for those of all."""
+    """Context without global module hooks, which are restored afterwards."""
     kept = [(hooks, dict(hooks)) for hooks in _GLOBAL_HOOKS]
     for hooks, _ in kept:
         hooks.clear()
@@ -340,12 +340,12 @@ def without_global_hooks() -> Iterator[None]:
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func is at work."""
+    """Whether a torch.func transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_plain_call() -> bool:
-    """Whether ops run as they are called: no transform, mode or tracer, and no forward derivatives."""
+    """Whether ops run eagerly: no transform, mode or tracer is active, and no forward-mode AD."""
     return (
         not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -356,16 +356,16 @@ def is_plain_call() -> bool:
 
 
 forward_ad = torch.autograd.forward_ad
-"""The module whose ``_current_level`` says whether forward derivatives are taken, as `in_forward_ad` does."""
+"""The module whose ``_current_level`` is at least 0 while forward-mode AD is on, as in `in_forward_ad`."""
 
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many `TorchDispatchMode` are at work, torch's own among them, such as `FakeTensorMode`."""
+"""The number of active `TorchDispatchMode`s, including torch's own, such as `FakeTensorMode`."""
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many `TorchFunctionMode` are at work."""
+"""The number of active `TorchFunctionMode`s."""
 
 float32_matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
-"""`torch.get_float32_matmul_precision`, without its frame."""
+"""`torch.get_float32_matmul_precision`, without its Python frame."""
 
 
 def build_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -388,14 +388,14 @@ def build_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
 
 def has_mkl() -> bool:
-    """Whether torch multiplies by Intel's MKL."""
+    """Whether torch's matmuls use Intel's MKL."""
     return bool(torch._C.has_mkl)
 
 
 def onednn_supports(dtype: torch.dtype) -> bool:
-    """Whether torch has oneDNN's fully connected layer, and this CPU instructions for a dtype.
+    """Whether torch has oneDNN's linear layer for a dtype, and this CPU has instructions for it.
 
-    A fact of this machine. Rules that choose ask `burnt.device.processor`.
+    This is a property of this machine. Rules that select kernels use `burnt.device.processor` instead.
     """
     ops = torch.ops.mkldnn
     if not torch._C._has_mkldnn or not hasattr(ops, "_linear_pointwise"):
@@ -408,29 +408,33 @@ def onednn_supports(dtype: torch.dtype) -> bool:
 
 
 def onednn_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: str = "none", kind: str = "none"
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: str = "none",
+    kind: str = "none",
 ) -> torch.Tensor:
-    """``tail(x @ weight.T + bias)`` by oneDNN, which is not differentiated.
+    """Compute ``epilogue(x @ weight.T + bias)`` with oneDNN; not differentiable.
 
     Args:
         x: ``[rows, terms]``.
-        weight: ``[columns, terms]`` of any strides, or what `onednn_packed` made of it.
+        weight: ``[columns, terms]`` of any strides, or the result of `onednn_packed`.
         bias: ``[columns]``.
-        tail: ``"none"``, ``"relu"``, ``"gelu"``, ``"tanh"``, ``"sigmoid"`` or ``"swish"``.
+        epilogue: ``"none"``, ``"relu"``, ``"gelu"``, ``"tanh"``, ``"sigmoid"`` or ``"swish"``.
         kind: of the gelu, ``"none"`` or ``"tanh"``.
     """
-    # With gaps between its rows it is read by oneDNN's loop for any layout (``ref:any`` under
-    # ``ONEDNN_VERBOSE=1``), which takes 700 times as long as a product.
+    # For a weight with gaps between its rows, oneDNN uses its reference loop (``ref:any`` under
+    # ``ONEDNN_VERBOSE=1``), which takes 700 times as long as its matmul.
     if weight.layout == torch.strided and not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.t().contiguous().t() if weight.stride(0) == 1 else weight.contiguous()
-    made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, tail, [], kind)
-    return made
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, epilogue, [], kind)
+    return result
 
 
 def onednn_packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """A weight in the layout that oneDNN wants for inputs of so many rows."""
-    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-    return made
+    """Repack a weight to the layout that oneDNN prefers for inputs with this number of rows."""
+    result: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return result
 
 
 def onednn_conv(
@@ -441,26 +445,26 @@ def onednn_conv(
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    tail: str = "none",
+    epilogue: str = "none",
     kind: str = "",
 ) -> torch.Tensor:
-    """``tail(conv(x, weight) + bias)`` by oneDNN, which is not differentiated.
+    """Compute ``epilogue(conv(x, weight) + bias)`` with oneDNN; not differentiable.
 
     Args:
         x: ``[batch, channels, *axes]``, images or volumes.
-        weight: ``[out_channels, channels / groups, *kernel]``, or what `onednn_packed_conv` made of it; the
-            result is channels-last then.
+        weight: ``[out_channels, channels / groups, *kernel]``, or the result of `onednn_packed_conv`; then
+            the output is channels-last.
         bias: ``[out_channels]``.
-        padding: for each axis, as the next two.
+        padding: per axis, as are the next two.
         stride: of the outputs.
         dilation: of the kernel.
         groups: of the channels.
-        tail: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``.
+        epilogue: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``.
         kind: of the gelu, ``"none"`` or ``"tanh"``.
     """
     call = torch.ops.mkldnn._convolution_pointwise.default
-    made: torch.Tensor = call(x, weight, bias, padding, stride, dilation, groups, tail, [], kind)
-    return made
+    result: torch.Tensor = call(x, weight, bias, padding, stride, dilation, groups, epilogue, [], kind)
+    return result
 
 
 def onednn_conv_transpose(
@@ -472,27 +476,27 @@ def onednn_conv_transpose(
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    tail: str = "none",
+    epilogue: str = "none",
     kind: str = "",
 ) -> torch.Tensor:
-    """``tail(conv_transpose(x, weight) + bias)`` by oneDNN, as `onednn_conv` otherwise.
+    """Compute ``epilogue(conv_transpose(x, weight) + bias)`` with oneDNN, as in `onednn_conv`.
 
     Args:
         x: ``[batch, channels, *axes]``, images or volumes.
-        weight: ``[channels, out_channels / groups, *kernel]``, or what `onednn_packed_conv` made of it.
+        weight: ``[channels, out_channels / groups, *kernel]``, or the result of `onednn_packed_conv`.
         bias: ``[out_channels]``.
         padding: cut off on each side of an axis.
         output_padding: added at the end of each axis.
         stride: of the inputs.
         dilation: of the kernel.
         groups: of the channels.
-        tail: as of `onednn_conv`.
+        epilogue: as in `onednn_conv`.
         kind: of the gelu.
     """
     call = torch.ops.mkldnn._convolution_transpose_pointwise
     sizes = (padding, output_padding, stride, dilation, groups)
-    made: torch.Tensor = call(x, weight, bias, *sizes, tail, [], kind)
-    return made
+    result: torch.Tensor = call(x, weight, bias, *sizes, epilogue, [], kind)
+    return result
 
 
 def onednn_packed_conv(
@@ -504,15 +508,15 @@ def onednn_packed_conv(
     groups: int,
     output_padding: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """A weight of images or volumes in the layout that oneDNN wants for inputs of such a size.
+    """Repack a convolution's weight to the layout that oneDNN prefers for inputs of a size.
 
-    With `output_padding` that of a transposed convolution.
+    With `output_padding`, the weight is that of a transposed convolution.
     """
-    made: torch.Tensor
+    result: torch.Tensor
     if output_padding is None:
         reorder = torch.ops.mkldnn._reorder_convolution_weight
-        made = reorder(weight, padding, stride, dilation, groups, list(size))
+        result = reorder(weight, padding, stride, dilation, groups, list(size))
     else:
         reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
-        made = reorder(weight, padding, output_padding, stride, dilation, groups, list(size))
-    return made
+        result = reorder(weight, padding, output_padding, stride, dilation, groups, list(size))
+    return result

@@ -6,31 +6,31 @@
     ├── DefinitionError    a Module or Config class is written wrongly      (also TypeError)
     ├── ConfigError        a configuration cannot be read or built          (also ValueError)
     ├── ShapeError         a shape does not fit                             (also ValueError)
-    ├── DataError          a dataset, batcher or loader cannot serve        (also ValueError)
-    ├── OptimError         an optimizer or schedule is asked the impossible (also ValueError)
+    ├── DataError          a dataset, batcher or loader is unusable         (also ValueError)
+    ├── OptimError         an optimizer or schedule cannot be used so       (also ValueError)
     ├── RecordError        a saved file is damaged or does not fit          (also ValueError)
     │   └── CheckpointError    the same of a run's checkpoint
-    ├── SwapError          a model cannot be swapped, or put back           (also ValueError)
+    ├── SwapError          a model cannot be swapped or unswapped           (also ValueError)
     ├── RunError           a run folder cannot be used                      (also OSError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
     ├── CompileError       generated code does not compile                  (also RuntimeError)
-    ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
+    ├── CacheError         a cache folder is unsafe or cannot be used       (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
-    ├── InputError         tensors or numbers that cannot be computed with; always one of
+    ├── InputError         invalid inputs of an op; always one of
     │   ├── InputRuntimeError      shapes, dtypes, devices do not fit       (also RuntimeError)
     │   ├── InputIndexError        an axis, label or index out of range     (also IndexError, RuntimeError,
     │   │                                                                    DataError)
     │   ├── InputDivisionError     an integer is divided by zero            (also ZeroDivisionError,
     │   │                                                                    RuntimeError)
-    │   ├── InputValueError        a number or word that means nothing here (also ValueError)
-    │   ├── InputTypeError         an argument of another type              (also TypeError)
-    │   └── InputUnsupportedError  a dtype that is not computed with        (also NotImplementedError)
-    ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
-    └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
+    │   ├── InputValueError        an invalid number or option              (also ValueError)
+    │   ├── InputTypeError         an argument of the wrong type            (also TypeError)
+    │   └── InputUnsupportedError  an unsupported dtype                     (also NotImplementedError)
+    ├── FusionError        a function does not fuse as required             (also RuntimeError)
+    └── UnsupportedError   a feature that is not supported (yet)            (also NotImplementedError)
 
-What layers, ops and fused functions are given and cannot take is an `InputError`, whoever noticed: a check
-before the call, a generated kernel, or torch. It is also of the class that torch raises for the input, so
-that ``except IndexError`` around a torch model still serves; where that depends on the op, it is of both.
+Invalid inputs of layers, ops and fused functions raise an `InputError`, no matter what detects them: a check
+before the call, a generated kernel, or torch. It also inherits from the class that torch raises for the
+input, so that ``except IndexError`` around a torch model still works; from both if that depends on the op.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class BurntError(Exception):
 
     Args:
         what: what failed, in one sentence.
-        where: the place: a layer's path, a file and key, a path inside a configuration.
+        where: the location: a layer's path, a file and key, a path inside a configuration.
         expected: what would have been right.
-        found: what was there instead.
-        origin: lines that tell what led there, nearest first.
+        found: what was found instead.
+        origin: lines about the calls before the failure, nearest first.
         hint: what to do.
 
     >>> print(BurntError("the file ends early", where="model.safetensors", expected="1024 bytes",
@@ -141,11 +141,11 @@ class ShapeError(BurntError, ValueError):
 
 
 class DataError(BurntError, ValueError):
-    """A dataset, batcher or loader cannot serve what was asked."""
+    """A dataset, batcher or loader is unusable, or cannot provide what was requested."""
 
 
 class OptimError(BurntError, ValueError):
-    """An optimizer or schedule is asked the impossible."""
+    """An optimizer or schedule has invalid options, or does not fit the model or its gradients."""
 
 
 class RecordError(BurntError, ValueError):
@@ -157,7 +157,7 @@ class CheckpointError(RecordError):
 
 
 class SwapError(BurntError, ValueError):
-    """burnt's kernels cannot be put into a model, or taken out again."""
+    """A model cannot be swapped or unswapped."""
 
 
 class RunError(BurntError, OSError):
@@ -169,7 +169,7 @@ class MetricError(BurntError, ValueError):
 
 
 class InputError(BurntError):
-    """Tensors or numbers cannot be computed with. What is raised is also of the class that torch raises."""
+    """An op has invalid inputs. The subclasses also inherit from the class that torch raises."""
 
 
 class InputRuntimeError(InputError, RuntimeError):
@@ -179,7 +179,7 @@ class InputRuntimeError(InputError, RuntimeError):
 class InputIndexError(InputError, DataError, IndexError, RuntimeError):
     """An axis, label or index is out of range.
 
-    torch raises IndexError or RuntimeError, depending on the op. Mostly the data is at fault.
+    torch raises IndexError or RuntimeError, depending on the op. The cause is mostly in the data.
     """
 
 
@@ -188,19 +188,19 @@ class InputDivisionError(InputError, ZeroDivisionError, RuntimeError):
 
 
 class InputValueError(InputError, ValueError):
-    """A number or word means nothing to the op."""
+    """A number or option is invalid for the op."""
 
 
 class InputTypeError(InputError, TypeError):
-    """An argument is of another type."""
+    """An argument has the wrong type."""
 
 
 class InputUnsupportedError(InputError, NotImplementedError):
-    """A dtype is not computed with."""
+    """A dtype is not supported."""
 
 
 class FusionError(BurntError, RuntimeError):
-    """A function does not fuse as it was asked to."""
+    """A function does not fuse as required."""
 
 
 class CompileError(BurntError, RuntimeError):
@@ -208,24 +208,24 @@ class CompileError(BurntError, RuntimeError):
 
 
 class CacheError(BurntError, OSError):
-    """A cache folder cannot be trusted or used."""
+    """A cache folder is unsafe or cannot be used."""
 
 
 class NonFiniteError(BurntError, ArithmeticError):
     """The loss became NaN or infinite.
 
-    `steps` are the first and the last step between which it did, where a training knows them.
+    `steps` are the first and the last step between which it happened, if the training knows them.
     """
 
     steps: tuple[int, int] | None = None
 
 
 class UnsupportedError(BurntError, NotImplementedError):
-    """A thing that does not exist here, or not yet."""
+    """A feature that is not supported, or not yet."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a mistyped one, or None when nothing is close.
+    """Return the known name closest to a mistyped one, or None if none is close.
 
     >>> nearest("hiden", ["hidden", "dropout"])
     'hidden'
@@ -235,7 +235,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def range_hint(smallest: int, largest: int, size: int) -> str:
-    """Why indices from `smallest` to `largest` may not fit something of a size.
+    """Suggest why indices from `smallest` to `largest` do not fit a table of `size` entries.
 
     >>> range_hint(1, 10, 10)
     'do they start at 1? Then subtract 1'

@@ -1,25 +1,25 @@
-"""A pool for large host buffers: what is freed is kept and used again, instead of going back to the kernel.
+"""A pool for large host buffers: freed memory is kept for reuse instead of being returned to the kernel.
 
-torch takes the memory of a CPU tensor from malloc, and glibc's malloc asks the kernel for a large block anew
-each time: mmap, a page fault and a zeroed page for every 4 KiB, munmap. Cloning 64 MB takes 29 ms so, 5 of
-them for the copy (one core of an AMD EPYC; ``python benchmarks/kernels.py --rows clone``). The pool is that
-same malloc, told by mallopt to take large blocks from its heap and to let the heap keep its pages: 5 ms, for
-every user of malloc in the process, from the moment it is enabled, with no code of ours in the path.
+torch allocates CPU tensors with malloc, and glibc's malloc requests each large block from the kernel: mmap, a
+page fault and a zeroed page for every 4 KiB, munmap. That way, cloning 64 MB takes 29 ms, of which the copy
+takes 5 (one core of an AMD EPYC; ``python benchmarks/kernels.py --rows clone``). The pool is the same malloc,
+configured by mallopt to serve large blocks from its heap and to keep the heap's pages: 5 ms. It applies to
+every user of malloc in the process as soon as it is enabled, and adds no code to an allocation.
 
-Other ways were weighed. An allocator of our own under torch (``c10::SetCPUAllocator``) would know its bytes
-exactly, but is C++ against private layouts, and helps no one but torch; torch's caching CPU allocator exists
-in mobile builds alone. Huge pages (``GLIBC_TUNABLES=glibc.malloc.hugetlb=1``, ``THP_MEM_ALLOC_ENABLE=1``) and
-preloaded allocators have to be chosen before the process starts; huge pages make faults cheaper, not fewer
-(10 ms), and add less than a tenth to a kept heap.
+Alternatives: an allocator under torch (``c10::SetCPUAllocator``) would count its bytes exactly, but needs C++
+against private layouts, and serves only torch; torch's caching CPU allocator exists only in mobile builds.
+Huge pages (``GLIBC_TUNABLES=glibc.malloc.hugetlb=1``, ``THP_MEM_ALLOC_ENABLE=1``) and preloaded allocators
+must be selected before the process starts; huge pages make faults cheaper, not fewer (10 ms), and speed up a
+kept heap by less than a tenth.
 
-What it costs is resident memory: up to `limit` bytes that are free stay with the process. Inside the heap
-neither mallopt nor malloc bounds that, so a thread looks once a second, in half a microsecond, and calls
-malloc_trim where more is kept: the bound holds to within a second. Threads that have an arena (a heap) of
-their own get buffers of up to 64 MiB pooled, larger ones not. The end of such an arena, 64 MiB at most, stays
-above the bound, as it does without a pool. The number of arenas is left alone: setting it cannot be undone,
-and makes other libraries' threads wait for each other. In a forked child the pool is off.
+The cost is resident memory: the process keeps up to `limit` free bytes. Neither mallopt nor malloc limits the
+free bytes in the heap, so a thread checks them once a second, in half a microsecond, and calls malloc_trim if
+there are more: the limit holds to within a second. In threads with their own arena (heap), buffers of up to
+64 MiB are pooled, larger ones are not. The end of such an arena, at most 64 MiB, may exceed the limit, as it
+does without a pool. The number of arenas is not changed: setting it cannot be undone, and makes other
+libraries' threads wait for each other. In a forked child the pool is off.
 
-Only glibc from 2.33 on has what this needs. Elsewhere nothing happens, and ``stats().reason`` says why.
+This needs glibc 2.33 or newer. Elsewhere nothing happens, and ``stats().reason`` says why.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from burnt.errors import ConfigError
 __all__ = ["SWITCH", "Stats", "disable", "enable", "enable_by_default", "pool", "stats", "trim"]
 
 SWITCH = "BURNT_MEMORY_POOL"
-"""The environment variable: ``0`` keeps the pool off whoever asks, ``1`` lets burnt turn it on by itself even
-where the environment tunes malloc, a size such as ``2GiB`` does so with a limit."""
+"""The environment variable: ``0`` keeps the pool off in any case; ``1`` lets burnt enable it by default even
+if the environment tunes malloc; a size such as ``2GiB`` does the same with a limit."""
 
 _PERIOD = 1.0
-"""Seconds between two looks at what is kept."""
-_SHARE = 4
-"""Without a limit, one part in so many of the machine's memory may be kept."""
+"""Seconds between two checks of the free memory."""
+_DEFAULT_DIVISOR = 4
+"""The default limit is the machine's memory divided by this."""
 _PROBE = 100_000
-"""Bytes that tell whose malloc it is: below what glibc maps, whose thresholds a freed mapping would raise."""
+"""Bytes allocated to identify malloc: below the mmap threshold, which freeing a mapped block would raise."""
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
     for suffix, base in (("iB", 1024), ("B", 1000))
 }
-# Parameters of mallopt, from malloc.h, and where glibc's own adaptation of them ends after large frees: it
-# cannot be resumed once one of them was set.
+# Parameters of mallopt, from malloc.h, and the values that glibc's own adaptation reaches after large frees.
+# Setting one of them ends that adaptation for good.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _ADAPTED = {_TRIM_THRESHOLD: 64 << 20, _MMAP_THRESHOLD: 32 << 20, _MMAP_MAX: 65536}
 _TUNED_BY = {
@@ -63,23 +63,23 @@ _TUNED_BY = {
     _MMAP_THRESHOLD: ("MALLOC_MMAP_THRESHOLD_", "glibc.malloc.mmap_threshold"),
     _MMAP_MAX: ("MALLOC_MMAP_MAX_", "glibc.malloc.mmap_max"),
 }
-_NEVER = -1  # as a threshold: mallopt takes an int and makes the largest size of it
+_NEVER = -1  # as a threshold: mallopt converts this int to the largest size
 _LARGEST_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Stats:
-    """How the pool stands, in bytes; None where malloc does not tell.
+    """The state of the pool, in bytes; None if malloc does not report a value.
 
     Args:
         enabled: whether freed buffers are kept now.
-        reason: why they are not, and will not be by burnt's own doing; None if they are or will be.
-        limit: how much may be kept, also while it is off.
-        in_use: what malloc has given out and not got back, small and large, to everyone in the process.
-        kept: what is free and still resident. An estimate: memory that others than malloc (Python's own
-            objects) took since the last trim counts here too, as far as malloc has that much free.
+        reason: why they are not kept, and will not be by default; None if they are or will be.
+        limit: the maximum of free bytes that are kept, also while the pool is off.
+        in_use: bytes that are allocated by malloc in the whole process.
+        kept: bytes that are free and resident. An estimate: memory allocated without malloc (Python's own
+            objects) since the last trim counts too, up to the free bytes of malloc.
         resident: the process's resident memory.
-        high_water: the most that it ever was.
+        high_water: the peak of the process's resident memory.
     """
 
     enabled: bool
@@ -92,94 +92,94 @@ class Stats:
 
 
 def enable(limit: int | str | None = None) -> Stats:
-    """Keep freed buffers from now on, until `disable`.
+    """Enable the pool: keep freed buffers until `disable`.
 
     Args:
-        limit: bytes that may be kept, or text such as ``"2GiB"``; a quarter of the machine's or the control
-            group's memory by default. Larger buffers go back at once. Of several limits that are asked for
-            (here, by `pool`, by the environment) the smallest holds.
+        limit: the maximum of free bytes to keep, or text such as ``"2GiB"``; by default a quarter of the
+            machine's or the control group's memory. Larger buffers are returned to the kernel at once. The
+            smallest of all limits applies (from here, from `pool`, from the environment).
 
     Returns:
-        How it stands then: ``reason`` says why nothing was done where that is so.
+        The state afterwards; if the pool could not be enabled, ``reason`` says why.
 
     Raises:
-        ConfigError: the limit is no size, or the environment variable BURNT_MEMORY_POOL cannot be read.
+        ConfigError: the limit is no size, or the environment variable BURNT_MEMORY_POOL is invalid.
 
     >>> enable("1GiB").limit
     1073741824
     >>> disable()
     """
-    wanted = _checked(limit)
+    new_limit = _parse_limit(limit)
     with _pool.lock:
-        _pool.asked, _pool.limit = True, wanted
-        _pool.settle()
+        _pool.requested, _pool.limit = True, new_limit
+        _pool.apply()
         return _pool.stats()
 
 
 def disable() -> None:
-    """Give back what is kept, and let malloc do as it did.
+    """Disable the pool: return free memory to the kernel, and restore malloc's settings.
 
-    burnt does not turn the pool on by itself afterwards; a `pool` that is open keeps it on until it ends.
-    glibc's malloc adapts its thresholds until someone sets them, and cannot be told to adapt again: they stay
-    where the adaptation ends, at 32 MiB, or at what the environment says.
+    Afterwards burnt does not enable the pool by default; an open `pool` block keeps it on until its end.
+    glibc's malloc adapts its thresholds until one is set, and cannot resume that: they are set to the values
+    where the adaptation ends (32 MiB), or to those of the environment.
     """
     with _pool.lock:
-        _pool.asked, _pool.limit, _pool.by_default = False, None, False
-        _pool.settle()
+        _pool.requested, _pool.limit, _pool.by_default = False, None, False
+        _pool.apply()
 
 
 @contextlib.contextmanager
 def pool(limit: int | str | None = None, *, by_default: bool = False) -> Iterator[None]:
-    """Keep freed buffers inside of a `with` block, and give back what is kept at its end.
+    """Keep freed buffers inside a `with` block, and return free memory to the kernel at its end.
 
     Args:
         limit: as for `enable`.
-        by_default: only where `enable_by_default` would, as burnt's own rooms do.
+        by_default: do nothing if `enable_by_default` would not enable the pool; burnt's own code sets this.
 
     Raises:
-        ConfigError: as `enable`.
+        ConfigError: as in `enable`.
 
     >>> with pool("512MiB"):
     ...     inside = stats()
     >>> inside.limit
     536870912
     """
-    if by_default and _refusal() is not None:
+    if by_default and _default_off_reason() is not None:
         yield
         return
-    mark, wanted = object(), _checked(limit)
+    mark, new_limit = object(), _parse_limit(limit)
     with _pool.lock:
-        _pool.scopes[mark] = wanted
-        _pool.settle()
+        _pool.scopes[mark] = new_limit
+        _pool.apply()
     try:
         yield
     finally:
         with _pool.lock:
             _pool.scopes.pop(mark, None)  # a forked child has none
-            _pool.settle()
+            _pool.apply()
         trim()
 
 
 def enable_by_default() -> None:
-    """Keep freed buffers, unless `disable`, BURNT_MEMORY_POOL=0 or an environment that tunes malloc says no.
+    """Enable the pool unless `disable` was called, BURNT_MEMORY_POOL is 0 or the environment tunes malloc.
 
-    What compiled code calls when it is made.
+    Called when code is compiled.
 
     Raises:
-        ConfigError: the environment variable BURNT_MEMORY_POOL cannot be read.
+        ConfigError: the environment variable BURNT_MEMORY_POOL is invalid.
     """
-    if _pool.by_default or _refusal() is not None:
+    if _pool.by_default or _default_off_reason() is not None:
         return
     with _pool.lock:
         _pool.by_default = True
-        _pool.settle()
+        _pool.apply()
 
 
 def trim() -> int:
-    """Give free memory back to the kernel, also while the pool is off.
+    """Return free memory to the kernel, also while the pool is off.
 
     Returns:
-        By how many bytes the process's resident memory went down.
+        The number of bytes by which the process's resident memory has decreased.
 
     >>> trim() >= 0
     True
@@ -189,10 +189,10 @@ def trim() -> int:
 
 
 def stats() -> Stats:
-    """How the pool stands.
+    """Return the state of the pool.
 
     Raises:
-        ConfigError: the environment variable BURNT_MEMORY_POOL cannot be read.
+        ConfigError: the environment variable BURNT_MEMORY_POOL is invalid.
 
     >>> now = stats()
     >>> now.resident is None or now.resident <= now.high_water
@@ -223,7 +223,7 @@ class _Mallinfo2(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _Counts:
-    """Bytes of all arenas: given out, free, and free at the end of the heap."""
+    """Bytes of all arenas: allocated, free, and free at the end of the heap."""
 
     in_use: int
     free: int
@@ -231,7 +231,7 @@ class _Counts:
 
 
 class _Malloc:
-    """glibc's malloc: options, counts, giving back. ctypes releases the GIL in each call."""
+    """glibc's malloc: settings, counts, trimming. ctypes releases the GIL in each call."""
 
     def __init__(self, libc: ctypes.CDLL) -> None:
         self._mallopt, self._trim, self._info = libc.mallopt, libc.malloc_trim, libc.mallinfo2
@@ -239,16 +239,16 @@ class _Malloc:
         self._info.restype = _Mallinfo2
 
     def keep(self, limit: int) -> None:
-        """Serve blocks of up to `limit` bytes from the heap, and never let it shrink by itself."""
+        """Serve blocks of up to `limit` bytes from the heap, and never shrink it automatically."""
         self._mallopt(_TRIM_THRESHOLD, _NEVER)
-        largest = max(limit, _ADAPTED[_MMAP_THRESHOLD])  # a heap that cannot grow is of no use to small ones
+        largest = max(limit, _ADAPTED[_MMAP_THRESHOLD])  # a lower threshold would map small blocks too
         if not self._mallopt(_MMAP_THRESHOLD, largest if largest <= _LARGEST_INT else _NEVER):
-            # Up to glibc 2.34 thresholds end at 32 MiB, but mmap can be forbidden.
+            # Up to glibc 2.34 the maximum threshold is 32 MiB, but mmap can be switched off.
             self._mallopt(_MMAP_MAX, 0)
 
     def restore(self) -> None:
-        """What the environment says, or what glibc arrives at by itself."""
-        for parameter, value in (_ADAPTED | _tuned()).items():
+        """Set the environment's values, or the ones that glibc's adaptation ends at."""
+        for parameter, value in (_ADAPTED | _tuned_by_environment()).items():
             self._mallopt(parameter, min(value, _LARGEST_INT))
 
     def counts(self) -> _Counts:
@@ -261,76 +261,76 @@ class _Malloc:
 
 @once
 def _malloc() -> _Malloc | str:
-    """The process's malloc, or why it cannot keep anything."""
+    """Return the process's malloc, or why it cannot be used as a pool."""
     if platform.system() != "Linux":
         return f"{platform.system()} has its own malloc, which has no such settings"
     if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         return "the C library is not glibc (musl has no such settings)"
-    libc = ctypes.CDLL("libc.so.6")  # and not another library's functions of these names
+    libc = ctypes.CDLL("libc.so.6")  # by name: another library may define the same functions
     if not hasattr(libc, "mallinfo2"):
         return f"{os.confstr('CS_GNU_LIBC_VERSION')} cannot count past 2 GiB: 2.33 or newer is needed"
     malloc = _Malloc(libc)
-    if not _serves(malloc):
+    if not _is_process_malloc(malloc):
         preloaded = os.environ.get("LD_PRELOAD")
         return "malloc is not glibc's but another library's" + (f": {preloaded}" if preloaded else "")
     return malloc
 
 
-def _serves(malloc: _Malloc) -> bool:
-    """Whether the process's blocks are `malloc`'s: then it counts one that is taken.
+def _is_process_malloc(malloc: _Malloc) -> bool:
+    """Whether the process allocates with `malloc`: then its counts include a block that is allocated here.
 
-    Addresses do not tell: in a program linked to run at a fixed one, such as Debian's python3, ``malloc`` has
-    the address of the program's jump to it.
+    Comparing addresses does not work: in a program linked at a fixed address, such as Debian's python3,
+    ``malloc`` is the address of the program's jump to it.
     """
-    process = ctypes.PyDLL(None)  # keeps the GIL: no other thread of Python's frees anything meanwhile
+    process = ctypes.PyDLL(None)  # keeps the GIL, so that no other Python thread frees memory meanwhile
     process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     process.free.argtypes = (ctypes.c_void_p,)
-    for _ in range(3):  # a thread that is not Python's may free as much
+    for _ in range(3):  # repeated, since a native thread may free as much meanwhile
         before = malloc.counts().in_use
         block = process.malloc(_PROBE)
-        taken = malloc.counts().in_use - before
+        increase = malloc.counts().in_use - before
         process.free(block)
-        if taken >= _PROBE:
+        if increase >= _PROBE:
             return True
     return False
 
 
-def _tuned() -> dict[int, int]:
-    """Parameters that the environment sets, for glibc to read when the process starts."""
+def _tuned_by_environment() -> dict[int, int]:
+    """Return the mallopt parameters that the environment sets, which glibc reads at the start."""
     tunables = dict(re.findall(r"([\w.]+)=(\w+)", os.environ.get("GLIBC_TUNABLES", "")))
-    found = {}
+    values = {}
     for parameter, (variable, tunable) in _TUNED_BY.items():
         text = tunables.get(tunable, os.environ.get(variable))
         if text is not None:
-            with contextlib.suppress(ValueError):  # glibc overlooks what is no number
-                found[parameter] = int(text, 0)
-    return found
+            with contextlib.suppress(ValueError):  # glibc ignores values that are no numbers
+                values[parameter] = int(text, 0)
+    return values
 
 
 # --- the pool ---------------------------------------------------------------------------------------------
 
 
 class _Pool:
-    """Who asked for what, and what was done about it. Everything is called with the lock held."""
+    """The requests to enable the pool, and its state. Call every method with the lock held."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.asked: bool | None = None  # by enable and disable
-        self.limit: int | None = None  # of enable
+        self.requested: bool | None = None  # True by enable, False by disable
+        self.limit: int | None = None  # the argument of enable
         self.by_default = False
-        self.scopes: dict[object, int | None] = {}  # the limits of `pool`s that are open
-        self.others = 0  # anonymous resident memory that malloc has not given out, when nothing was kept
-        self.stop: threading.Event | None = None  # of the thread that looks; None while off
-        self.bound = 0  # what that thread holds to
+        self.scopes: dict[object, int | None] = {}  # the limits of open `pool` blocks
+        self.other_memory = 0  # anonymous resident bytes that are not malloc's, at the last trim
+        self.stop: threading.Event | None = None  # stops the trimming thread; None while the pool is off
+        self.bound = 0  # the limit that the thread applies
 
-    def settle(self) -> None:
-        """Make it so."""
+    def apply(self) -> None:
+        """Switch the pool on or off as requested."""
         malloc = _malloc()
-        forbidden, size = _switch()
+        forbidden, size = _read_switch()
         if isinstance(malloc, str):
             return
-        wanted = not forbidden and (bool(self.asked) or bool(self.scopes) or self.by_default)
-        if wanted:
+        is_on = not forbidden and (bool(self.requested) or bool(self.scopes) or self.by_default)
+        if is_on:
             self.bound = self.smallest(size)
             malloc.keep(self.bound)
             if self.stop is None:
@@ -344,16 +344,16 @@ class _Pool:
             self.trim()
 
     def smallest(self, size: int | None) -> int:
-        """Of the limits that are asked for, the environment's among them."""
-        asked = [limit for limit in (self.limit, *self.scopes.values(), size) if limit is not None]
-        return min(asked, default=_memory() // _SHARE)
+        """Return the smallest of the requested limits, including the environment's."""
+        limits = [limit for limit in (self.limit, *self.scopes.values(), size) if limit is not None]
+        return min(limits, default=_memory_limit() // _DEFAULT_DIVISOR)
 
     def stats(self) -> Stats:
         malloc = _malloc()
-        _, size = _switch()
+        _, size = _read_switch()
         if isinstance(malloc, str):
             return Stats(False, malloc, None, None, None, None, None)
-        reason = None if self.stop is not None else _refusal()
+        reason = None if self.stop is not None else _default_off_reason()
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         peak, now = (int(re.findall(rf"{name}:\s+(\d+) kB", status)[0]) << 10 for name in ("VmHWM", "VmRSS"))
         counts = malloc.counts()
@@ -361,21 +361,21 @@ class _Pool:
         return Stats(self.stop is not None, reason, self.smallest(size), counts.in_use, kept, now, peak)
 
     def kept(self, counts: _Counts) -> int:
-        """Free bytes that are resident. malloc counts free ones that were given back as well."""
-        return max(0, min(counts.free, _anonymous() - counts.in_use - self.others))
+        """Estimate the free bytes that are resident; malloc's count includes ones returned to the kernel."""
+        return max(0, min(counts.free, _anonymous_bytes() - counts.in_use - self.other_memory))
 
     def trim(self, keep: int = 0) -> int:
         malloc = _malloc()
         if isinstance(malloc, str):
             return 0
-        before = _anonymous()
+        before = _anonymous_bytes()
         malloc.trim(keep)
-        after, counts = _anonymous(), malloc.counts()
-        self.others = after - counts.in_use - counts.end
+        after, counts = _anonymous_bytes(), malloc.counts()
+        self.other_memory = after - counts.in_use - counts.end
         return max(0, before - after)
 
-    def look(self) -> None:
-        """Give back what is above the limit: all but the end of the heap, and of that as much as may stay."""
+    def trim_excess(self) -> None:
+        """Trim if the limit is exceeded; `bound` bytes at the end of the heap may stay."""
         malloc = _malloc()
         if isinstance(malloc, str) or self.stop is None:
             return
@@ -388,7 +388,7 @@ _pool = _Pool()
 
 
 def _after_fork() -> None:
-    """In a child: the thread is gone, and another of the parent's may have held the lock."""
+    """Reset the pool in a child: its thread is gone, and a thread of the parent may have held the lock."""
     global _pool
     malloc, enabled = _malloc(), _pool.stop is not None
     _pool = _Pool()
@@ -404,37 +404,37 @@ def _watch(stop: threading.Event) -> None:
     while not stop.wait(_PERIOD):
         with _pool.lock:
             if not stop.is_set():
-                _pool.look()
+                _pool.trim_excess()
 
 
-def _refusal() -> str | None:
-    """Why burnt does not turn the pool on by itself."""
-    forbidden, _ = _switch()
+def _default_off_reason() -> str | None:
+    """Return why burnt does not enable the pool by default, or None."""
+    forbidden, _ = _read_switch()
     if forbidden:
         return f"{SWITCH}=0"
-    if _pool.asked is False:
+    if _pool.requested is False:
         return "burnt.memory.disable() was called"
-    if _tuned() and not os.environ.get(SWITCH):
-        return f"the environment tunes malloc, which is left so; {SWITCH}=1 for the pool nonetheless"
+    if _tuned_by_environment() and not os.environ.get(SWITCH):
+        return f"the environment tunes malloc; set {SWITCH}=1 to enable the pool anyway"
     return None
 
 
-def _switch() -> tuple[bool, int | None]:
-    """What the environment says: whether the pool is forbidden, and a limit."""
+def _read_switch() -> tuple[bool, int | None]:
+    """Return the environment's setting: whether the pool is forbidden, and the limit."""
     text = os.environ.get(SWITCH, "").strip()
     if text in ("", "0", "1"):
         return text == "0", None
-    return False, _size(text, SWITCH)
+    return False, _parse_size(text, SWITCH)
 
 
-def _checked(limit: int | str | None) -> int | None:
-    """A limit in bytes, before anything is changed; the environment has to be readable too."""
-    _switch()
-    return None if limit is None else _size(limit, "limit")
+def _parse_limit(limit: int | str | None) -> int | None:
+    """Parse a limit and validate the environment variable, before any state changes."""
+    _read_switch()
+    return None if limit is None else _parse_size(limit, "limit")
 
 
-def _size(size: int | str, where: str) -> int:
-    """Bytes, of a number or of text such as ``2GiB``.
+def _parse_size(size: int | str, where: str) -> int:
+    """Parse a size in bytes, from a number or text such as ``2GiB``.
 
     Raises:
         ConfigError: it is no size, or not above 0.
@@ -447,20 +447,20 @@ def _size(size: int | str, where: str) -> int:
             ", or 0 for off, or 1 for on" if where == SWITCH else ""
         )
         raise ConfigError(
-            "the memory pool cannot have such a limit", where=where, expected=expected, found=size
+            "the limit of the memory pool is invalid", where=where, expected=expected, found=size
         )
     return int(float(match[1]) * factor)
 
 
-def _anonymous() -> int:
-    """Resident bytes that belong to no file."""
+def _anonymous_bytes() -> int:
+    """Return the resident bytes that belong to no file."""
     resident, shared = Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3]
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 @once
-def _memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that this process may have: the machine's, or those of the control groups that it is in."""
+def _memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the memory available to this process: the machine's, or its control groups' limit."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError):  # no control groups here
         for line in own.read_text(encoding="utf-8").splitlines():

@@ -264,7 +264,7 @@ assert resident() <= before + 105, resident() - before
 assert memory.stats().kept <= 100 * MIB
 # What is below the limit stays.
 memory.trim()
-memory._pool.look()
+memory._pool.trim_excess()
 before = resident()
 libc.free(take(80))
 time.sleep(0.2)
@@ -282,7 +282,7 @@ taken = [take(30) for _ in range(10)]
 for block in taken:
     libc.free(block)
 near(resident(), before + 300)
-memory._pool.look()
+memory._pool.trim_excess()
 near(resident(), before + 100)
 near(memory.stats().kept / MIB, 100)
 """)
@@ -360,14 +360,14 @@ def test_without_a_limit_a_part_of_the_memory_of_machine_or_control_group(
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     own, job = tmp_path / "own", tmp_path / "groups" / "user" / "job"
     job.mkdir(parents=True)
-    assert memory._memory(tmp_path / "groups", own) == machine
+    assert memory._memory_limit(tmp_path / "groups", own) == machine
     own.write_text("1:cpu:/elsewhere\n0::/user/job\n")
-    assert memory._memory.__wrapped__(tmp_path / "groups", own) == machine
+    assert memory._memory_limit.__wrapped__(tmp_path / "groups", own) == machine
     (job / "memory.max").write_text("max\n")
     (job.parent / "memory.max").write_text("1073741824\n")
     (tmp_path / "memory.max").write_text("1\n")  # no group's
-    assert memory._memory.__wrapped__(tmp_path / "groups", own) == 2**30
-    assert memory.stats().limit == memory._memory() // 4
+    assert memory._memory_limit.__wrapped__(tmp_path / "groups", own) == 2**30
+    assert memory.stats().limit == memory._memory_limit() // 4
 
 
 # --- threads and forks
@@ -391,7 +391,7 @@ for _ in range(3):
         thread.start()
     for thread in threads:
         thread.join()
-    memory._pool.look()
+    memory._pool.trim_excess()
     assert memory.stats().kept <= 200 * MIB
     after.append(resident() - before)
 # The end of each arena stays, as it does without a pool; they were given 8 GiB.
@@ -679,7 +679,7 @@ near(memory.stats().kept / MIB, 200)
      ("1KiB", 1024), ("2kb", 2000), ("1TiB", 2**40), (" 7MiB ", 7 * MIB)],
 )  # fmt: skip
 def test_sizes(text: str | int, expected: int) -> None:
-    assert memory._size(text, "limit") == expected
+    assert memory._parse_size(text, "limit") == expected
 
 
 @pytest.mark.parametrize(
@@ -689,12 +689,12 @@ def test_no_sizes(fresh: None, text: str | int) -> None:
     with pytest.raises(ConfigError) as caught:
         memory.enable(text)
     assert str(caught.value).splitlines() == [
-        "the memory pool cannot have such a limit",
+        "the limit of the memory pool is invalid",
         "  in        limit",
         "  expected  a size such as 2GiB, or bytes",
         f"  found     {text}".rstrip() if text else f"  found     {text}",
     ]
-    assert memory._pool.asked is None  # nothing was done
+    assert memory._pool.requested is None  # nothing was done
 
 
 @pytest.mark.parametrize("call", [memory.enable, memory.enable_by_default, memory.stats])
@@ -708,7 +708,7 @@ def test_a_switch_that_cannot_be_read(fresh: None, monkeypatch: pytest.MonkeyPat
         "  found     on",
     ]
     assert not memory._pool.by_default
-    assert memory._pool.asked is None
+    assert memory._pool.requested is None
 
 
 @pytest.mark.parametrize(
@@ -717,4 +717,4 @@ def test_a_switch_that_cannot_be_read(fresh: None, monkeypatch: pytest.MonkeyPat
 )
 def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, expected: tuple[bool, int | None]) -> None:
     monkeypatch.setenv(memory.SWITCH, text)
-    assert memory._switch() == expected
+    assert memory._read_switch() == expected

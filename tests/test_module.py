@@ -702,7 +702,7 @@ class TestDamagedFiles:
         for document, message in [
             ({"format": "1"}, "newer format"),
             ({**nothing, "aliases": []}, "metadata of a record is damaged"),
-            ({**nothing, "aliases": {"b": "a"}}, "tied tensors of a record are lost"),
+            ({**nothing, "aliases": {"b": "a"}}, "tied tensors of a record are missing"),
         ]:
             write_tensors(saved, {"x": torch.zeros(1)}, document)
             with pytest.raises(RecordError, match=message):

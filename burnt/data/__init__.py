@@ -1,6 +1,6 @@
 """Datasets, batches and loaders.
 
-`dataset` holds what is served, `batch` what a step receives, `loader` the order in which it comes.
+`dataset` provides items by index, `batch` is the input of a step, `loader` determines the order of batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batch: named tensors that belong together, and how items become one and go to a device."""
+"""Batch: named tensors with a common batch axis; collate items to batches and move them to a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Batch", "collate", "move"]
 
 
 class Batch:
-    """Named tensors with one leading axis in common.
+    """Named tensors with a common leading axis.
 
     >>> import torch
     >>> batch = Batch(images=torch.zeros(4, 1, 8, 8), labels=torch.zeros(4, dtype=torch.int64))
@@ -45,14 +45,14 @@ class Batch:
         return f"Batch({', '.join(shapes)})"
 
     def replace(self, **columns: Any) -> Batch:
-        """A batch with some columns changed or added."""
+        """Return a batch with some columns changed or added."""
         return Batch(**{**self.__dict__, **columns})
 
 
 def collate(items: Sequence[Any]) -> Any:
-    """A batch of items: tensors and numbers are stacked, containers keep their form.
+    """Collate items to a batch: tensors and numbers are stacked, containers are collated by element.
 
-    Dicts and dataclasses become a `Batch`; tuples and lists stay what they are.
+    Dicts and dataclasses become a `Batch`; tuples and lists keep their type.
 
     Raises:
         DataError: the items have different shapes or types.
@@ -83,14 +83,14 @@ def collate(items: Sequence[Any]) -> Any:
         raise DataError(
             "the items of a batch do not fit together",
             found=error.args[0] if isinstance(error, KeyError) else str(error),
-            hint="pad them, or give the loader a batcher of your own",
+            hint="pad them, or pass your own batcher= to the loader",
         ) from error
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """A batch, or any container of tensors, on a device; tensors that are there already stay the same.
+    """Move a batch, or any container of tensors, to a device; tensors that are already there are not copied.
 
-    Copies to an accelerator do not wait where the memory is pinned.
+    Copies from pinned memory to an accelerator are asynchronous.
     """
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Datasets: what can be asked for item by item, by index."""
+"""Datasets: items by index."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @runtime_checkable
 class Dataset(Protocol[T_co]):
-    """What a loader serves from: a length, and items by index. A list is one, and so is torch's Dataset."""
+    """The interface that a loader needs: a length, and items by index, as of a list or torch's Dataset."""
 
     def __len__(self) -> int:
-        """How many items there are."""
+        """Return the number of items."""
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """The item at an index below the length."""
+        """Return the item at an index below the length."""
         ...
 
 
@@ -49,7 +49,7 @@ class InMemoryDataset(Generic[T]):
 
 
 class TensorDataset:
-    """Named tensors of equal length; a batch is taken from each in one go.
+    """Named tensors of equal length; `take` indexes each of them once per batch.
 
     Args:
         columns: tensors, ``[n, ...]`` each.
@@ -67,7 +67,7 @@ class TensorDataset:
         for name, column in columns.items():
             if not isinstance(column, Tensor) or column.dim() == 0:
                 raise DataError(
-                    "a TensorDataset holds tensors",
+                    "the columns of a TensorDataset must be tensors",
                     where=name,
                     expected="a tensor of at least one axis",
                     found="a scalar" if isinstance(column, Tensor) else type(column).__name__,
@@ -76,7 +76,7 @@ class TensorDataset:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
             raise DataError(
-                "the columns of a TensorDataset need one length",
+                "the columns of a TensorDataset differ in length",
                 expected="equal lengths",
                 found=", ".join(f"{name}: {length}" for name, length in lengths.items()) or "no columns",
             )
@@ -89,6 +89,6 @@ class TensorDataset:
         return Batch(**{name: column[index] for name, column in self.columns.items()})
 
     def take(self, indices: Tensor) -> Batch:
-        """The items at several indices, ``[n]`` of int64, as one batch on the columns' device."""
+        """Return the items at indices, ``[n]`` of int64, as one batch on the columns' device."""
         columns = self.columns.items()
         return Batch(**{name: torch.index_select(c, 0, indices.to(c.device)) for name, c in columns})

@@ -1,4 +1,4 @@
-"""Loaders: batches in an order that is a function of (seed, epoch), so that any can be found again."""
+"""Loaders: batches in an order that depends only on (seed, epoch), so that each can be reproduced."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class EpochLoader(Protocol[B_co]):
-    """What the Learner asks of a loader."""
+    """The interface that the Learner needs of a loader."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B_co]:
-        """The batches of an epoch, from the batch numbered `start` on."""
+        """Return the batches of an epoch, from the batch numbered `start` on."""
         ...
 
     def num_batches(self) -> int | None:
-        """How many batches an epoch has, where that is known."""
+        """Return the number of batches of an epoch; None if unknown."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What decides the order, as a checkpoint keeps it and compares it on resume."""
+        """Return the settings that determine the order; checkpoints store them and compare them on resume."""
         ...
 
 
 class Loader(Generic[B]):
-    """Batches from a dataset, shuffled or not.
+    """Batches from a dataset, optionally shuffled.
 
-    Neither the global random state nor the past has a say in the order: batch `k` of epoch `e` is the same in
-    every run with the same seed, and is reached without serving the ones before it.
+    The order depends neither on the global random state nor on earlier epochs: batch `k` of epoch `e` is the
+    same in every run with the same seed, and can be loaded without the ones before it.
 
     Args:
-        dataset: what is served; one with a ``take(indices)`` gives whole batches at once.
-        batch_size: items in a batch.
-        batcher: turns a list of items into a batch; `collate` by default. The whole batch where the dataset
-            has ``take``.
-        shuffle: a new order in every epoch.
-        seed: of the order, and of `transform`.
-        drop_last: leave out a last batch that is not full.
-        transform: changes a batch, given it and a generator of its own, seeded by (seed, epoch, batch):
-            augmentation that a resumed run repeats exactly.
+        dataset: the items; if it has a method ``take(indices)``, that returns whole batches.
+        batch_size: the number of items in a batch.
+        batcher: turns a list of items into a batch; `collate` by default. If the dataset has ``take``, it
+            gets that batch instead.
+        shuffle: use a new order in every epoch.
+        seed: the seed of the order and of `transform`.
+        drop_last: drop a last batch that is not full.
+        transform: ``transform(batch, generator)`` returns the changed batch. The generator is seeded by
+            (seed, epoch, batch), so that a resumed run repeats its augmentation exactly.
 
     Raises:
         DataError: an empty dataset, a batch size below 1, or no batch in an epoch.
@@ -80,12 +80,12 @@ class Loader(Generic[B]):
         transform: Callable[[B, torch.Generator], B] | None = None,
     ) -> None:
         if batch_size < 1:
-            raise DataError("a batch needs items", expected="batch_size of at least 1", found=batch_size)
+            raise DataError("batch_size is too small", expected="batch_size of at least 1", found=batch_size)
         if len(dataset) == 0:
             raise DataError(
                 "the dataset is empty",
                 found=f"a {type(dataset).__name__} of length 0",
-                hint="look at the path, the filter or the split that it came from",
+                hint="check the path, filter or split that it is built from",
             )
         if drop_last and len(dataset) < batch_size:
             raise DataError(
@@ -107,16 +107,16 @@ class Loader(Generic[B]):
         return full if self.drop_last or not rest else full + 1
 
     def __iter__(self) -> Iterator[B]:
-        """The next epoch: 0 the first time, and so on."""
+        """Iterate over the next epoch, starting with 0."""
         self._served += 1
         return self.epoch(self._served - 1)
 
     def num_batches(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches of an epoch."""
         return len(self)
 
     def order(self, epoch: int) -> Tensor:
-        """The indices of an epoch in the order in which they are served, ``[n]`` of int64."""
+        """Return the indices of an epoch in their order, ``[n]`` of int64."""
         if not self.shuffle:
             return torch.arange(len(self.dataset))
         return torch.from_numpy(_random(self.seed, epoch).permutation(len(self.dataset)))

@@ -114,11 +114,11 @@ class MultiHeadAttention(Module):
 
     @property
     def head_dim(self) -> int:
-        """Size D of a head."""
+        """The size D of a head."""
         return self.embed_dim // self.num_heads
 
     def reset_parameters(self) -> None:
-        """Draw the input projections anew (Xavier, uniform) and set the biases to zero."""
+        """Reinitialise the input projections (Xavier uniform), and set the biases to zero."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 torch.nn.init.xavier_uniform_(weight)
@@ -128,7 +128,7 @@ class MultiHeadAttention(Module):
 
     @classmethod
     def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:
-        """A copy of torch's layer, which takes its input with the batch first.
+        """Build a copy of torch's layer; its input has the batch axis first.
 
         Raises:
             UnsupportedError: the layer has `add_bias_kv` or `add_zero_attn`.
@@ -204,7 +204,7 @@ class MultiHeadAttention(Module):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """The weights that `forward` takes means with, before dropout, to look at: ``[B, H, L, S]``.
+        """Return the attention weights of `forward`, before dropout: ``[B, H, L, S]``.
 
         Takes what `forward` takes. `forward` itself never holds them in memory.
         """
@@ -218,7 +218,7 @@ class MultiHeadAttention(Module):
                 if mask.dtype == torch.bool
                 else scores_BHLS + mask
             )
-        # A softmax over nothing is NaN, and so is its gradient; here it is a mean of nothing.
+        # A softmax over no keys is NaN, as is its gradient; here the result is zero.
         nothing = (scores_BHLS == float("-inf")).all(-1, keepdim=True)
         weights: Tensor = scores_BHLS.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
         return weights if query.dim() == 3 else weights[0]
@@ -244,7 +244,7 @@ class MultiHeadAttention(Module):
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, *, weights_only: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs, projected and split into heads: BHLD, BKSD, BKSD (no values with `weights_only`)."""
+        """Project the inputs and split them into heads: BHLD, BKSD, BKSD (no values with `weights_only`)."""
         key = query if key is None else key
         value = key if value is None else value
         self._check_inputs(query, key, value, weights_only)
@@ -307,7 +307,7 @@ class MultiHeadAttention(Module):
         key_padding_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor | None:
-        """All masks as one that broadcasts to BHLS: boolean, True where hidden, or added to the scores."""
+        """Combine all masks to one that broadcasts to BHLS: boolean (True hides), or added to the scores."""
         masks: list[Tensor] = []
         batch, length, keys = q_BHLD.shape[0], q_BHLD.shape[2], k_BKSD.shape[2]
         if attn_mask is not None:

@@ -12,7 +12,7 @@ from burnt.module import Module
 
 __all__ = ["Conv2d"]
 
-_LARGE = 1 << 20  # multiplications below which looking for a faster convolution than torch's takes too long
+_LARGE = 1 << 20  # multiplications; below, selecting a faster convolution than torch's takes too long
 
 
 class Conv2d(Module, torch.nn.Conv2d):
@@ -79,8 +79,8 @@ class Conv2d(Module, torch.nn.Conv2d):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution of ``[batch, in_channels, height, width]``, or of one image."""
-        weight = self.weight  # once: a parametrization computes it
+        """Convolve ``[batch, in_channels, height, width]``, or one image."""
+        weight = self.weight  # read once, since a parametrization computes it
         recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
         small = input.numel() * weight.numel() // self.in_channels < _LARGE
         plain = self.padding_mode == "zeros" and not weight.is_complex()

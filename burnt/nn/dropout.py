@@ -36,7 +36,7 @@ class Dropout(Module, torch.nn.Dropout):
         super().__init__(p, inplace)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` ``[*]``; while training, a part of it zeroed and the rest scaled."""
+        """In training mode, zero a random part of `input` ``[*]`` and scale the rest."""
         if torch.compiler.is_compiling() or self.inplace or not self.training:
             return super().forward(input)
         return kernels.dropout(input, self.p, True)

@@ -13,7 +13,7 @@ __all__ = ["Embedding"]
 
 
 class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch annotates a `freeze` it lacks
-    """A table of vectors, looked up by id.
+    """A table of vectors, indexed by id.
 
     Args:
         num_embeddings: number of ids.
@@ -64,7 +64,7 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """The vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
+        """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
         as_torch = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         try:
             if torch.compiler.is_compiling() or as_torch:

@@ -11,7 +11,7 @@ from burnt.module import Module
 
 __all__ = ["Linear"]
 
-_LARGE = 1 << 20  # multiplications below which looking for a faster product than torch's takes too long
+_LARGE = 1 << 20  # multiplications; below, selecting a faster matmul than torch's takes too long
 
 
 class Linear(Module, torch.nn.Linear):
@@ -48,7 +48,7 @@ class Linear(Module, torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The map of each row, ``[..., in_features]`` to ``[..., out_features]``."""
+        """Map ``[..., in_features]`` to ``[..., out_features]``."""
         recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
         if recorded or input.numel() * self.out_features < _LARGE:
             return F.linear(input, self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Losses: how far outputs are from what they should be."""
+"""Loss functions as layers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss of logits ``[batch, num_classes, *]`` for labels ``[batch, *]`` or probabilities."""
+        """Compute the loss of ``[batch, num_classes, *]`` logits for ``[batch, *]`` labels or probabilities."""
         try:
             if torch.compiler.is_compiling():
                 return super().forward(input, target)
@@ -129,7 +129,7 @@ class Mse(Module, torch.nn.MSELoss):
         super().__init__(reduction=reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The error of `input` ``[*]`` against `target` ``[*]``."""
+        """Return the error of `input` ``[*]`` against `target` ``[*]``."""
         if input.shape != target.shape:
             raise ShapeError(
                 "input and target of a squared error differ in shape",

@@ -1,4 +1,4 @@
-"""Normalisations: over the batch, over the last axes."""
+"""Normalisation layers: over the batch, or over the last axes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BatchNorm(Module, BatchNormBase):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` ``[batch, num_features, *]``, normalised."""
+        """Normalise `input` ``[batch, num_features, *]``."""
         self._check_input_dim(input)
         if not (self.training and self.track_running_stats and self.momentum is None):
             if torch.compiler.is_compiling():
@@ -84,10 +84,10 @@ class BatchNorm(Module, BatchNormBase):
         return output
 
     def _normalised(self, input: Tensor) -> Tensor:
-        """What torch's layer does, by `burnt.kernels`."""
+        """Compute torch's layer with `burnt.kernels`."""
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        # In evaluation without averages the batch's own statistics serve; with them, they are kept.
+        # In evaluation, the running averages are used and not updated; without them, the batch's statistics.
         by_batch = self.training or self.running_mean is None
         kept = not self.training or self.track_running_stats
         return kernels.batch_norm(
@@ -154,7 +154,7 @@ class LayerNorm(Module, torch.nn.LayerNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        # torch's annotation knows lists, torch.Size and int only.
+        # torch's annotation allows only lists, torch.Size and int.
         shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 

@@ -1,4 +1,4 @@
-"""Pooling: windows of an image become one pixel each."""
+"""Pooling layers for images."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d"]
 
 
 def _of_both(size: int | tuple[int, int]) -> tuple[int, int]:
-    """A size for each of two axes: kernels tell by it an image without batch from a batch of signals."""
+    """Expand a size to two axes, so that the kernels recognise an image without a batch axis."""
     return (size, size) if isinstance(size, int) else size
 
 
 class MaxPool2d(Module, torch.nn.MaxPool2d):
-    """The maximum of each window.
+    """Max pooling: the maximum of each window.
 
     Args:
         kernel_size: height and width of the window.
@@ -70,7 +70,7 @@ class MaxPool2d(Module, torch.nn.MaxPool2d):
 
 
 class AvgPool2d(Module, torch.nn.AvgPool2d):
-    """The mean of each window.
+    """Average pooling: the mean of each window.
 
     Args:
         kernel_size: height and width of the window.
@@ -123,7 +123,7 @@ class AvgPool2d(Module, torch.nn.AvgPool2d):
 
 
 class AdaptiveAvgPool2d(Module, torch.nn.AdaptiveAvgPool2d):
-    """The means of as many windows as the output has pixels, whatever the input's size.
+    """Adaptive average pooling: the output size is fixed, and the windows follow from the input's size.
 
     Args:
         output_size: height and width of the output; None keeps the input's.

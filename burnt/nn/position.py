@@ -1,4 +1,4 @@
-"""Positional encodings: what tells a transformer the order of its tokens."""
+"""Positional encodings for transformers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PositionalEncoding(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the table; needed after `to_empty`, as with torch's layers."""
+        """Recompute the table; needed after `to_empty`, as for torch's layers."""
         position = torch.arange(self.max_len, dtype=torch.float64, device=self.encoding.device)
         even = torch.arange(0, self.d_model, 2, dtype=torch.float64, device=self.encoding.device)
         angle = position[:, None] * torch.exp(even * (-math.log(self.base) / self.d_model))
@@ -72,7 +72,7 @@ class PositionalEncoding(Module):
             self.encoding[:, 1::2] = angle[:, : self.d_model // 2].cos()
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` ``[*, length, d_model]`` plus the encoding of positions 0 to ``length - 1``."""
+        """Add the encoding of positions 0 to ``length - 1`` to `input` ``[*, length, d_model]``."""
         if input.dim() < 2 or input.shape[-1] != self.d_model or input.shape[-2] > self.max_len:
             raise ShapeError(
                 "the sequence does not fit the positional encoding",

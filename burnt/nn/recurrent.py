@@ -21,7 +21,7 @@ __all__ = ["Gru", "Lstm"]
 
 
 class _Recurrent(Module):
-    """What both layers have: parameters as torch names them, and sequences of several lengths."""
+    """Base of both layers: parameters with torch's names, and sequences of different lengths."""
 
     _GATES: ClassVar[int]
     _STATES: ClassVar[tuple[str, ...]]
@@ -76,24 +76,24 @@ class _Recurrent(Module):
 
     @property
     def num_directions(self) -> int:
-        """Number D of directions."""
+        """The number D of directions."""
         return 2 if self.bidirectional else 1
 
     @property
     def all_weights(self) -> list[list[Parameter]]:
-        """For each layer, and in it for each direction: weight_ih, weight_hh, and bias_ih, bias_hh."""
+        """The parameters by layer and direction: weight_ih, weight_hh, and bias_ih, bias_hh."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
         suffixes = [s for layer in range(self.num_layers) for s in self._suffixes(layer)]
         return [[getattr(self, name + suffix) for name in names] for suffix in suffixes]
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, evenly between -1 / sqrt(H) and 1 / sqrt(H)."""
+        """Reinitialise all parameters uniformly between -1 / sqrt(H) and 1 / sqrt(H)."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter, -bound, bound)
 
     def extra_repr(self) -> str:
-        """Sizes, and what differs from the defaults."""
+        """Return the sizes, and the options that differ from the defaults."""
         text = f"{self.input_size}, {self.hidden_size}"
         rest = {"num_layers": 1, "bias": True, "dropout": 0.0, "bidirectional": False}
         return text + "".join(
@@ -128,7 +128,7 @@ class _Recurrent(Module):
         start: tuple[Tensor, ...] | None,
         lengths: Tensor | None,
     ) -> tuple[Any, tuple[Tensor, ...]]:
-        """The output, of the input's kind, and the last states."""
+        """Return the output, batched or packed like the input, and the last states."""
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise InputValueError(
@@ -269,7 +269,7 @@ class Lstm(_Recurrent):
 
     @classmethod
     def from_torch(cls, layer: torch.nn.LSTM) -> Self:
-        """A copy of torch's layer, which takes its input with the batch first.
+        """Build a copy of torch's layer; its input has the batch axis first.
 
         Raises:
             UnsupportedError: the layer has a `proj_size`.
@@ -282,7 +282,7 @@ class Lstm(_Recurrent):
         hx: tuple[Tensor, Tensor] | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Any, tuple[Tensor, Tensor]]:
-        """Go through sequences.
+        """Run the layer over sequences.
 
         Args:
             input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
@@ -358,13 +358,13 @@ class Gru(_Recurrent):
 
     @classmethod
     def from_torch(cls, layer: torch.nn.GRU) -> Self:
-        """A copy of torch's layer, which takes its input with the batch first."""
+        """Build a copy of torch's layer; its input has the batch axis first."""
         return cls._from_torch(layer)
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Any, Tensor]:
-        """Go through sequences.
+        """Run the layer over sequences.
 
         Args:
             input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.

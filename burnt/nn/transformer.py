@@ -1,4 +1,4 @@
-"""Transformer encoders, from sizes."""
+"""Transformer encoders."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TransformerEncoderLayer(Module):
 
     @classmethod
     def from_torch(cls, layer: torch.nn.TransformerEncoderLayer) -> Self:
-        """A copy of torch's layer, which takes its input with the batch first.
+        """Build a copy of torch's layer; its input has the batch axis first.
 
         Raises:
             UnsupportedError: an activation other than ReLU, GELU and SiLU.
@@ -109,7 +109,7 @@ class TransformerEncoderLayer(Module):
         weight = layer.linear1.weight
         copy = cls(**_arguments(layer), device=weight.device, dtype=weight.dtype)
         copy.load_state_dict(layer.state_dict())
-        # These may have been changed one by one.
+        # These may have been changed individually.
         copy.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
         copy.norm2.eps = layer.norm2.eps
         copy.dropout1.p, copy.dropout2.p = layer.dropout1.p, layer.dropout2.p
@@ -219,7 +219,7 @@ class TransformerEncoder(Module):
 
     @classmethod
     def from_torch(cls, encoder: torch.nn.TransformerEncoder) -> Self:
-        """A copy of torch's encoder, which takes its input with the batch first.
+        """Build a copy of torch's encoder; its input has the batch axis first.
 
         Raises:
             UnsupportedError: an activation other than ReLU, GELU and SiLU, or a norm other than LayerNorm.
@@ -268,7 +268,7 @@ def _known(activation: str) -> str:
 
 
 def _arguments(layer: torch.nn.TransformerEncoderLayer) -> dict[str, Any]:
-    """The arguments of a `TransformerEncoderLayer` equal to torch's."""
+    """Return the arguments of a `TransformerEncoderLayer` equal to torch's."""
     return {
         "d_model": layer.self_attn.embed_dim,
         "num_heads": layer.self_attn.num_heads,

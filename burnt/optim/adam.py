@@ -15,7 +15,7 @@ __all__ = ["Adam", "AdamW"]
 
 
 class _Adam(Optimizer):
-    """What Adam and AdamW share: their state, and all but one line of the step."""
+    """Base of Adam and AdamW: their state, and the step except for its function."""
 
     _step: ClassVar[Callable[..., StepResult]]
 
@@ -47,10 +47,10 @@ class Adam(_Adam):
     Args:
         betas: decay of the running means of the gradient and of its square.
         eps: added to the denominator.
-        weight_decay: times the parameter, added to the gradient.
+        weight_decay: this times the parameter is added to the gradient.
         amsgrad: use the largest of the past second moments.
 
-    Kingma and Ba, 2015; as :class:`torch.optim.Adam`.
+    Kingma and Ba, 2015; same as :class:`torch.optim.Adam`.
 
     >>> import torch
     >>> from burnt import Gradients, nn
@@ -78,7 +78,7 @@ class AdamW(_Adam):
     Args:
         betas: decay of the running means of the gradient and of its square.
         eps: added to the denominator.
-        weight_decay: share of the parameter that is taken off, times the learning rate.
+        weight_decay: this times the learning rate is the fraction subtracted from the parameter.
         amsgrad: use the largest of the past second moments.
 
     Loshchilov and Hutter, 2019; as :class:`torch.optim.AdamW`.

@@ -16,22 +16,22 @@ __all__ = ["Muon"]
 
 
 class Muon(Optimizer):
-    """Momentum, made orthogonal: for the matrices inside a network.
+    """Muon: orthogonalised momentum, for the weight matrices inside a network.
 
-    Biases, norms and embeddings are stepped by another optimizer, such as AdamW.
+    Use another optimizer, such as AdamW, for biases, norms and embeddings.
 
     Args:
-        weight_decay: share of the parameter that is taken off, times the learning rate.
+        weight_decay: this times the learning rate is the fraction subtracted from the parameter.
         momentum: decay of the running mean of gradients.
-        nesterov: look ahead along the momentum.
-        ns_coefficients: of the Newton-Schulz iteration.
-        eps: the least that a matrix is divided by.
-        ns_steps: of the iteration.
-        adjust_lr_fn: how a rate follows from a matrix's sides: ``"original"`` (also None), or
+        nesterov: use Nesterov momentum.
+        ns_coefficients: the coefficients of the Newton-Schulz iteration.
+        eps: the smallest divisor when a matrix is normalised.
+        ns_steps: the number of Newton-Schulz iterations.
+        adjust_lr_fn: how the rate is scaled by a matrix's shape: ``"original"`` (also None), or
             ``"match_rms_adamw"`` for rates that suit AdamW.
 
     Raises:
-        OptimError: an option cannot be, or at a step, a parameter of the model is no matrix.
+        OptimError: an option is invalid or, at a step, a parameter of the model is no matrix.
 
     Jordan et al., 2024; as :class:`torch.optim.Muon`.
 

@@ -1,7 +1,7 @@
-"""Optimizer: burnt's steps behind `step(lr, model, grads)`, with their state kept by parameter path.
+"""Optimizer: `step(lr, model, grads)` with burnt's kernels, and state by parameter path.
 
-The state lies in an optimizer of `torch.optim`, in its form and under its names. It also does the steps that
-`burnt.kernels` has none for, of sparse gradients and complex parameters.
+The state is stored in an optimizer of `torch.optim`, in its layout and with its names. That optimizer also
+performs the steps that `burnt.kernels` does not support: sparse gradients and complex parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from burnt.record import read_tensors, write_tensors
 
 __all__ = ["Optimizer", "OptimizerRecord"]
 
-# Devices for which torch has one kernel for the whole step; its counters lie on the parameters' device.
+# Devices for which torch has a fused kernel for the whole step; its step counters are on that device.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
@@ -33,8 +33,8 @@ class OptimizerRecord:
 
     Args:
         optimizer: the class's name, ``"AdamW"``.
-        options: what the optimizer was built with, without the learning rate.
-        tensors: by parameter path and name, ``"head.weight/exp_avg"``.
+        options: the options that the optimizer was built with, without the learning rate.
+        tensors: state tensors by parameter path and name, ``"head.weight/exp_avg"``.
     """
 
     optimizer: str
@@ -51,7 +51,7 @@ class OptimizerRecord:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> OptimizerRecord:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
             RecordError: the file is damaged.
@@ -64,16 +64,16 @@ class OptimizerRecord:
 
 
 class Optimizer:
-    """Base of the optimizers: made without parameters, told model, gradients and learning rate at each step.
+    """Base of the optimizers: built without parameters; each step gets model, gradients and learning rate.
 
-    State belongs to parameter paths, so it follows a model that was moved, forked or loaded again.
+    State is stored by parameter path, so it stays valid for a model that was params, forked or reloaded.
 
     Raises:
-        OptimError: an option has a value that it cannot have.
+        OptimError: an option has an invalid value.
     """
 
     _torch: ClassVar[type[torch.optim.Optimizer]]
-    _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that any such optimizer takes
+    _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that every such optimizer accepts
 
     if TYPE_CHECKING:
 
@@ -99,8 +99,8 @@ class Optimizer:
         self._inner: torch.optim.Optimizer | None = None
         self._bound_to: object = None
         self._params: dict[str, torch.nn.Parameter] = {}
-        self._plain = True
-        self._waiting: Mapping[str, Tensor] = {}
+        self._has_kernel = True
+        self._pending_state: Mapping[str, Tensor] = {}
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
@@ -117,22 +117,21 @@ class Optimizer:
         ema: torch.nn.Module | Mapping[str, Tensor] | None = None,
         ema_decay: float = 0.999,
     ) -> StepResult:
-        """Change the parameters, in place. What is asked for besides is done in the same passes over memory.
+        """Update the parameters in place. Clipping, unscaling and averaging share its passes over memory.
 
         Args:
             lr: the learning rate of this step.
-            model: a module, or parameters by path; the same mapping is taken to hold the same parameters.
-            grads: gradients by path, such as `burnt.Gradients`; parameters without one stay as they are.
-            clip_norm: gradients are scaled down to this global norm, as by `Gradients.clip_norm`; infinity to
-                have the norm alone.
-            grad_scale: what the loss was multiplied by, so that float16 holds its gradients: they are divided
-                by it, and one that is NaN or infinite makes the step change nothing.
-            ema: averages of the parameters, by the same paths, such as ``model.fork()``; they move towards
-                the new parameters.
-            ema_decay: the share that an average keeps.
+            model: a module, or parameters by path; a mapping is assumed to keep its parameters.
+            grads: gradients by path, such as `burnt.Gradients`; parameters without one stay unchanged.
+            clip_norm: scale gradients down to this global norm, as `Gradients.clip_norm` does; infinity only
+                computes the norm.
+            grad_scale: the factor by which the loss was multiplied for float16 gradients: they are divided
+                by it, and the step is skipped if one is NaN or infinite.
+            ema: moving averages of the parameters by the same paths, as in ``model.fork()``; updated.
+            ema_decay: the weight of the old average.
 
         Returns:
-            The gradients' norm where it was asked for, whether the step was skipped, and by what it was done.
+            The gradients' norm if requested, whether the step was skipped, and which implementation ran.
 
         Raises:
             OptimError: a gradient belongs to no parameter of the model, a parameter has no average, or the
@@ -141,13 +140,13 @@ class Optimizer:
         """
         if not lr >= 0:
             raise OptimError(
-                f"{type(self).__name__} cannot step at this rate",
+                f"{type(self).__name__} cannot step with this learning rate",
                 where="lr",
                 expected="a number of at least 0",
                 found=lr,
             )
         if isinstance(model, torch.nn.Module):
-            # The module of the last step may have been moved, or given other parameters, by now.
+            # The module may have been params, or have other parameters, since the last step.
             named = dict(model.named_parameters())
             binding: object = [(path, id(p), p.device, p.dtype) for path, p in named.items()]
             if binding != self._bound_to:
@@ -159,24 +158,24 @@ class Optimizer:
         assert self._inner is not None
         for path in grads:
             if path not in self._params:
-                guess = nearest(path, self._params)
+                close = nearest(path, self._params)
                 raise OptimError(
                     "a gradient belongs to no parameter of the model",
                     where=path,
-                    hint=f"did you mean {guess!r}?"
-                    if guess
-                    else "were the gradients taken from another model?",
+                    hint=f"did you mean {close!r}?"
+                    if close
+                    else "were the gradients computed with another model?",
                 )
-        moved = [self._params[path] for path in grads]
+        params = [self._params[path] for path in grads]
         averages = None if ema is None else self._averages(ema)
         limits: dict[str, Any] = {"max_norm": clip_norm, "grad_scale": grad_scale, "ema_decay": ema_decay}
-        if self._plain and not any(gradient.is_sparse for gradient in grads.values()):
+        if self._has_kernel and not any(gradient.is_sparse for gradient in grads.values()):
             limits["ema"] = None if averages is None else [averages[path] for path in grads]
-            states = [self._inner.state[parameter] for parameter in moved]
-            result = self._advance(lr, moved, list(grads.values()), states, limits)
+            states = [self._inner.state[parameter] for parameter in params]
+            result = self._advance(lr, params, list(grads.values()), states, limits)
             rest = [path for path in averages or () if path not in grads]
         else:
-            result = self._by_torch(self._inner, lr, grads, clip_norm, grad_scale)
+            result = self._step_with_torch(self._inner, lr, grads, clip_norm, grad_scale)
             rest = list(averages or ())
         if averages is not None and rest:
             weight = torch.where(result.skipped, 0.0, 1 - ema_decay)
@@ -187,7 +186,7 @@ class Optimizer:
         return result
 
     def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The average of every parameter."""
+        """Return the average of every parameter, by path."""
         named = dict(ema.named_parameters()) if isinstance(ema, torch.nn.Module) else ema
         missing = next((path for path in self._params if path not in named), None)
         if missing is not None:
@@ -195,13 +194,13 @@ class Optimizer:
                 "a parameter has no average",
                 where=missing,
                 expected="averages by the paths of the parameters",
-                hint="average = model.fork(), before the first step",
+                hint="create them with model.fork() before the first step",
             )
         return {path: named[path] for path in self._params}
 
     def into_record(self) -> OptimizerRecord:
-        """The state, sharing memory with the optimizer."""
-        tensors = dict(self._waiting)
+        """Return the state as a record, which shares memory with the optimizer."""
+        tensors = dict(self._pending_state)
         if self._inner is not None:
             for path, parameter in self._params.items():
                 for name, value in self._inner.state.get(parameter, {}).items():
@@ -210,10 +209,10 @@ class Optimizer:
         return OptimizerRecord(type(self).__name__, dict(self._options), tensors)
 
     def load_record(self, record: OptimizerRecord) -> None:
-        """Take a saved state over; it is applied when a model is first stepped.
+        """Load a saved state; it is applied at the next step.
 
         Raises:
-            OptimError: the record is of another optimizer, or of one without `amsgrad` where this one has it.
+            OptimError: the record is of another optimizer, or lacks `amsgrad` state that this one needs.
         """
         if record.optimizer != type(self).__name__:
             raise OptimError(
@@ -224,7 +223,7 @@ class Optimizer:
             )
         if self._options.get("amsgrad") and record.tensors and not record.options.get("amsgrad"):
             raise OptimError(
-                "the saved state lacks the largest second moments that amsgrad compares with",
+                "the saved state lacks the maximum second moments that amsgrad needs",
                 expected=f"{record.optimizer}(amsgrad=True)",
                 found=f"{record.optimizer}(amsgrad=False)",
                 hint="resume without amsgrad, or start afresh",
@@ -232,7 +231,7 @@ class Optimizer:
         self._inner = None
         self._bound_to = None
         self._params = {}
-        self._waiting = {name: tensor.clone() for name, tensor in record.tensors.items()}
+        self._pending_state = {name: tensor.clone() for name, tensor in record.tensors.items()}
 
     def _advance(
         self,
@@ -242,18 +241,18 @@ class Optimizer:
         states: Sequence[dict[str, Any]],
         limits: Mapping[str, Any],
     ) -> StepResult:
-        """A step by `burnt.kernels`.
+        """Perform a step with `burnt.kernels`.
 
         Args:
             lr: the learning rate.
-            params: those that have a gradient.
-            grads: theirs, dense.
-            states: a dictionary for each, empty before its first step.
-            limits: what is asked for besides, as keyword arguments.
+            params: the parameters that have a gradient.
+            grads: their gradients, dense.
+            states: a state dictionary for each, empty before its first step.
+            limits: further keyword arguments of the kernel: clipping, loss scale, averages.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what its step is")
+        raise NotImplementedError(f"{type(self).__name__} does not implement _advance")
 
-    def _by_torch(
+    def _step_with_torch(
         self,
         inner: torch.optim.Optimizer,
         lr: float,
@@ -261,22 +260,22 @@ class Optimizer:
         clip_norm: float | None,
         grad_scale: float | Tensor | None,
     ) -> StepResult:
-        """A step by torch's optimizer; where there is a scale, it waits for the device."""
-        given, norm, skipped = Gradients(grads), None, torch.tensor(False)
+        """Perform a step with torch's optimizer; with a loss scale, it synchronises with the device."""
+        scaled, norm, skipped = Gradients(grads), None, torch.tensor(False)
         if grad_scale is not None:
-            given = given.scale(1 / grad_scale)
+            scaled = scaled.scale(1 / grad_scale)
         if clip_norm is not None or grad_scale is not None:
-            norm = given.norm()
-        if grad_scale is not None and not given.finite():
+            norm = scaled.norm()
+        if grad_scale is not None and not scaled.finite():
             return StepResult(norm, torch.tensor(True), "torch.optim: sparse or complex")
         if clip_norm is not None:
-            given = given.clip_norm(clip_norm)
+            scaled = scaled.clip_norm(clip_norm)
         (group,) = inner.param_groups
         fused, group["lr"] = group.get("fused"), lr
         try:
-            for path, gradient in given.items():
+            for path, gradient in scaled.items():
                 self._params[path].grad = gradient
-            if fused and any(gradient.is_sparse for gradient in given.values()):
+            if fused and any(gradient.is_sparse for gradient in scaled.values()):
                 group["fused"] = False
             inner.step()
         finally:
@@ -287,10 +286,10 @@ class Optimizer:
         return StepResult(norm, skipped, "torch.optim: sparse or complex")
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
-        """Make torch's optimizer for these parameters, keeping the state that their paths had."""
+        """Create torch's optimizer for these parameters, with the state of their paths."""
         state, params = self.into_record().tensors, dict(named)
         fused = all(p.is_floating_point() and p.device.type in _FUSED_DEVICES for p in params.values())
-        # torch's Muon has no fused step to ask for.
+        # torch's Muon has no option fused=.
         kernel: dict[str, Any] = {"fused": fused or None} if len(self._shape) == 1 else {}
         try:
             inner = self._torch(list(params.values()), lr=0.0, **self._options, **kernel)  # type: ignore[call-arg]
@@ -298,7 +297,7 @@ class Optimizer:
             raise OptimError(
                 f"{type(self).__name__} cannot step this model",
                 found=str(error),
-                hint="give it a part of the parameters, by path, and the others to another optimizer",
+                hint="pass it only suitable parameters, by path, and the others to another optimizer",
             ) from None
         for key, value in state.items():
             path, _, name = key.rpartition("/")
@@ -309,7 +308,7 @@ class Optimizer:
                     where=path,
                     hint="the model has changed since the state was saved",
                 )
-            # A fused step counts on the parameter's device, the plain one on the CPU.
+            # The counter of a fused step is on the parameter's device, that of other steps on the CPU.
             if name == "step":
                 counter = value.clone().to(parameter.device if fused else "cpu")
                 inner.state[parameter][name] = counter.float() if fused else counter
@@ -322,4 +321,4 @@ class Optimizer:
                     found=tuple(value.shape),
                 )
             inner.state[parameter][name] = value.clone().to(parameter.device, parameter.dtype)
-        self._inner, self._params, self._plain, self._waiting = inner, params, fused, {}
+        self._inner, self._params, self._has_kernel, self._pending_state = inner, params, fused, {}

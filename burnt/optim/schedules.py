@@ -1,8 +1,7 @@
-"""Learning-rate schedules: frozen values that give the rate of every step.
+"""Learning-rate schedules: frozen values that map a step number to a learning rate.
 
-A schedule is a function of the number of steps done and nothing else, so its whole state is that number, and
-the rate of any step can be asked for at any time. Schedules are Configs: they go into a user's Config, and
-into JSON, as they are.
+A schedule depends only on the number of finished steps: it has no other state, and can be evaluated for any
+step at any time. Schedules are Configs, so they can be fields of a user's Config and are saved as JSON.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ __all__ = ["Constant", "Cosine", "Linear", "Schedule", "Sequential", "Warmup"]
 
 
 class Schedule(Config):
-    """Base of the schedules: called with the number of steps done, returns the rate of the next one."""
+    """Base of the schedules: maps the number of finished steps to the rate of the next one."""
 
     def __call__(self, step: int) -> float:
-        """The learning rate of the step after `step` steps are done."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its rate is")
+        """Return the learning rate of the step after `step` finished steps."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement __call__")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.__struct_fields__:
             value: Any = getattr(self, name)
             if name == "steps" and value < 1:
-                raise _refused(self, name, "at least 1", value)
+                raise _invalid(self, name, "at least 1", value)
             if isinstance(value, int | float) and not (value >= 0 and math.isfinite(value)):
-                raise _refused(self, name, "a finite rate of at least 0", value)
+                raise _invalid(self, name, "a finite rate of at least 0", value)
 
 
 class Constant(Schedule, tag=True, kw_only=False):
@@ -43,17 +42,17 @@ class Constant(Schedule, tag=True, kw_only=False):
     lr: float
 
     def __call__(self, step: int) -> float:
-        """`lr`."""
+        """Return `lr`."""
         return self.lr
 
 
 class Linear(Schedule, tag=True, kw_only=False):
-    """From one rate to another in a straight line, and then the second one.
+    """Linear change from one rate to another, which then stays constant.
 
     Args:
         start: the first rate.
         end: the rate from `steps` on.
-        steps: how many steps that takes.
+        steps: the number of steps of the change.
 
     >>> schedule = Linear(1.0, 0.0, steps=4)
     >>> [schedule(step) for step in range(6)]
@@ -65,17 +64,17 @@ class Linear(Schedule, tag=True, kw_only=False):
     steps: int
 
     def __call__(self, step: int) -> float:
-        """`start` at 0, `end` from `steps` on."""
-        share = min(step / self.steps, 1.0)
-        return self.start * (1 - share) + self.end * share
+        """Return `start` at 0, `end` from `steps` on."""
+        fraction = min(step / self.steps, 1.0)
+        return self.start * (1 - fraction) + self.end * fraction
 
 
 class Cosine(Schedule, tag=True, kw_only=False):
-    """Half a cosine from one rate down to another, and then the second one.
+    """Cosine decay from one rate to another, which then stays constant.
 
     Args:
         lr: the first rate.
-        steps: how many steps the descent takes.
+        steps: the number of steps of the decay.
         end: the rate from `steps` on; it stays there (Burn's and torch's rise again).
 
     Loshchilov and Hutter, 2017, without restarts.
@@ -90,16 +89,16 @@ class Cosine(Schedule, tag=True, kw_only=False):
     end: float = 0.0
 
     def __call__(self, step: int) -> float:
-        """`lr` at 0, `end` from `steps` on."""
-        share = min(step / self.steps, 1.0)
-        return self.end + (self.lr - self.end) * (1 + math.cos(math.pi * share)) / 2
+        """Return `lr` at 0, `end` from `steps` on."""
+        fraction = min(step / self.steps, 1.0)
+        return self.end + (self.lr - self.end) * (1 + math.cos(math.pi * fraction)) / 2
 
 
 class Sequential(Schedule, tag=True, kw_only=False):
     """One schedule after another, each from its own step 0.
 
     Args:
-        parts: pairs of a schedule and how many steps it lasts; the last one goes on for ever.
+        parts: pairs of a schedule and its number of steps; the last one never ends.
 
     >>> schedule = Sequential(((Constant(1.0), 2), (Linear(0.5, 0.0, steps=2), 2)))
     >>> [schedule(step) for step in range(5)]
@@ -111,10 +110,10 @@ class Sequential(Schedule, tag=True, kw_only=False):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.parts or any(steps < 1 for _, steps in self.parts):
-            raise _refused(self, "parts", "at least one, each of at least 1 step", self.parts)
+            raise _invalid(self, "parts", "at least one, each of at least 1 step", self.parts)
 
     def __call__(self, step: int) -> float:
-        """The rate of the part that `step` falls into."""
+        """Return the rate of the part that contains `step`."""
         for schedule, steps in self.parts[:-1]:
             if step < steps:
                 return schedule(step)
@@ -123,13 +122,13 @@ class Sequential(Schedule, tag=True, kw_only=False):
 
 
 class Warmup(Schedule, tag=True, kw_only=False):
-    """A straight rise to the first rate of another schedule, which follows.
+    """Linear warmup to the first rate of another schedule, which follows.
 
     Args:
-        steps: how many steps the rise takes; step i of them has ``(i + 1) / steps`` of the way, so that the
-            first step already moves.
-        then: what follows, from its own step 0.
-        start: the rate that the rise sets out from.
+        steps: the number of warmup steps; step i is at ``(i + 1) / steps`` of the way, so the first
+            step's rate is already above `start`.
+        then: the schedule that follows, from its own step 0.
+        start: the rate from which the warmup starts.
 
     >>> schedule = Warmup(4, Constant(1.0))
     >>> [schedule(step) for step in range(6)]
@@ -141,13 +140,13 @@ class Warmup(Schedule, tag=True, kw_only=False):
     start: float = 0.0
 
     def __call__(self, step: int) -> float:
-        """The rate of the rise, or of what follows it."""
+        """Return the rate of the warmup, or of the schedule that follows."""
         if step >= self.steps:
             return self.then(step - self.steps)
         return self.start + (self.then(0) - self.start) * (step + 1) / self.steps
 
 
-def _refused(schedule: Schedule, name: str, expected: str, found: object) -> ConfigError:
+def _invalid(schedule: Schedule, name: str, expected: str, found: object) -> ConfigError:
     return ConfigError(
         f"{type(schedule).__name__} cannot be built", where=name, expected=expected, found=repr(found)
     )

@@ -15,15 +15,15 @@ __all__ = ["Sgd"]
 
 
 class Sgd(Optimizer):
-    """Stochastic gradient descent, with momentum if wanted.
+    """Stochastic gradient descent, optionally with momentum.
 
     Args:
         momentum: decay of the running mean of gradients; 0 for none.
-        dampening: share of a new gradient that is held back from the momentum.
-        weight_decay: times the parameter, added to the gradient.
-        nesterov: look ahead along the momentum.
+        dampening: the fraction of a new gradient that is not added to the momentum.
+        weight_decay: this times the parameter is added to the gradient.
+        nesterov: use Nesterov momentum.
 
-    As :class:`torch.optim.SGD`.
+    Same as :class:`torch.optim.SGD`.
 
     >>> Sgd(momentum=0.9, nesterov=True)
     Sgd(momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=True)

@@ -1,7 +1,7 @@
-"""Records: what a module is made of, as named tensors and metadata, and the files that hold them.
+"""Records: the tensors and metadata of a module, and the files that store them.
 
-`record` is `Record` and how it is taken from and loaded into a module; `files` is how it lies on a disk.
-Nothing here unpickles anything.
+`record` has `Record`, and creates it from a module and loads it into one; `files` reads and writes the files.
+Nothing here uses pickle.
 """
 
 from __future__ import annotations

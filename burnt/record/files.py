@@ -1,4 +1,4 @@
-"""Tensor files: safetensors with a JSON document in the metadata, written atomically, checked when read."""
+"""Tensor files: safetensors with a JSON document in the metadata; written atomically, validated when read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEY = "burnt"
 
 
 class _Entry(msgspec.Struct):
-    """What is read of a tensor's entry in the header."""
+    """The part of a tensor's header entry that is read."""
 
     data_offsets: tuple[int, int]
 
@@ -30,12 +30,12 @@ class _Entry(msgspec.Struct):
 def write_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], document: Mapping[str, Any]
 ) -> None:
-    """Write named tensors and a JSON document to one safetensors file: aside, fsync, rename.
+    """Write named tensors and a JSON document to one safetensors file: temporary file, fsync, rename.
 
     Args:
-        path: the file; an old one is replaced only when the new one is complete.
-        tensors: by name, on any device; shared memory is written once for each name.
-        document: what JSON can hold, kept in the file's metadata under ``burnt``.
+        path: the file; an old one is replaced only after the new one is complete.
+        tensors: tensors by name, on any device; shared memory is written once per name.
+        document: JSON values, stored in the file's metadata under ``burnt``.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full.
@@ -46,7 +46,7 @@ def write_tensors(
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     seen: set[int] = set()
     for name, tensor in plain.items():
-        # The format refuses storage that two names share.
+        # The format does not allow storage that two names share.
         if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
             plain[name] = tensor.clone()
         seen.add(tensor.untyped_storage().data_ptr())
@@ -54,15 +54,15 @@ def write_tensors(
         try:
             safetensors.torch.save_file(plain, temporary, {_KEY: json.dumps(document)})
         except safetensors.SafetensorError as error:
-            # The library has its own word for a full disk.
+            # safetensors raises its own error for a full disk.
             raise OSError(f"{target} cannot be written: {error}") from error
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The tensors of a safetensors file and the document that `write_tensors` put beside them.
+    """Read the tensors of a safetensors file, and the document that `write_tensors` has stored.
 
     Returns:
-        tensors by name, on the CPU; the document, or None where another program wrote the file.
+        tensors by name, on the CPU; the document, or None if another program wrote the file.
 
     Raises:
         RecordError: the file is truncated, damaged, or no safetensors file.
@@ -77,7 +77,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The document of a file that `write_tensors` wrote, without its tensors; None in another's file.
+    """Read only the document of a file that `write_tensors` wrote; None if another program wrote the file.
 
     Raises:
         RecordError: the file is truncated, damaged, or no safetensors file.

@@ -1,4 +1,4 @@
-"""Record: a module's tensors and metadata, and how they go into a module again."""
+"""Record: the tensors and metadata of a module; create it from a module, and load it into one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from burnt.errors import RecordError, nearest
 from burnt.record.files import read_tensors, write_tensors
 
 FORMAT = 1
-"""Version of the document that a record's file carries."""
+"""Version of the document in a record's file."""
 
 _MATERIALIZE = "model.to_empty(device=...) gives it memory; then load a record or reset the parameters"
 
 _COMPILED = "_orig_mod"
-"""What torch.compile puts into the path of the module it wraps."""
+"""The name that torch.compile adds to the path of the module that it wraps."""
 
 
 class _Metadata(msgspec.Struct):
-    """What a record's file holds beside tensors and format."""
+    """The contents of a record's document, except the format version."""
 
     aliases: dict[str, str]
     model: str | None
@@ -37,10 +37,10 @@ class _Metadata(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A module's tensors by path, and what is needed to build it again.
+    """A module's tensors by path, and the metadata to build the module again.
 
     Args:
-        tensors: parameters and buffers by path; a tied tensor under its first path only.
+        tensors: parameters and buffers by path; a tied tensor only under its first_paths path.
         aliases: the other paths of tied tensors -> the path in `tensors`.
         model: the module's class, by qualified name.
         config_type: the class of the Config that built it, by qualified name.
@@ -61,10 +61,10 @@ class Record:
     static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
-        """Find out, without writing anything, whether the record can be saved.
+        """Check whether the record can be saved, without writing anything.
 
         Raises:
-            RecordError: a static field is nothing that JSON can hold, or a tensor is on the meta device.
+            RecordError: a static field cannot be stored as JSON, or a tensor is on the meta device.
         """
         for path, tensor in self.tensors.items():
             if tensor.is_meta:
@@ -79,8 +79,8 @@ class Record:
         """Write one safetensors file, atomically.
 
         Raises:
-            RecordError: as `check`.
-            OSError: the folder cannot be written; an old file is untouched.
+            RecordError: as in `check`.
+            OSError: the folder cannot be written; an old file is unchanged.
         """
         self.check()
         document = {"format": FORMAT, "torch": torch.__version__}
@@ -115,17 +115,20 @@ class Record:
             raise RecordError(
                 "the metadata of a record is damaged", where=os.fspath(path), found=str(error)
             ) from None
-        lost = sorted(set(metadata["aliases"].values()) - tensors.keys())
-        if lost:
+        missing_sources = sorted(set(metadata["aliases"].values()) - tensors.keys())
+        if missing_sources:
             raise RecordError(
-                "tied tensors of a record are lost", where=os.fspath(path), expected=lost[0], found="nothing"
+                "tied tensors of a record are missing",
+                where=os.fspath(path),
+                expected=missing_sources[0],
+                found="nothing",
             )
         return cls(tensors, **metadata)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What loading a record did.
+    """The result of loading a record.
 
     Args:
         applied: paths that were copied.
@@ -151,29 +154,29 @@ class LoadReport:
 
 
 def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Record:
-    """The record of any torch module, sharing memory with it.
+    """Create the record of any torch module; it shares memory with the module.
 
     Raises:
-        RecordError: the module keeps extra state that is no tensor.
+        RecordError: the module has extra state that is no tensor.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    first: dict[tuple[object, ...], str] = {}
+    first_paths: dict[tuple[object, ...], str] = {}
     for path, value in module.state_dict().items():
-        path = _plain(path)
+        path = _without_compile_prefix(path)
         if not isinstance(value, Tensor):
             raise RecordError(
-                "the module keeps state that is no tensor",
+                "the module has state that is no tensor",
                 where=path,
                 expected="parameters and buffers",
                 found=type(value).__name__,
-                hint="keep it in a buffer or a static field; records never pickle",
+                hint="store it in a buffer or a static field; records do not use pickle",
             )
         identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
-        if value.data_ptr() and identity in first:
-            aliases[path] = first[identity]
+        if value.data_ptr() and identity in first_paths:
+            aliases[path] = first_paths[identity]
         else:
-            first[identity] = path
+            first_paths[identity] = path
             tensors[path] = value.detach()
     inner = getattr(module, _COMPILED, module)
     return Record(
@@ -187,24 +190,24 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
 
 
 def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False) -> LoadReport:
-    """Copy a record's tensors into any torch module, in the module's dtypes and devices.
+    """Copy a record's tensors into any torch module, converted to the module's dtypes and devices.
 
     Args:
-        module: what is loaded into.
-        record: what is loaded.
-        partial: tensors that are missing on either side are reported instead of refused.
+        module: the module to load into.
+        record: the record to load.
+        partial: report tensors that are missing on either side instead of raising an error.
 
     Raises:
         RecordError: tensors are missing, unexpected or of another shape, or the module's are on the meta
             device; the module is unchanged.
     """
-    own = {_plain(path): value for path, value in module.state_dict().items()}
-    offered = dict(record.tensors)
-    offered.update({alias: record.tensors[path] for alias, path in record.aliases.items()})
-    missing = [path for path in own if path not in offered]
-    unexpected = [path for path in offered if path not in own]
-    shared = [path for path in own if path in offered]
-    empty = next((path for path in shared if own[path].is_meta and not offered[path].is_meta), None)
+    own = {_without_compile_prefix(path): value for path, value in module.state_dict().items()}
+    new_tensors = dict(record.tensors)
+    new_tensors.update({alias: record.tensors[path] for alias, path in record.aliases.items()})
+    missing = [path for path in own if path not in new_tensors]
+    unexpected = [path for path in new_tensors if path not in own]
+    shared = [path for path in own if path in new_tensors]
+    empty = next((path for path in shared if own[path].is_meta and not new_tensors[path].is_meta), None)
     if empty is not None:
         raise RecordError(
             f"{type(module).__name__} has no memory to load a record into",
@@ -213,18 +216,22 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
             hint=_MATERIALIZE,
         )
     problems = [
-        _mismatch(path, own[path], offered[path]) for path in shared if own[path].shape != offered[path].shape
+        _mismatch_line(path, own[path], new_tensors[path])
+        for path in shared
+        if own[path].shape != new_tensors[path].shape
     ]
     if not partial:
-        problems += [_absent(path, own[path], unexpected) for path in missing]
+        problems += [_missing_line(path, own[path], unexpected) for path in missing]
         problems += [
-            f"{path}: in the record, not in the module" for path in unexpected if not _guessed(path, missing)
+            f"{path}: in the record, not in the module"
+            for path in unexpected
+            if not _similar_path(path, missing)
         ]
     if problems:
         shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
         raise RecordError(
             f"the record does not fit {type(module).__name__}: {len(problems)} of "
-            f"{len(own.keys() | offered.keys())} tensors",
+            f"{len(own.keys() | new_tensors.keys())} tensors",
             expected=f"the tensors of {type(module).__name__}",
             found=f"a record of {record.model}" if record.model else "a record of an unnamed model",
             origin=shown,
@@ -233,34 +240,34 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
         )
     with torch.no_grad():
         for path in shared:
-            own[path].copy_(offered[path])
+            own[path].copy_(new_tensors[path])
     static = _static_fields(getattr(module, _COMPILED, module))
     return LoadReport(
         tuple(shared),
         tuple(missing),
         tuple(unexpected),
-        {p: (offered[p].dtype, own[p].dtype) for p in shared if offered[p].dtype != own[p].dtype},
+        {p: (new_tensors[p].dtype, own[p].dtype) for p in shared if new_tensors[p].dtype != own[p].dtype},
         {
             f"{path}.{name}" if path else name: (value, static[path][name])
             for path, fields in record.static.items()
             for name, value in fields.items()
-            if name in static.get(path, {}) and not _same(value, static[path][name])
+            if name in static.get(path, {}) and not _equal_as_json(value, static[path][name])
         },
     )
 
 
-def _plain(path: str) -> str:
+def _without_compile_prefix(path: str) -> str:
     return ".".join(name for name in path.split(".") if name != _COMPILED)
 
 
 def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
-    # Asked by name, since a Module stands above a Record.
+    # Looked up by name, since burnt.module imports this package.
     fields: dict[str, dict[str, Any]] = {}
     for path, child in module.named_modules():
         static = getattr(child, "static_fields", None)
         values = static() if callable(static) else {}
         if values:
-            fields[_plain(path)] = {
+            fields[_without_compile_prefix(path)] = {
                 name: value.to_dict() if isinstance(value, Config) else value
                 for name, value in values.items()
             }
@@ -280,27 +287,27 @@ def _check_json(value: Any, where: str) -> None:
         ) from None
 
 
-def _same(saved: Any, value: Any) -> bool:
-    # JSON turns tuples into lists and keys into strings.
+def _equal_as_json(saved: Any, value: Any) -> bool:
+    # Compared as JSON, which turns tuples into lists and keys into strings.
     try:
         return bool(json.loads(json.dumps(value)) == json.loads(json.dumps(saved)))
     except TypeError:
         return False
 
 
-def _mismatch(path: str, own: Tensor, offered: Tensor) -> str:
-    line = f"{path}: {tuple(own.shape)} in the module, {tuple(offered.shape)} in the record"
-    if own.dim() == 2 and own.shape == offered.T.shape:
+def _mismatch_line(path: str, own: Tensor, new_tensors: Tensor) -> str:
+    line = f"{path}: {tuple(own.shape)} in the module, {tuple(new_tensors.shape)} in the record"
+    if own.dim() == 2 and own.shape == new_tensors.T.shape:
         line += " (transposed?)"
     return line
 
 
-def _absent(path: str, own: Tensor, unexpected: list[str]) -> str:
-    guess = _guessed(path, unexpected)
+def _missing_line(path: str, own: Tensor, unexpected: list[str]) -> str:
+    guess = _similar_path(path, unexpected)
     line = f"{path}: {tuple(own.shape)} in the module, nothing in the record"
     return line + (f" (is {guess!r} it?)" if guess else "")
 
 
-def _guessed(path: str, candidates: list[str]) -> str | None:
+def _similar_path(path: str, candidates: list[str]) -> str | None:
     suffix = [c for c in candidates if c.endswith(f".{path}") or path.endswith(f".{c}")]
     return suffix[0] if suffix else nearest(path, candidates)

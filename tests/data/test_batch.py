@@ -89,7 +89,7 @@ def test_items_that_do_not_fit_are_told(items, found):
     message = str(caught.value)
     assert message.startswith("the items of a batch do not fit together\n  found")
     assert found in message
-    assert "pad them, or give the loader a batcher of your own" in message
+    assert "pad them, or pass your own batcher= to the loader" in message
 
 
 def test_move_goes_through_every_container():
@@ -162,19 +162,19 @@ def test_datasets():
     [
         (
             {"x": torch.zeros(3), "y": torch.zeros(4, 2)},
-            "the columns of a TensorDataset need one length\n"
+            "the columns of a TensorDataset differ in length\n"
             "  expected  equal lengths\n"
             "  found     x: 3, y: 4",
         ),
         (
             {},
-            "the columns of a TensorDataset need one length\n"
+            "the columns of a TensorDataset differ in length\n"
             "  expected  equal lengths\n"
             "  found     no columns",
         ),
         (
             {"x": np.zeros(3)},
-            "a TensorDataset holds tensors\n"
+            "the columns of a TensorDataset must be tensors\n"
             "  in        x\n"
             "  expected  a tensor of at least one axis\n"
             "  found     ndarray\n"
@@ -182,7 +182,7 @@ def test_datasets():
         ),
         (
             {"x": torch.tensor(1.0)},
-            "a TensorDataset holds tensors\n"
+            "the columns of a TensorDataset must be tensors\n"
             "  in        x\n"
             "  expected  a tensor of at least one axis\n"
             "  found     a scalar\n"

@@ -227,8 +227,8 @@ def test_as_loader_leaves_a_loader_alone_and_knows_no_length_of_a_stream():
             lambda: Loader(TensorDataset(x=torch.zeros(0, 3)), 2),
             ["the dataset is empty", "a TensorDataset of length 0"],
         ),
-        (lambda: Loader(range(3), 0), ["a batch needs items", "batch_size of at least 1", "0"]),
-        (lambda: Loader(range(3), -1), ["a batch needs items", "-1"]),
+        (lambda: Loader(range(3), 0), ["batch_size is too small", "batch_size of at least 1", "0"]),
+        (lambda: Loader(range(3), -1), ["batch_size is too small", "-1"]),
         (
             lambda: Loader(range(3), 4, drop_last=True),
             ["an epoch would have no batch", "at least 4 items, with drop_last", "3 items"],

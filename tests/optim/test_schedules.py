@@ -130,5 +130,5 @@ def test_a_schedule_that_says_nothing():
     class Mine(Schedule):
         pass
 
-    with pytest.raises(NotImplementedError, match="Mine does not say"):
+    with pytest.raises(NotImplementedError, match="Mine does not implement"):
         Mine()(0)
