@@ -61,7 +61,7 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Compute the loss of ``[batch, num_classes, *]`` logits for ``[batch, *]`` labels or probabilities."""
+        """Compute the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
         try:
             if torch.compiler.is_compiling():
                 return super().forward(input, target)
