@@ -180,11 +180,11 @@ def _digest(text: str) -> str:
 
 def machine_name(kind: str, index: int = 0) -> str:
     """Return the name of a device and of its compiler, as far as timings and kernels depend on them."""
-    return _cpu_name(processor()) if kind == "cpu" else _accelerator_name(kind, index)
+    return _cpu_key_text(processor()) if kind == "cpu" else _accelerator_name(kind, index)
 
 
 @cache
-def _cpu_name(cpu: Processor) -> str:
+def _cpu_key_text(cpu: Processor) -> str:
     from burnt.codegen.runtime.c_compiler import find_compiler
 
     compiler = find_compiler()
