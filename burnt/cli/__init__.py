@@ -73,7 +73,7 @@ _BENCH_EXAMPLES = """\
 examples:
   burnt bench models.py:resnet --input 8x3x224x224
   burnt bench my.models:bert --input 4x256:int64:30522 --step training
-  burnt bench models.py:pair --device cpu --report     pair returns (model, batch)
+  burnt bench models.py:pair --device cpu --report     a (model, batch) pair
 
 A training step is forward, loss and backward, without the optimizer.
 """
@@ -82,7 +82,7 @@ _MONITOR_EXAMPLES = """\
 examples:
   burnt monitor                          all runs in runs/
   burnt monitor runs/digits              one run
-  burnt monitor digits                   the newest run digits or digits-... in runs
+  burnt monitor digits                   the newest run digits(-...) in runs/
   burnt monitor runs/a runs/b --once     print a snapshot
   burnt monitor runs --json | jq '.[].state'
 """
@@ -329,7 +329,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench = _add_parser(
         commands,
         "bench",
-        "compare a model in eager mode, with torch.compile and with burnt.swap",
+        "compare eager mode, torch.compile and burnt.swap",
         _BENCH_EXAMPLES,
     )
     bench.add_argument(
