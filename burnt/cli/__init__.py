@@ -405,7 +405,8 @@ def _add_parser(
     if commands is None:
         new = argparse.ArgumentParser(name, description=text, epilog=examples)
     else:
-        new = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=examples)
+        description = f"{text[0].upper()}{text[1:]}."
+        new = commands.add_parser(name, help=text, description=description, epilog=examples)
     new.formatter_class = argparse.RawDescriptionHelpFormatter
     new.allow_abbrev = False
     return new
