@@ -22,7 +22,11 @@ BLOCKS = [
     pytest.param(
         block,
         id=f"{document.relative_to(ROOT)}-{number}",
-        marks=NEEDS_A_COMPILER if document.name in ("kernels.md", "op.md", "lowering.md") else (),
+        marks=[
+            *([NEEDS_A_COMPILER] if document.name in ("kernels.md", "op.md", "lowering.md") else []),
+            # On every change the blocks of the README and of the kernels' page; the others take half a minute.
+            *([] if document.name in ("README.md", "kernels.md") else [pytest.mark.full]),
+        ],
     )
     for document in DOCUMENTS
     for number, (language, block) in enumerate(FENCE.findall(document.read_text()))

@@ -31,6 +31,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_steps_are_listed_beside_those_of_torch() -> None:
     done = run("benchmarks/optimizers.py", "--quick", "--rows", "50 M|9 k|muon")
     assert done.returncode == 0, done.stderr
@@ -40,6 +41,7 @@ def test_steps_are_listed_beside_those_of_torch() -> None:
     assert [" / 1.4 " in line for line in lines] == [True, False, False, False]
 
 
+@pytest.mark.full
 def test_the_table_of_kernels_has_them(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     done = run("benchmarks/kernels.py", "--quick", "--rows", "in 6 tensors", "--json", str(file))

@@ -241,7 +241,7 @@ def regression(name: str) -> Program:
     return Program(0, arguments, lines, results, gradients, frozenset({family}))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
 def test_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
@@ -255,6 +255,7 @@ def test_more_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, WIDER, PER_TEST))
 def test_programs_of_the_wider_grammar(first: int) -> None:
     """Without elements, with products, random numbers and gradients in 16 bits."""

@@ -138,7 +138,7 @@ def _fresh(arg: Any) -> Any:
 
 
 def _planned(function: Function, args: list[Any]) -> bool:
-    if function._unsuited([a for a in args if isinstance(a, Tensor)]) is not None:
+    if function._why_unsupported_tensors([a for a in args if isinstance(a, Tensor)]) is not None:
         return False
 
     def of_tensors(*given: Tensor) -> Any:

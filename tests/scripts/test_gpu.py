@@ -149,6 +149,7 @@ def ask_when(file: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(script, "wait_showing", wait)
 
 
+@pytest.mark.full  # waits for pytest to end its workers: more than a minute on a busy machine
 def test_tests_that_are_stopped_keep_what_they_had(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -915,12 +915,12 @@ def test_when_says_why_and_not_whether() -> None:
 
 
 def test_examples_are_a_function() -> None:
-    def tripled(x: Tensor) -> Tensor:
+    def with_listed_examples(x: Tensor) -> Tensor:
         return x * 3
 
-    with pytest.raises(DefinitionError, match=r"examples= of the op tripled(.|\n)*found +list"):
-        kernels.op(tripled, examples=[(torch.ones(2),)])
-    assert "tripled" not in OPS
+    with pytest.raises(DefinitionError, match=r"examples= of the op with_listed_examples(.|\n)*found +list"):
+        kernels.op(with_listed_examples, examples=[(torch.ones(2),)])
+    assert "with_listed_examples" not in OPS
 
 
 @needs_compiler
