@@ -24,7 +24,7 @@ BLOCKS = [
         id=f"{document.relative_to(ROOT)}-{number}",
         marks=[
             *([NEEDS_A_COMPILER] if document.name in ("kernels.md", "op.md", "lowering.md") else []),
-            # On every change the blocks of the README and of the kernels' page; the others take half a minute.
+            # On every change the blocks of the README and of kernels.md; the others take half a minute.
             *([] if document.name in ("README.md", "kernels.md") else [pytest.mark.full]),
         ],
     )
