@@ -16,7 +16,6 @@ import torch
 from burnt.codegen.frontend.trace import trace
 from burnt.codegen.ir import Expr, Kernel, OnlineReduction, ScanStep, Store
 from burnt.codegen.runtime.targets import TARGETS
-from burnt.codegen.schedule.scheduler import schedule
 
 __all__ = ["Stages", "main", "softmax", "stages"]
 
@@ -55,16 +54,7 @@ def stages(fn: Callable[..., Any], *args: Any, target: str = "c") -> Stages:
     traced, _ = trace(fn, args)
     to = TARGETS[target]
     captured = [getattr(traced.graph, name) for name in traced.captured]
-    plan = schedule(
-        traced,
-        captured,
-        scratch_bytes=to.scratch_bytes,
-        max_chunks=to.max_chunks,
-        splits_passes=to.splits_passes,
-        online_thresholds=to.online_thresholds,
-        why_torch_call=to.why_torch_call,
-        why_torch_matmul=to.why_torch_matmul,
-    )
+    plan = to.schedule(traced, captured)
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
     for i, kernel in enumerate(kernels):
         kernel.name = f"{fn.__name__.strip('<>')}_{i}"

@@ -22,7 +22,7 @@ from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.saved_tensors import SavedTensors
-from burnt.codegen.schedule.scheduler import Plan, TorchCall, schedule
+from burnt.codegen.schedule.scheduler import Plan, TorchCall
 
 __all__ = ["CompiledPlan", "debug_log", "warn_fallback"]
 
@@ -61,16 +61,7 @@ class CompiledPlan:
         self.backward_plans: dict[tuple[bool, ...], Any] = {}  # by which inputs require gradients
         self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
         self.saved = SavedTensors([], [])  # what the backward takes from this plan
-        self.plan: Plan = schedule(
-            traced,
-            captured,
-            scratch_bytes=target.scratch_bytes,
-            max_chunks=target.max_chunks,
-            splits_passes=target.splits_passes,
-            online_thresholds=target.online_thresholds,
-            why_torch_call=target.why_torch_call,
-            why_torch_matmul=target.why_torch_matmul,
-        )
+        self.plan: Plan = target.schedule(traced, captured)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"

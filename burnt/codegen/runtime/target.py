@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import SizeTemplates
 from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.scheduler import Plan, schedule
 
-__all__ = ["BuiltKernels", "Target"]
+__all__ = ["BuiltKernels", "Launcher", "Target", "raise_failed_check", "size_templates"]
 
 
 Launcher = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
@@ -64,6 +66,19 @@ class Target:
     why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None
     why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, positions: {}
+
+    def schedule(self, traced: Traced, captured: Sequence[torch.Tensor]) -> Plan:
+        """Schedule a traced function for this target, with the tensors that it captured."""
+        return schedule(
+            traced,
+            captured,
+            scratch_bytes=self.scratch_bytes,
+            max_chunks=self.max_chunks,
+            splits_passes=self.splits_passes,
+            online_thresholds=self.online_thresholds,
+            why_torch_call=self.why_torch_call,
+            why_torch_matmul=self.why_torch_matmul,
+        )
 
 
 def raise_failed_check(checks: Sequence[Check], failed: Iterable[int]) -> None:

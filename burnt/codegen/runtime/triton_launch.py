@@ -24,7 +24,7 @@ from burnt.codegen.render.triton.configs import AnyConfig, select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
-from burnt.codegen.runtime.target import BuiltKernels, Launcher
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
 
 __all__ = ["build", "load"]
 
@@ -101,11 +101,11 @@ def make_launcher(
                 words = torch.zeros(len(checks), dtype=torch.int64)
                 failed[device] = words if device.type == "cpu" else words.pin_memory()
             named_tensors["failed"] = failed[device]
-            raise_failed_check(checks, failed[device])
+            _raise_and_reset(checks, failed[device])
         for call in calls:
             call(slot_tensors, values, named_tensors)
         if checks:
-            raise_failed_check(checks, failed[device])
+            _raise_and_reset(checks, failed[device])
 
     return launch
 
@@ -130,16 +130,16 @@ def _allocate_workspace(size: int, alignment: int, stream: int | None) -> torch.
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
-def raise_failed_check(checks: Sequence[Check], failed: torch.Tensor) -> None:
-    """Raise the error of a failed check, and reset it.
+def _raise_and_reset(checks: Sequence[Check], failed: torch.Tensor) -> None:
+    """Raise the error of the first failed check, and reset all.
 
     The device runs asynchronously, so the error of one call may be raised by a later one, at the latest by
     the first call after a synchronization.
     """
-    for check, word in zip(checks, failed.tolist(), strict=True):
-        if word:
-            failed.zero_()
-            raise check.error(word >> 1)
+    words = failed.tolist()
+    if any(words):
+        failed.zero_()
+        raise_failed_check(checks, words)
 
 
 class _FunctionCall:

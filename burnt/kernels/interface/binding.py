@@ -18,7 +18,7 @@ from burnt.kernels.interface.results import as_list
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
 from burnt.kernels.interface.vjp import Vjp
 
-__all__ = ["bind_candidate", "reference_gradient"]
+__all__ = ["bind_candidate", "describe_results", "reference_gradient"]
 
 
 def describe_results(results: Any) -> list[str]:

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from burnt import _torch
 
-__all__ = ["aliases", "as_list", "results_and_gradients", "structure_of"]
+__all__ = [
+    "aliases",
+    "as_list",
+    "default_grad_out",
+    "exact_numbers",
+    "results_and_gradients",
+    "structure_of",
+]
 
 
 def results_and_gradients(

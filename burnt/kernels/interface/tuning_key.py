@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["parse_choice", "runnable_candidates", "source_hash", "tuning_key", "wants_gradient"]
+__all__ = [
+    "bucket",
+    "format_choice",
+    "machine_name",
+    "parse_choice",
+    "runnable_candidates",
+    "source_hash",
+    "tuning_key",
+    "wants_gradient",
+]
 
 
 def runnable_candidates(
