@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -68,6 +69,21 @@ def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     default = "cuda" if request.node.get_closest_marker("gpu") else "cpu"
     chosen = request.config.getoption("--device") or default
     return torch.device("cpu" if chosen == "null" else chosen)
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A gloo process group of this process alone; what the test has wrapped for it dies before it does.
+
+    Otherwise the reducer of DistributedDataParallel destroys the group: it holds the GIL while it joins gloo's
+    threads, which may be waiting for the GIL.
+    """
+    import torch
+
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    gc.collect()
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(params=processors.NAMES)

@@ -824,15 +824,8 @@ class TestUnderTorch:
         assert torch.equal(empty.first.weight, model.first.weight)
 
 
-@pytest.fixture
-def one_process(tmp_path: Path) -> Any:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 class TestDistributed:
-    def test_ddp(self, one_process: None) -> None:
+    def test_ddp(self, process_group: None) -> None:
         model, x = mlp(), torch.randn(4, 3)
         expected = dict(burnt.Gradients.of(model(x).sum(), model))
         parallel = torch.nn.parallel.DistributedDataParallel(model)
@@ -840,7 +833,7 @@ class TestDistributed:
         for path, parameter in model.named_parameters():
             torch.testing.assert_close(parameter.grad, expected[path])
 
-    def test_fsdp2(self, one_process: None) -> None:
+    def test_fsdp2(self, process_group: None) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 

@@ -288,21 +288,17 @@ def test_transforms_go_through(swapped):
     close(each["up.weight"].mean(0), wanted["up.weight"])
 
 
-def test_distributed_data_parallel_wraps_it(always, tmp_path):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    try:
-        model = Block()
-        wanted = gradients(model, TOKENS)
-        report = burnt.swap(model)
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        found = gradients(wrapped, TOKENS)
-        assert len(report.swapped) == 6
-        for name, gradient in wanted.items():
-            close(found[f"module.{name}"], gradient)
-        burnt.unswap(wrapped)
-        assert type(model.up) is nn.Linear
-    finally:
-        torch.distributed.destroy_process_group()
+def test_distributed_data_parallel_wraps_it(always, process_group):
+    model = Block()
+    wanted = gradients(model, TOKENS)
+    report = burnt.swap(model)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    found = gradients(wrapped, TOKENS)
+    assert len(report.swapped) == 6
+    for name, gradient in wanted.items():
+        close(found[f"module.{name}"], gradient)
+    burnt.unswap(wrapped)
+    assert type(model.up) is nn.Linear
 
 
 def test_checkpointing_recomputes_with_the_same_kernels(always):

@@ -5,7 +5,6 @@ import functools
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,11 +19,9 @@ GIVEN = "user code changed its class"
 
 
 @pytest.fixture
-def alone(tmp_path):
-    """A group of one process."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+def alone(process_group):
+    """The mesh of a group of one process."""
+    return init_device_mesh("cpu", (1,))
 
 
 def weight_norm(layer):
