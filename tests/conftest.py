@@ -75,8 +75,8 @@ def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 def process_group(tmp_path: Path) -> Iterator[None]:
     """A gloo process group of this process alone; what the test has wrapped for it dies before it does.
 
-    Otherwise the reducer of DistributedDataParallel destroys the group: it holds the GIL while it joins gloo's
-    threads, which may be waiting for the GIL.
+    Otherwise the reducer of DistributedDataParallel destroys the group: it joins gloo's threads with the GIL
+    held, and one of them may be waiting for the GIL.
     """
     import torch
 
