@@ -91,6 +91,10 @@ def live(tmp_path: Path) -> Iterator[RunWriter]:
     run.close("finished")
 
 
+def notifications(app: MonitorApp) -> list[str]:
+    return [notification.message for notification in app._notifications]
+
+
 def use(
     folder: Path,
     steps: Callable[[MonitorApp, Pilot[None]], Awaitable[Any]],
@@ -442,7 +446,7 @@ def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
         assert "match 10 of 11" in screen_text(app)
         await press(app, pilot, "M", "M")  # the second finds none, which is said
         assert "match 11 of 11" in screen_text(app)
-        assert any("not found later" in note.message for note in app._notifications)
+        assert any("not found later" in message for message in notifications(app))
         await press(app, pilot, "down")
         assert "  11 matches" in screen_text(app)
         await press(app, pilot, *"mmmmmmmmmmm")
@@ -536,6 +540,7 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
         command = await asyncio.to_thread(answer, live, inbox, "refused", "it is paused")
         assert (command.kind, command.value) == ("lr", 1e-4)
         await until(app, lambda: "refused, it is paused" in screen_text(app))
+        assert notifications(app) == ["learning rate 1e-4: refused, it is paused"]
 
     use(live.folder, steps)
 
@@ -727,7 +732,7 @@ def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
         for key in ("p", "X", "w", "l", "n"):
             await press(app, pilot, key)
             assert isinstance(app.screen, RunScreen), key
-        assert any("Cannot send commands to" in note.message for note in app._notifications)
+        assert any("Cannot send commands to" in message for message in notifications(app))
 
     use(runs, steps)
 
@@ -739,6 +744,8 @@ def test_a_read_only_folder_refuses_with_the_reason(live: RunWriter) -> None:
         shutil.rmtree(control)
         await press(app, pilot, "w", "y")
         await until(app, lambda: "refused, the command cannot be sent" in screen_text(app))
+        assert len(notifications(app)) == 1
+        assert notifications(app)[0].startswith("save a checkpoint: refused, the command cannot be sent")
 
     use(live.folder, steps)
 
@@ -1134,7 +1141,7 @@ def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
         raise ZeroDivisionError("of the pane")
 
     def told(app: MonitorApp, text: str) -> bool:
-        return any(text in notification.message for notification in app._notifications)
+        return any(text in message for message in notifications(app))
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
