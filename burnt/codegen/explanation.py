@@ -17,9 +17,8 @@ from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.target import BuiltKernels
-from burnt.codegen.runtime.targets import TARGETS
+from burnt.codegen.runtime.targets import find_target
 from burnt.codegen.schedule.scheduler import VIEW_OPS, Plan, TorchCall
-from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
 
@@ -190,9 +189,7 @@ def _eager_steps(entry: CacheEntry) -> tuple[Step, ...]:
 
 def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> Explanation:
     """Schedule a function and generate its kernels for a target whose device need not be present."""
-    target = TARGETS.get(name)
-    if target is None:
-        raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
+    target = find_target(name)
 
     def build(
         kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]

@@ -15,7 +15,8 @@ import torch
 
 from burnt.codegen.frontend.trace import trace
 from burnt.codegen.ir import Expr, Kernel, OnlineReduction, ScanStep, Store
-from burnt.codegen.runtime.targets import TARGETS
+from burnt.codegen.runtime.targets import find_target
+from burnt.errors import ConfigError
 
 __all__ = ["Stages", "main", "softmax", "stages"]
 
@@ -44,20 +45,20 @@ def stages(fn: Callable[..., Any], *args: Any, target: str = "c") -> Stages:
 
     Raises:
         UnsupportedError: the function cannot be traced.
-        KeyError: there is no such target.
+        ConfigError: there is no such target.
 
     >>> print(stages(lambda x: x.sum(-1) * 2, torch.ones(4, 8)).kernels)
     kernel, reduction: for i0 < 4
       r0 = sum for i1 < 8 of x0[8*i0 + i1]
       y0[i0] = mul(r0, 2.0)
     """
+    to = find_target(target)
     traced, _ = trace(fn, args)
-    to = TARGETS[target]
     captured = [getattr(traced.graph, name) for name in traced.captured]
     plan = to.schedule(traced, captured)
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
     for i, kernel in enumerate(kernels):
-        kernel.name = f"{fn.__name__.strip('<>')}_{i}"
+        kernel.name = f"{getattr(fn, '__name__', type(fn).__name__).strip('<>')}_{i}"
     texts = to.show(kernels, plan.number_positions)
     graph = [_graph_line(node) for node in traced.graph.graph.nodes]
     steps = [
@@ -131,4 +132,7 @@ def main(target: str = "c") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from burnt.codegen import explain
 from burnt.codegen.runtime.targets import TARGETS
 from burnt.codegen.stages import Stages, softmax, stages
+from burnt.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "softmax-to-c.md").read_text()
@@ -33,6 +35,15 @@ def test_the_source_is_that_of_a_fused_function(target: str) -> None:
     x = torch.randn(4, 1000)
     made = explain(softmax, x, target=target, timed=False)
     assert list(made.texts.values()) == [stages(softmax, x, target=target).source]
+
+
+def test_a_target_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no target 'cuda'(.|\n)*c, triton, metal"):
+        stages(softmax, torch.randn(4, 10), target="cuda")
+
+
+def test_a_callable_without_a_name_is_named_after_its_type() -> None:
+    assert "void partial_0(" in stages(functools.partial(torch.mul, 2.0), torch.randn(4)).source
 
 
 def test_steps_are_shown() -> None:

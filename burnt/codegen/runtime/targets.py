@@ -12,12 +12,25 @@ from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.metal_backend import METAL
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
+from burnt.errors import ConfigError
 
-__all__ = ["BY_DEVICE", "TARGETS", "target_of"]
+__all__ = ["BY_DEVICE", "TARGETS", "find_target", "target_of"]
 
 
 TARGETS = {target.name: target for target in (C, TRITON, METAL)}
 BY_DEVICE = {"cpu": C, "cuda": TRITON, "mps": METAL}
+
+
+def find_target(name: str) -> Target:
+    """Return the target of that name.
+
+    Raises:
+        ConfigError: there is no such target.
+    """
+    target = TARGETS.get(name)
+    if target is None:
+        raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
+    return target
 
 
 def target_of(device: torch.device) -> Target | str:
