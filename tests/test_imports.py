@@ -58,6 +58,7 @@ def test_light_parts_load_neither_torch_nor_anything_heavy(statement: str) -> No
     assert loaded(statement).isdisjoint(["torch", "numpy", *HEAVY])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -55,6 +55,7 @@ def test_every_row_runs(tmp_path: Path) -> None:
     assert done.stdout.count("sites, mode='infer'") == 6
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [(["--quick", "--save"], "ratios of --quick say nothing"), (["--rivals", "jax"], "--rivals: jax")],

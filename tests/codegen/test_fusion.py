@@ -243,6 +243,7 @@ def test_a_mean_beside_an_infinity(axes: int | tuple[int, int] | None) -> None:
         torch.testing.assert_close(fuse(lambda x, fn=fn: fn(x, axes))(x), torch.mean(x, axes))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "name", ["hardtanh", "relu6", "elu", "celu", "selu", "hardswish", "silu", "softplus"]
@@ -564,6 +565,7 @@ def with_constants(x):
     return torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])) * x * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -653,6 +655,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("layout", ["plain", "transposed", "sliced"])
 def test_arguments_changed_in_place(name: str, layout: str) -> None:
@@ -1182,6 +1185,7 @@ def test_what_is_known_is_of_these_arguments():
     assert "complex64" in fused.fallback_reason(torch.ones(3, dtype=torch.complex64))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 33, 511, 70_001])
 def test_rows_of_float16(size: int) -> None:
     """Parts of a row are converted on the way in and out; a single op is rounded as in torch."""
@@ -1207,6 +1211,7 @@ def test_squares(shape: tuple[int, int], dtype: torch.dtype) -> None:
     torch.testing.assert_close(made, (x + y).t().contiguous(), rtol=0, atol=0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("times", [2, 3, 4, 5])
 def test_elements_and_rows_that_are_repeated(times: int) -> None:
     for shape in (3, 5), (7, 16), (40, 33):

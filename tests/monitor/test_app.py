@@ -1116,7 +1116,7 @@ _ODD = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", _ODD)
 def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
     with sqlite3.connect(runs / "beta" / "run.db", isolation_level=None) as connection:
@@ -1176,7 +1176,7 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     use(live.folder, steps, training_pid=4321)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("keys", "shown"),
     [

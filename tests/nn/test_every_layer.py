@@ -337,7 +337,7 @@ def test_device_and_dtype_reach_every_parameter(case: Case) -> None:
     assert {v.dtype for v in layer.state_dict().values() if v.is_floating_point()} <= {torch.float64}
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @every
 def test_compiles_as_one_graph(case: Case) -> None:
     torch._dynamo.reset()

@@ -124,6 +124,7 @@ def test_merging(always, mode):
         close(plain(TOKENS).logits, wanted)
 
 
+@pytest.mark.sample(1)
 def test_an_adapter_saved_and_loaded(pair, tmp_path):
     model, twin = pair
     model.save_pretrained(tmp_path / "swapped")

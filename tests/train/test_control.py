@@ -273,7 +273,7 @@ def test_resume_without_a_pause_is_refused(tmp_path, whole):
 # stop
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("step", [1, 4, 6, 12])
 def test_a_stopped_training_is_saved_and_resumes_as_if_it_had_never_stopped(tmp_path, whole, step):
     first = Trial(tmp_path / "run", {step: [("stop", None)]}).run()
@@ -344,6 +344,7 @@ def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_pat
     assert_ends_as(second, whole)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", [{}, {"checkpoint_every": "3 steps", "validate_every": "2 steps"}])
 def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, settings):
     whole = Trial(tmp_path / "whole", **settings).run()

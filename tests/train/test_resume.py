@@ -185,7 +185,7 @@ def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(t
         assert history(folder) == whole_history, k
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 3, 6, 8, 18])
 def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch):
     whole = Run(tmp_path / "whole")
@@ -198,6 +198,7 @@ def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch)
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stop_at", [5, 10])
 def test_a_run_that_is_to_stop_early_stops_there_also_when_it_was_interrupted_there(tmp_path, stop_at):
     def impatient() -> EarlyStopping:
@@ -242,6 +243,7 @@ class DroppedWide(nn.Module):
         return self.dropout(x.unsqueeze(-1).expand(*x.shape, 9000)).mean(-1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the library serves")
 @pytest.mark.parametrize("k", [1, 7])
 def test_dropout_by_generated_kernels_goes_on_where_it_was(tmp_path, k):
@@ -295,6 +297,7 @@ Killed(sys.argv[2], checkpoint_every="2 steps")
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("killed_at", [1, 9])
 def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at):
     whole = Run(tmp_path / "whole", checkpoint_every="2 steps")

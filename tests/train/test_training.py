@@ -382,7 +382,7 @@ def test_a_loss_that_is_nan(tmp_path, log_every, where):
     assert event.data["error"] == "NonFiniteError"
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("act", [nan_loss, nan_gradient])
 @pytest.mark.parametrize("at", [4, 5, 6])
 def test_nan_is_never_in_a_checkpoint(tmp_path, act, at):

@@ -70,6 +70,7 @@ def as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
         assert torch.equal(ours, theirs), f"result {i}"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("compiled", PRINTERS)
 def test_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
@@ -95,6 +96,7 @@ def test_a_choice_of_unsigned_numbers_where_torch_has_it(
         assert made(a, b).tolist() == [1, 2, 3, 0, 1, 2]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @pytest.mark.parametrize("compiled", PRINTERS)
 def test_unsigned_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:

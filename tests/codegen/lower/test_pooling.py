@@ -99,12 +99,14 @@ def _rank(x: Tensor) -> int:
     return {(3, 50): 1, (9, 11): 2}.get(tuple(x.shape[-2:]), x.dim() - 2)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", MAXIMA)
 def test_max_pool(name: str) -> None:
     shape, args = MAXIMA[name]
     same(lambda x, args=args: max_pool(x, *args), values(*shape, odd=True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.uint8])
 def test_max_pool_of_other_dtypes(dtype: torch.dtype) -> None:
     x = values(2, 3, 9, 13).abs().mul(3).to(dtype)
@@ -147,6 +149,7 @@ MEANS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", MEANS)
 def test_avg_pool(name: str) -> None:
     shape, args, options = MEANS[name]
@@ -160,6 +163,7 @@ def test_avg_pool_of_16_bits_is_summed_in_32() -> None:
     torch.testing.assert_close(made, F.avg_pool2d(x.float(), 5, 1, 2).bfloat16(), rtol=0, atol=0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
@@ -255,6 +259,7 @@ def body_of(source: str, kernel: int = -1) -> str:
     return source.split("\nvoid ")[1:][kernel]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (5, 3, 2), (3, 4), (5, 2, 2, 2), (3, 5, 1)])
 def test_gradients_by_phases_of_the_stride(window: tuple[int, ...]) -> None:
     same(lambda x, window=window: F.max_pool2d(x, *window), values(2, 3, 21, 43, odd=True))

@@ -40,6 +40,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 # --- the stream -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 41), (5, 1000), (100_003,), (2, 3, 5, 7)])
 def test_the_stream_is_the_documented_one(shape: tuple[int, ...]) -> None:
     fused = planned(lambda x: (torch.rand_like(x), torch.rand_like(x)), torch.empty(shape))
@@ -73,6 +74,7 @@ def chi_square(counts: Tensor, expected: float) -> float:
     return (float(((counts - expected) ** 2 / expected).sum()) - n) / math.sqrt(2 * n)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_uniform_numbers(dtype: torch.dtype) -> None:
     torch.manual_seed(1)

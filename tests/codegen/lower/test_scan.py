@@ -48,6 +48,7 @@ def every(x: Tensor, axis: int) -> list[Tensor]:
     ]  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 9), (33, 7), (70, 41), (3, 17, 20), (2, 3, 1)])
 def test_every_scan_along_every_axis(shape: tuple[int, ...]) -> None:
     def all_of(x):
@@ -61,6 +62,7 @@ def test_scans_on_several_threads(axis: int) -> None:
     same(lambda x, axis=axis: every(x, axis), values(517, 131))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
 )
@@ -131,6 +133,7 @@ def test_a_scan_of_what_is_normalised() -> None:
     same(lambda x: (x.cumsum(0), x.sum(0), x * 2), values(37, 53))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gradients(axis: int) -> None:
     for fn in (

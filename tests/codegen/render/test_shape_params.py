@@ -72,6 +72,7 @@ def test_the_third_shape_needs_no_compiler():
     assert count_compilations(lambda: [check(rows) for rows in (54, 55, 91, 77)]) == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "fn",
     [

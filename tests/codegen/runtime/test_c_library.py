@@ -276,6 +276,7 @@ print(*out.tolist(), len(os.listdir("/proc/self/task")) - tasks, maps == {str(c_
         with pytest.raises(CompileError, match="undefined reference to `__kmpc_fork_call'"):
             load(PREAMBLE + other, ["f"])
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("loaded_before", [True, False])
     def test_a_forked_child_computes(self, loaded_before: bool) -> None:
         code = """

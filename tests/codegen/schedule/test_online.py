@@ -124,6 +124,7 @@ def test_an_explanation_names_them() -> None:
 # --- what they come to ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 2), (5, 511), (7, 513), (3, 1024), (2, 2049), (20, 3001), (2, 70_001)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -138,6 +139,7 @@ def test_rows_in_double(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", [(2, 8), (17, 64), (63, 65), (700, 100), (129, 1000), (33_000, 9)])
 def test_columns(shape: tuple[int, ...]) -> None:
     x = randn(*shape) - 5
@@ -145,6 +147,7 @@ def test_columns(shape: tuple[int, ...]) -> None:
     assert kinds == ["squares", "exp"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(5, 3, 7, 11), (3, 20, 40, 33), (2, 2, 300, 400)])
 def test_loops_within_loops(shape: tuple[int, ...]) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
@@ -160,6 +163,7 @@ def test_chunks_without_elements() -> None:
     check(lambda x: (x.var(), torch.logsumexp(x, (0, 1, 2))), (randn(60, 60, 60) + 7)[::2, ::2])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fn", [torch.var, torch.logsumexp, torch.log_softmax])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gradients(fn: Callable[..., Tensor], axis: int) -> None:
@@ -174,6 +178,7 @@ def test_losses_and_norms_with_gradients() -> None:
     check(lambda x: F.batch_norm(x, None, None, training=True), randn(6, 5, 40, 40), gradient=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(9, 5000), (2, 200_000), (5000, 40)])
 def test_elements_that_drift(shape: tuple[int, ...]) -> None:
     """Each part has another mean, and a larger or smaller maximum, than all before it."""
@@ -191,6 +196,7 @@ def test_elements_that_drift(shape: tuple[int, ...]) -> None:
     check(fn, randn(*shape) * 1e15)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", [(12, 3000), (12, 40_000), (3000, 40), (70_000, 12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_infinities_and_nan(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -146,6 +146,7 @@ def test_what_holds_under_a_test_alone_is_not_kept() -> None:
     check(lambda x: (torch.softmax(F.pad(x.exp(), (3, 4)), -1),), randn(40, 30), gradient=False)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("columns", [8, 9, 40, 64, 100, 1000, 1030])
 @pytest.mark.parametrize("rows", [1, 15, 17, 700])
 def test_columns_in_tiles(rows: int, columns: int) -> None:
@@ -194,6 +195,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 # --- what lies across -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool])
 @pytest.mark.parametrize("shape", [(64, 64), (65, 130), (33, 200), (3, 70, 129)])
 def test_transposes_by_squares(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -214,6 +216,7 @@ def test_transposes_by_squares(shape: tuple[int, ...], dtype: torch.dtype) -> No
 # --- sums beside rows -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(32, 8), (33, 9), (1000, 130), (5, 40, 72)])
 def test_a_norms_gradients_are_one_pass_and_a_small_one(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -302,6 +305,7 @@ def test_a_result_may_be_changed_before_the_backward() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["exp", "exp2", "expm1", "tanh", "sigmoid", "sqrt", "rsqrt", "softmax"])
 def test_a_result_that_torch_keeps_is_lent(name: str, dtype: torch.dtype) -> None:

@@ -169,6 +169,7 @@ def test_batch_norm_is_generated_where_that_is_faster() -> None:
     assert chosen(inference, last, mean, var, activation="relu") == "generated"
 
 
+@pytest.mark.sample(20)
 @needs_compiler
 @pytest.mark.parametrize(
     ("name", "shape", "dim", "dtype", "plain", "training"),
@@ -406,6 +407,7 @@ def test_transforms(name: str) -> None:
     same(lambda f: torch.func.hessian(lambda v: f(v).sin().sum()), x)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_autocast_does_what_torch_does(name: str) -> None:
     ours, theirs = CALLS[name]
@@ -505,7 +507,7 @@ KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], list[str], int]]
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @needs_compiler
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_by_count_and_class(name: str) -> None:

@@ -70,6 +70,7 @@ def raised(call: Callable[[], Any]) -> Exception | None:
     return None
 
 
+@pytest.mark.sample(60)
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize(("op", "args"), [*spoilt()])
 def test_every_candidate_raises_what_torch_does(

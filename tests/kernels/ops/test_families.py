@@ -577,6 +577,7 @@ def test_each_candidate_in_float32(name: str) -> None:
     check_against_float64(name, torch.float32)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", mark_full_except_sample(CASES))
 def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
@@ -586,6 +587,7 @@ def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
 _NORMS = [name for name, case in CASES.items() if case[0].name in ("layer_norm", "rms_norm", "group_norm")]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", mark_full_except_sample(_NORMS, ONE_OF_EACH))
 def test_norms_with_16_bit_input_and_float32_parameters(name: str) -> None:
     op, args, _ = CASES[name]
@@ -629,7 +631,7 @@ def check_against_float64(name: str, dtype: torch.dtype, call_args: tuple[Any, .
             )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", mark_full_except_sample(CASES, ONE_OF_EACH))
 def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     op, args, _ = CASES[name]

@@ -68,6 +68,7 @@ def test_bfloat16_sums_are_fused_into_matmuls(shape: tuple[int, int], processor:
     assert error < 1.5 * other
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("candidate", CANDIDATES)
 @pytest.mark.parametrize(
     "options",

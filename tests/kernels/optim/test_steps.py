@@ -126,6 +126,7 @@ def tolerance_in_ulps(candidate: str, dtype: torch.dtype) -> int:
     return 64 if dtype == torch.float64 else 4
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("candidate", CANDIDATES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_adam_matches_its_formulas(candidate: str, dtype: torch.dtype, step: Any
         assert all(float(s) == step_index + 1 for s in steps)
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("candidate", CANDIDATES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def states(layer, kind, input):
     return (torch.randn(shape), torch.randn(shape)) if kind == "lstm" else torch.randn(shape)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("input", "start"),
     [

@@ -177,7 +177,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_NUM_CHUNKS", 5)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_reductions(name: str) -> None:
@@ -230,6 +230,7 @@ def test_sums_are_compensated() -> None:
         assert float(((ours - exact) / exact).abs().max()) <= 2**-22
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "shape", [(70_001,), (300, 257), (257, 1, 300), (3, 5, 7, 11, 13), (2, 3), (1,), ()], ids=str
 )
@@ -299,7 +300,7 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
     run(range(first, first + 14), "wider")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regressions(name: str) -> None:
     made = regression(name)
@@ -314,7 +315,7 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
         judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, is_supported)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", GATHERS)
 def test_gathers(name: str) -> None:
     fn, args, _ = GATHERS[name]
@@ -331,6 +332,7 @@ def test_gathers(name: str) -> None:
     assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "fn",
     [

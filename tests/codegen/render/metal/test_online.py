@@ -54,18 +54,20 @@ def check(fn: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> None:
     assert {step.kind for step in steps if isinstance(step, OnlineReduction)} == {"exp", "squares"}
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(40, 2), (40, 97), (7, 300), (3, 1025)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(spread, randn(*shape, dtype=dtype) * 3 + 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(2, 40), (13, 40), (97, 33), (300, 8)])
 def test_columns(shape: tuple[int, ...]) -> None:
     check(columns, randn(*shape) - 5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("shape", [(2, 1025), (5, 503), (3000,)])
 def test_chunks(shape: tuple[int, ...]) -> None:
@@ -81,6 +83,7 @@ def test_elements_that_drift(length: int) -> None:
         check(lambda x: (x.var(-1), torch.logsumexp(x, -1)), randn(3, length) + change)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("length", [70, 700])
 def test_infinities_and_nan(length: int) -> None:

@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_MANY_ROWS", 30)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_scan_in_every_structure(name: str) -> None:
@@ -59,7 +59,7 @@ def test_every_scan_in_every_structure(name: str) -> None:
     same(fused, values(*shape), axis)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
 )
@@ -74,7 +74,7 @@ def test_scans_of_other_dtypes(dtype: torch.dtype, shape: tuple[int, ...]) -> No
     same(Function(all_of, target=METAL_SHIM), x, rtol=2e-2 if dtype.itemsize == 2 else 1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("shape", [(2, 20_000), (40, 5_000), (5_000, 40)], ids=str)
 def test_sums_are_compensated(shape: tuple[int, ...]) -> None:
@@ -88,6 +88,7 @@ def test_sums_are_compensated(shape: tuple[int, ...]) -> None:
     assert float(((found - truth) / truth).abs().max()) <= 2**-21
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FUSED)
 def test_what_fuses_with_a_scan(name: str) -> None:
     fn, expected = FUSED[name]
@@ -98,6 +99,7 @@ def test_what_fuses_with_a_scan(name: str) -> None:
     assert kinds(plan) == expected
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(21, 33), (2, 600)], ids=str)
 def test_gradients(shape: tuple[int, ...]) -> None:
     def fn(x):

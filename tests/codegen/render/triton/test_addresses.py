@@ -271,7 +271,7 @@ def launched(name: str, size: int) -> list[Launched]:
 ALWAYS_WIDE = {"burnt.kernels.ops.attention.flash_triton.backward_dots"}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_offsets_around_the_end_of_32_bits(name: str) -> None:
     case = CASES[name]
@@ -452,6 +452,7 @@ def some_programs(launch: Launched) -> list[int]:
     return sorted({0, min(1, last), min(7, last), last // 3, last // 2, max(last - 1, 0), last})
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_offsets_of_matmuls_around_the_end_of_32_bits(name: str) -> None:
     fn, below, above = PRODUCTS[name]
@@ -502,6 +503,7 @@ def test_offsets_of_other_generated_kernels(name: str) -> None:
             assert not found.overflows, f"{launch.name}: {found.overflows}"
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", KNOWN)
 def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every kind of kernel: values carried by a loop keep their type."""

@@ -79,7 +79,7 @@ OPTIONS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tiles_beside_a_query_at_a_time(name: str, small_tiles: None) -> None:
     tensors, options = OPTIONS[name]
@@ -110,7 +110,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
             assert of_q[:, :, 1].ne(0).any()
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [None, torch.float32], ids=["mask alike", "mask in float32"])
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ ELEMENTWISE: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_what_is_elementwise_is_taken(name: str, small_tiles: None) -> None:
     score, (q, k, v) = ELEMENTWISE[name], heads(2, 23, 17)

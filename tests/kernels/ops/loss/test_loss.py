@@ -38,6 +38,7 @@ def test_a_loss_that_is_scaled_has_scaled_gradients(factor: float, dtype: torch.
     torch.testing.assert_close(made.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6 * factor)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.2, 1e-2)])
 def test_settings(reduction: str, smoothing: float, z: float) -> None:

@@ -134,6 +134,7 @@ def candidates(kind: str, args: tuple[Any, ...], dtype: torch.dtype) -> dict[str
     return {"reference": op.reference, "registered": getattr(torch.ops.burnt, op.name).default, **found}
 
 
+@pytest.mark.sample(8)
 @kinds
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_every_candidate_in_every_shape(kind: str, shape: tuple[int, ...]) -> None:
@@ -142,6 +143,7 @@ def test_every_candidate_in_every_shape(kind: str, shape: tuple[int, ...]) -> No
         agree(kind, call, args, torch.float32)
 
 
+@pytest.mark.sample(16)
 @kinds
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "bare"])
 @pytest.mark.parametrize("start", [True, False], ids=["begun", "zeros"])
@@ -370,6 +372,7 @@ def stack_of(kind: str, layers: int, bidirectional: bool, bias: bool, dropout: f
     return made(7, 5, layers, bias, True, dropout, bidirectional)
 
 
+@pytest.mark.sample(48)
 @kinds
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("bidirectional", [True, False], ids=["both", "forth"])

@@ -124,14 +124,7 @@ def compare(name: str, dtype: torch.dtype, blocks: Any) -> None:
         within(ours, right, dtype, 2.0)
 
 
-SAMPLE = {
-    "causal, more queries",
-    "window past the keys",
-    "grouped",
-    "boolean mask",
-    "packed, others",
-    "dropout",
-}
+SAMPLE = {"window past the keys", "packed, others", "dropout"}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +141,7 @@ def test_in_16_bits_with_other_blocks(name: str, dtype: torch.dtype) -> None:
     compare(name, dtype, UNEVEN)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"after": 0}, {"softcap": 0.7}], ids=str)
 def test_queries_whose_every_key_is_far_from_zero(dtype: torch.dtype, options: dict[str, Any]) -> None:
@@ -214,7 +207,7 @@ SCORES: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SCORES)
 def test_functions_of_the_scores(name: str) -> None:
     score = SCORES[name]

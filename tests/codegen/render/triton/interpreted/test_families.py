@@ -20,6 +20,7 @@ def test_families(name: str) -> None:
     check(name, torch.float32, TRITON)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
 @pytest.mark.parametrize("name", ["softmax", "rms_norm and residual"])
 def test_families_in_16_bits(name: str, dtype: torch.dtype) -> None:

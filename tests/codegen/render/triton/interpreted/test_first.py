@@ -19,6 +19,7 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreach, "HostPasses", foreach_triton.DevicePasses)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["muon, bfloat16", "lstm all steps, float32", "product few rows, split"])
 def test_a_case_passes(name: str) -> None:
     first.check(name, CPU)

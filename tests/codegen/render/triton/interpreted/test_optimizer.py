@@ -43,7 +43,7 @@ def same(made, right, dtype):
         assert worst <= 4 * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("step", "amsgrad", "decay"),
@@ -78,6 +78,7 @@ def test_adam(triton, dtype, step, amsgrad, decay):
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "options",
@@ -149,7 +150,7 @@ def matrices(dtype, seed):
     return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -187,6 +188,7 @@ def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
             same([e[i]], [averaging * average + (1 - averaging) * x if averaged else average], dtype)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_muon_compared_with_the_cpu(triton, dtype):
     kept = []

@@ -134,7 +134,7 @@ def check(name: str, dtype: torch.dtype, target: Target, *, gradients: bool = Tr
     agree(name, fn, args, target, gradients=gradients)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -143,7 +143,7 @@ def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, always())
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_which_functions_are_one_kernel(name: str) -> None:
     fn, shapes, forward, backward = CASES[name]
@@ -178,7 +178,7 @@ def test_norms_are_fused_into_operands(name: str, statistics: int, dtype: torch.
     assert all(line.endswith("mask=in_row)") or "mask=in_i0)" in line for line in stores), first
 
 
-@pytest.mark.sample
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "text",
     [
@@ -198,6 +198,7 @@ def test_block_sizes(name: str, text: str) -> None:
     check(name, torch.float32, always(MatmulConfig.of(text)), gradients=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2 k3", "32x16x16 w4 s2 k2 p3"])
 def test_split_k_order_is_fixed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, shapes, *_ = CASES["bias and gelu"]
@@ -222,7 +223,7 @@ COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] 
 }
 
 
-@pytest.mark.sample
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -297,7 +298,7 @@ def dropped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.dropout(F.linear(x, w, b), 0.3)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )

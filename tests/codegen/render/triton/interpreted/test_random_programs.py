@@ -62,7 +62,7 @@ def test_random_programs(first: int) -> None:
 
 def test_programs_of_the_wider_grammar() -> None:
     """Empty tensors, random numbers, 16-bit gradients, and a kernel for every matmul."""
-    run(range(10, 20), always(), "wider")
+    run(range(10, 16), always(), "wider")
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_programs_of_the_wider_grammar() -> None:
 )
 def test_other_block_sizes(config: TileConfig) -> None:
     """Loops, and rows shared by programs, instead of whole rows."""
-    run(range(500, 508), chosen(config))
+    run(range(500, 504), chosen(config))
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_layout, "INT32_INDEX_LIMIT", 10)
-    run(range(600, 606))
+    run(range(600, 603))
 
 
 @pytest.mark.sample(0, full=12)
@@ -113,7 +113,7 @@ def by_extreme(values, x):
     return torch.where(values == values.amax(-1, keepdim=True), x, 2 * x)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "fn",
     [
