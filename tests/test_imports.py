@@ -13,6 +13,7 @@ import types
 import pytest
 
 import burnt
+from tests import forked
 
 HEAVY = [
     *("triton", "textual", "rich", "onnx", "torchmetrics", "sklearn", "pandas", "IPython", "matplotlib"),
@@ -58,7 +59,6 @@ def test_light_parts_load_neither_torch_nor_anything_heavy(statement: str) -> No
     assert loaded(statement).isdisjoint(["torch", "numpy", *HEAVY])
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -68,7 +68,16 @@ def test_light_parts_load_neither_torch_nor_anything_heavy(statement: str) -> No
 )
 def test_modelling_and_training_load_nothing_that_torch_does_not(statement: str) -> None:
     # Records are safetensors files: whoever has a Module may save it.
-    assert loaded(statement) & set(HEAVY) - {"safetensors"} <= loaded("import torch") & set(HEAVY)
+    code = f"""
+import sys, torch
+before = set(sys.modules)
+{statement}
+print(*sorted(name for name in set(sys.modules) - before if "." not in name))
+"""
+    done = forked.run(code)
+    assert done.returncode == 0, done.stderr
+    assert "burnt" in done.stdout.split()
+    assert set(done.stdout.split()).isdisjoint(set(HEAVY) - {"safetensors"})
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -70,7 +70,12 @@ def collected(folder: Path, marks: str, seed: int = 0) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "BURNT_SEED": str(seed)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "BURNT_SEED": str(seed),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # which takes longer than the collecting
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, list[str]] = {}

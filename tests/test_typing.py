@@ -15,9 +15,8 @@ def test_a_users_program_passes_and_its_mistakes_do_not() -> None:
         for number, line in enumerate(lines, 1)
         if "# error: " in line and number > 1
     }
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary", str(USER)]
-    # With other options than `scripts/test`: neither is to undo what the other has kept.
-    command += ["--cache-dir", str(USER.parents[2] / ".mypy_cache" / "user")]
+    # With the options of `scripts/test`, so that what mypy has kept of burnt is read.
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(USER)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=USER.parents[2])
     found = re.findall(r"user\.py:(\d+): error: .*\[([\w-]+)\]$", done.stdout, re.MULTILINE)
     assert {(int(number), code) for number, code in found} == expected, done.stdout + done.stderr

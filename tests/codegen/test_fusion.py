@@ -1297,7 +1297,7 @@ def test_a_range_of_integers_from_floats(start: float, end: float, step: float, 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.bfloat16])
 def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
-    sizes = (0, 1, 2, 7, 50)
+    sizes = (0, 1, 7)
     ends = [
         (4.3, 50.9),
         (0.0, 7.0),

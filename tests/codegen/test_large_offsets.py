@@ -32,7 +32,7 @@ from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import UnsupportedError
 from tests.codegen.programs import program
 
-DEFAULT, FULL, PER_TEST = 10, 300, 10
+DEFAULT, FULL, PER_TEST = 5, 300, 5
 TARGETS = {target.name: target for target in (C, TRITON, METAL)}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's remarks on what programs do

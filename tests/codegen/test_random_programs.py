@@ -17,7 +17,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from tests.codegen.compare import Mismatch, judge, judge_fresh
 from tests.codegen.programs import Program, program
 
-PER_TEST = 25
+PER_TEST = 10
 DEFAULT, FULL = 300, 3000
 WIDER, WIDER_FULL = 50, 1000
 # Which share of a program's elements may be close to a comparison, a rounding step or a tie, on average.
@@ -247,11 +247,11 @@ def test_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
 
 
-@pytest.mark.sample(0, full=30)
+@pytest.mark.sample(0, full=75)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
 def test_more_random_programs(first: int) -> None:
-    """Of all of them 30, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
+    """Of all of them 75, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST))
 
 
@@ -262,11 +262,11 @@ def test_programs_of_the_wider_grammar(first: int) -> None:
     run(range(first, first + PER_TEST), "wider")
 
 
-@pytest.mark.sample(0, full=14)
+@pytest.mark.sample(0, full=35)
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(WIDER, WIDER_FULL, PER_TEST))
 def test_more_programs_of_the_wider_grammar(first: int) -> None:
-    """Of all of them 14, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
+    """Of all of them 35, which BURNT_SEED draws; `--fuzz` draws fresh ones."""
     run(range(first, first + PER_TEST), "wider")
 
 

@@ -329,7 +329,7 @@ def closed(terminal: Emulator, folder: Path) -> None:
     ("disturb", "said"),
     [
         pytest.param(left, "Monitor closed", marks=pytest.mark.full),
-        (killed, "The monitor was ended by SIGKILL"),
+        pytest.param(killed, "The monitor was ended by SIGKILL", marks=pytest.mark.full),
         pytest.param(frozen, "The monitor stopped responding and was killed", marks=pytest.mark.full),
         pytest.param(closed, None, marks=pytest.mark.full),
     ],
@@ -460,11 +460,15 @@ def test_no_colour(finished: Path) -> None:
             assert bool(COLOUR.search(terminal.raw())) == coloured
 
 
-def test_a_terminal_that_can_do_nothing(finished: Path, training, tmp_path: Path) -> None:
+def test_a_terminal_that_can_do_nothing(finished: Path) -> None:
     with Emulator([*BURNT, "monitor", finished], env={"TERM": "dumb"}) as terminal:
         assert terminal.wait_for_end() == 0
         assert "this is a snapshot" in terminal.written()
         assert "\x1b[?1049h" not in terminal.raw().decode()
+
+
+@pytest.mark.full
+def test_a_training_in_a_terminal_that_can_do_nothing(training, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     with training(env={"TERM": "dumb"}) as terminal:
         assert terminal.wait_for_end() == 0

@@ -409,9 +409,9 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
         "import sys\nfrom burnt.kernels.autotune.database import Row, TuningDatabase\n"
         "for i in range(20): TuningDatabase().add([Row(f'silu|{sys.argv[1]}', str(i), 'ok', 1.0)])\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(i)]) for i in range(4)]
-    assert [process.wait(timeout=240) for process in running] == [0] * 4
-    assert len(TuningDatabase().rows()) == 80
+    running = [subprocess.Popen([sys.executable, "-c", code, str(i)]) for i in range(2)]
+    assert [process.wait(timeout=240) for process in running] == [0] * 2
+    assert len(TuningDatabase().rows()) == 40
 
 
 def test_a_killed_tuner_leaves_the_table_readable(table: Path) -> None:

@@ -184,19 +184,19 @@ print(memory("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak of a process's memory")
-def test_the_logits_are_never_there_as_a_whole() -> None:
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("chunked", 0.0, 0.3), pytest.param("library", 1.0, 4.0, marks=pytest.mark.full)],
+)
+def test_the_logits_are_never_there_as_a_whole(name: str, least: float, most: float) -> None:
     # What is freed goes back to the system at once: how the heap is cut up does not count.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-    peaks = {}
-    for name in ("library", "chunked"):
-        command = [sys.executable, "-c", PEAK, name]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
-        assert done.returncode == 0, done.stderr
-        peaks[name] = int(done.stdout) << 10
+    command = [sys.executable, "-c", PEAK, name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
     gradients = 4 * (1024 * 64 + 32000 * 64)
     logits = 4 * 1024 * 32000
-    assert peaks["library"] - gradients > logits
-    assert peaks["chunked"] - gradients < 0.15 * (peaks["library"] - gradients), peaks
+    assert least <= ((int(done.stdout) << 10) - gradients) / logits <= most
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
