@@ -2,8 +2,6 @@
 
 import ctypes
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from burnt import _torch, nn
+from tests import forked
 
 
 def test_torchs_batch_norms_share_the_base() -> None:
@@ -30,7 +29,7 @@ def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
         "before = loaded(); torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)); "
         "print(before, loaded())"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    out = forked.run(code)
     assert out.stdout.split() == ["False", "True"], out.stdout + out.stderr
 
 

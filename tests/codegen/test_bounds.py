@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from burnt.codegen.runtime.c_compiler import find_compiler
+from tests import forked
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run"),
@@ -72,8 +72,6 @@ print("done")
 
 
 def test_nothing_outside_of_a_tensor_is_touched() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
-    )
+    run = forked.run(PROGRAM)
     assert run.returncode == 0, f"after {run.stdout.split()[-1:]}: {run.returncode} {run.stderr[-2000:]}"
     assert run.stdout.endswith("done\n")

@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +25,7 @@ from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import CompileError, ConfigError, DefinitionError, FusionError
+from tests import forked
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
@@ -1108,7 +1107,7 @@ else:
     there.join(20)
     os._exit(there.is_alive())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = forked.run(code, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +12,7 @@ from burnt import errors, kernels
 from burnt.codegen.precision import matmul_eps
 from burnt.kernels.autotune.accuracy import ReferenceResult
 from burnt.kernels.interface.tuning_key import tuning_key
+from tests import forked
 
 NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 
@@ -91,7 +90,7 @@ print(kernels.precision())
 
 
 def test_torchs_newer_switches_are_read_too() -> None:
-    done = subprocess.run([sys.executable, "-c", NEWER], capture_output=True, text=True, timeout=120)
+    done = forked.run(NEWER, timeout=120)
     assert done.stdout.split() == ["tf32"], done.stderr
 
 

@@ -4,10 +4,7 @@ import copy
 import inspect
 import io
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ import burnt
 from burnt.errors import SwapError
 from burnt.swapping import measure
 from burnt.swapping.kind import is_swapped
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,14 +194,7 @@ def test_another_process_reads_a_pickle(swapped, tmp_path):
         "model = pickle.load(open('model.pickle', 'rb'))\n"
         "print(type(model[0]).__mro__[1], tuple(model(torch.ones(1, 3)).shape))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forked.run(program, cwd=tmp_path, timeout=120)
     assert done.stdout == "<class 'torch.nn.modules.linear.Linear'> (1, 2)\n", done.stderr
 
 
