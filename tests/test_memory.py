@@ -373,6 +373,7 @@ def test_without_a_limit_a_part_of_the_memory_of_machine_or_control_group(
 # --- threads and forks
 
 
+@pytest.mark.full
 @NEEDS_GLIBC
 def test_threads_with_arenas_of_their_own_are_bounded_and_trimmed() -> None:
     run("""

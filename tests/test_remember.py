@@ -10,7 +10,8 @@ import pytest
 CONFTEST = Path(__file__).parent / "conftest.py"
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.full)])
+@pytest.mark.full  # which alone remembers
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_what_passed_is_left_out_until_a_source_changes(tmp_path: Path, workers: str) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "conftest.py").write_text(CONFTEST.read_text())

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -354,9 +355,20 @@ def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_told() -> None:
     assert gpu.line("attention", {"errors": {}}, ["torch"])[1] == "failed"
 
 
-def test_what_says_nothing_is_refused() -> None:
-    assert "ratios of --quick say nothing" in run("--quick", "--save").stderr
-    assert "there are eager, inductor" in run("--rivals", "liger").stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--quick", "--save"], "ratios of --quick say nothing"),
+        (["--rivals", "liger"], "there are eager, inductor"),
+    ],
+)
+def test_what_says_nothing_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "benchmarks" / "kernels.py"))["main"](options)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 # --- rows
@@ -391,6 +403,7 @@ def test_inputs_are_the_same_in_every_process_and_smaller_when_quick() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.full
 def test_a_rivals_process_has_no_burnt() -> None:
     code = "import sys; from kernel_table import rows, clock, rival; print('burnt' in sys.modules)"
     done = subprocess.run(
@@ -427,6 +440,7 @@ def test_every_op_of_a_row_has_candidates_of_its_own_or_one_beneath() -> None:
     assert lacking == ["batch_norm + relu fwd+bwd 16x64x56x56"]  # its op has no other choice than ours
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "ours"),
     [

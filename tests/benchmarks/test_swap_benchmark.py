@@ -55,15 +55,15 @@ def test_every_row_runs(tmp_path: Path) -> None:
     assert done.stdout.count("sites, mode='infer'") == 6
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [(["--quick", "--save"], "ratios of --quick say nothing"), (["--rivals", "jax"], "--rivals: jax")],
 )
-def test_bad_options(options: list[str], message: str) -> None:
-    done = run(*options)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_bad_options(swap: Any, options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        swap.main(options)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_what_is_saved(swap: Any) -> None:

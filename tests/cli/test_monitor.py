@@ -67,6 +67,7 @@ def test_a_damaged_run_is_a_line_and_no_traceback(runs: Path) -> None:
         assert done.stderr == ""
 
 
+@pytest.mark.full
 def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("textual")
     file = tmp_path / "screen.svg"

@@ -364,7 +364,7 @@ def test_integers_and_flags_are_built_in() -> None:
 def test_numbers_made_something_else(fn: Callable[..., Tensor]) -> None:
     """An integer, a truth, a text: a plan for one number must not serve another."""
     fused, x = fuse(fn), torch.tensor([-1.5, 0.0, 0.5, 1.5, 2.0])
-    for s in (2.5, 0.0, 1.5, -3.7, 1.0, 2.0, 0.5):
+    for s in (2.5, 0.0, -3.7, 1.0, 0.5):
         same(fused(x, s), fn(x, s))
         if not fn(x, s).is_floating_point():
             continue
@@ -1184,7 +1184,7 @@ def test_what_is_known_is_of_these_arguments():
     assert "complex64" in fused.fallback_reason(torch.ones(3, dtype=torch.complex64))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 33, 511, 70_001])
 def test_rows_of_float16(size: int) -> None:
     """Parts of a row are converted on the way in and out; a single op is rounded as in torch."""
@@ -1294,6 +1294,7 @@ def test_a_range_of_integers_from_floats(start: float, end: float, step: float, 
     assert torch.equal(fuse(ranged)(x), ranged(x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.bfloat16])
 def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
     sizes = (0, 1, 7)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +11,17 @@ import torch
 
 from burnt.codegen import explain
 from burnt.codegen.runtime.targets import TARGETS
-from burnt.codegen.stages import Stages, softmax, stages
+from burnt.codegen.stages import Stages, main, softmax, stages
 from burnt.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "softmax-to-c.md").read_text()
 
 
-def test_the_page_shows_what_the_command_prints() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "burnt.codegen.stages"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    parts = dict(re.findall(r"^--- (\w+)\n(.*?)\n\n(?=---|\Z)", done.stdout, re.M | re.S))
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    printed = capsys.readouterr().out
+    parts = dict(re.findall(r"^--- (\w+)\n(.*?)\n\n(?=---|\Z)", printed, re.M | re.S))
     assert tuple(parts) == Stages._fields
     shown = re.findall(r"^```(?:text|c)\n(.*?)\n```", PAGE, re.M | re.S)
     assert shown == list(parts.values())

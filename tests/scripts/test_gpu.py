@@ -207,6 +207,7 @@ def test_processes_that_a_stage_leaves_are_ended(script: ModuleType, tmp_path: P
         psutil.Process(int(result["output"])).wait(10)
 
 
+@pytest.mark.full
 def test_a_device_that_does_not_exist_fails_but_is_written(tmp_path: Path) -> None:
     """torch's `meta` device has a name, but trains nothing."""
     done, results = gpu(tmp_path, "all", "--device", "meta", "--stages", "learner", "facts")

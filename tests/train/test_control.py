@@ -601,6 +601,7 @@ def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
     assert_ends_as(resumed, whole)
 
 
+@pytest.mark.full
 def test_killed_while_paused_it_resumes_unpaused(tmp_path, whole):
     folder = tmp_path / "run"
     with paused_process(folder) as process:

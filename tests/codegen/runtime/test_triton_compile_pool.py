@@ -200,14 +200,14 @@ def test_what_does_not_compile_is_the_futures_exception(pool: Pool) -> None:
 
 def test_a_process_that_dies_or_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    pool = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=2)
+    pool = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=5)
     began = time.monotonic()
     dies = pool.submit([job("import os\nos._exit(3)")])
     hangs = pool.submit([job("while True: pass")])
     prints = pool.submit([job('print("not an answer")\n' + GOOD)])
     with pytest.raises(CompileError, match="died with exit code 3"):
         dies.result(200)
-    with pytest.raises(CompileError, match="took longer than 2 s"):
+    with pytest.raises(CompileError, match="took longer than 5 s"):
         hangs.result(200)
     assert prints.result(200) is None
     assert time.monotonic() - began < 200

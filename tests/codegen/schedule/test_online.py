@@ -124,7 +124,7 @@ def test_an_explanation_names_them() -> None:
 # --- what they come to ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 2), (5, 511), (7, 513), (3, 1024), (2, 2049), (20, 3001), (2, 70_001)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:

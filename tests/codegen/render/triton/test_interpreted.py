@@ -50,10 +50,9 @@ RARELY = ["test_online.py", "test_tuning.py"]
 OFTEN = [file for file in FILES if file not in RARELY]
 
 
-@pytest.mark.parametrize("files", [OFTEN[::2], OFTEN[1::2]], ids=["one half", "the other"])
 @pytest.mark.timeout(900)
-def test_in_the_interpreter(files: list[str]) -> None:
-    run(files, "-m", "not full", seconds=900)
+def test_in_the_interpreter() -> None:
+    run(OFTEN, "-m", "not full", seconds=900)
 
 
 @pytest.mark.full

@@ -155,10 +155,8 @@ def test_values_and_gradients(name: str) -> None:
     check(name, torch.float32, always())
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "residual block" else pytest.param(n, marks=pytest.mark.full)
-             for n, case in CASES.items() if len(case.shapes[0]) == 4],
-)  # fmt: skip
+@pytest.mark.full
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if len(case.shapes[0]) == 4])
 def test_channels_last(name: str) -> None:
     check(name, torch.float32, always(), last=True)
 
@@ -196,7 +194,7 @@ def test_block_sizes(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("2d", "64x64x16 w4 s2 k2"),
+        pytest.param("2d", "64x64x16 w4 s2 k2", marks=pytest.mark.full),
         ("depthwise", None),
         pytest.param("2d", None, marks=pytest.mark.full),
         pytest.param("2d", "16x32x16 w4 s2 k3", marks=pytest.mark.full),

@@ -332,12 +332,13 @@ def test_dropout_of_a_matmul(text: str, dtype: torch.dtype) -> None:
         compare(f"dropout {i}", found, theirs, right, [], slack, Verdict())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
         ("bias and gelu", torch.float32),
         *(
-            pytest.param(name, dtype, marks=pytest.mark.full)
+            (name, dtype)
             for name in ("plain", "batches", "read in three ways")
             for dtype in (torch.float32, torch.bfloat16)
         ),
