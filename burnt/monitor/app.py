@@ -238,7 +238,7 @@ class MonitorApp(App[None]):
                 target_rounds = self.refresher.rounds + 1
                 self.refresher.wake()
                 while self.refresher.rounds < target_rounds:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.002)
             await wait_for_idle(0)
 
     # --- keys

@@ -359,7 +359,10 @@ def text_of(widget: Any) -> str:
     return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
 
 
-def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
+def test_artefacts_are_listed_drawn_and_moved_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)  # which has words of its own for a damaged file
     record(tmp_path / "run")
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
