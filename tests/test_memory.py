@@ -504,7 +504,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @NEEDS_GLIBC
-def test_burnt_turns_it_on_unless_somebody_said_no() -> None:
+def test_burnt_turns_it_on_unless_the_user_forbids_it() -> None:
     run("""
 memory.enable_by_default()
 assert memory.stats().enabled

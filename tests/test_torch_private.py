@@ -187,11 +187,11 @@ def test_onednn_is_not_given_weights_with_gaps(turned: bool, capfd: pytest.Captu
     x, wide = torch.randn(64, 32), torch.randn(48, 3 * 32)
     weight = torch.randn(32, 3 * 48)[:, :48].t() if turned else wide[:, :32]
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-        made = _torch.onednn_linear(x, weight, None)
-    said = capfd.readouterr().out
-    assert "inner_product" in said, f"oneDNN no longer says what it runs: {said!r}"
-    assert "ref:any" not in said, said
-    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight))
+        result = _torch.onednn_linear(x, weight, None)
+    output = capfd.readouterr().out
+    assert "inner_product" in output, f"oneDNN no longer says what it runs: {output!r}"
+    assert "ref:any" not in output, output
+    torch.testing.assert_close(result, torch.nn.functional.linear(x, weight))
 
 
 def test_onednn_convolves_with_a_tail_and_packed_weights() -> None:
@@ -203,10 +203,10 @@ def test_onednn_convolves_with_a_tail_and_packed_weights() -> None:
     sizes: tuple[list[int], list[int], list[int], int] = ([1, 1], [1, 1], [1, 1], 2)
     packed = _torch.onednn_packed_conv(weight.to(memory_format=form), x.shape, *sizes)
     plain = torch.nn.functional.conv2d(x, weight, bias, padding=1, groups=2)
-    made = _torch.onednn_conv(x, packed, bias, *sizes)
-    torch.testing.assert_close(made, plain)
+    result = _torch.onednn_conv(x, packed, bias, *sizes)
+    torch.testing.assert_close(result, plain)
     torch.testing.assert_close(_torch.onednn_conv(x, packed, None, *sizes), plain - bias.view(-1, 1, 1))
-    assert made.is_contiguous(memory_format=form)
+    assert result.is_contiguous(memory_format=form)
     tanh = torch.nn.functional.gelu(plain, approximate="tanh")
     torch.testing.assert_close(_torch.onednn_conv(x, packed, bias, *sizes, "gelu", "tanh"), tanh)
     x[0, 0, 0, 0] = torch.nan
@@ -224,9 +224,9 @@ def test_onednn_convolves_however_images_lie_in_memory(axes: int) -> None:
     x, weight, bias = torch.randn(2, 4, *[7] * axes), torch.randn(6, 2, *[3] * axes), torch.randn(6)
     plain = conv(x, weight, bias, 2, 1, 1, 2)
     sizes = ([1] * axes, [2] * axes, [1] * axes, 2)
-    made = _torch.onednn_conv(x, weight, bias, *sizes)
-    torch.testing.assert_close(made, plain, rtol=1e-4, atol=1e-5)
-    assert made.is_contiguous()
+    result = _torch.onednn_conv(x, weight, bias, *sizes)
+    torch.testing.assert_close(result, plain, rtol=1e-4, atol=1e-5)
+    assert result.is_contiguous()
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -239,11 +239,11 @@ def test_onednn_convolves_the_other_way(axes: int) -> None:
     plain = functional.silu(conv(x, weight, bias, 2, 1, 1, 2, 1))
     padding, more, stride, dilation = [1] * axes, [1] * axes, [2] * axes, [1] * axes
     sizes = (padding, more, stride, dilation, 2)
-    made = _torch.onednn_conv_transpose(x, weight, bias, *sizes, "swish", "")
-    torch.testing.assert_close(made, plain, rtol=1e-4, atol=1e-5)
+    result = _torch.onednn_conv_transpose(x, weight, bias, *sizes, "swish", "")
+    torch.testing.assert_close(result, plain, rtol=1e-4, atol=1e-5)
     packed = _torch.onednn_packed_conv(weight, x.shape, padding, stride, dilation, 2, more)
-    made = _torch.onednn_conv_transpose(x, packed, bias, *sizes, "swish", "")
-    torch.testing.assert_close(made, plain, rtol=1e-4, atol=1e-5)
+    result = _torch.onednn_conv_transpose(x, packed, bias, *sizes, "swish", "")
+    torch.testing.assert_close(result, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)

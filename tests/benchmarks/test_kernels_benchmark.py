@@ -338,12 +338,12 @@ def test_what_was_run_on_a_gpu_is_not_in_the_list(tmp_path: Path) -> None:
     assert not {listed.MEANS, listed.SWAP} & set(names())
 
 
-def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_told() -> None:
+def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_reported() -> None:
     gpu = module("gpu")
     row = {"rivals": {"torch": 1.25}, "seconds": 1e-3, "launched": [], "errors": {}, "aims": {"own": 0.9}}
     row["own"] = {"candidate": 'flash {"BLOCK": 1}', "ratio": 0.85}
-    told = gpu.line("attention", row, ["torch", "liger"])
-    assert told == ["attention", "1.000", "-", "1.25", "-", "0.85 / 0.9 ✗ flash", "-", "-"]
+    reported = gpu.line("attention", row, ["torch", "liger"])
+    assert reported == ["attention", "1.000", "-", "1.25", "-", "0.85 / 0.9 ✗ flash", "-", "-"]
     forward = {"ratio": 1.0, "seconds": 2.0, "torch_seconds": 2.0}
     both = {"ratio": 0.75, "seconds": 8.0, "torch_seconds": 6.5}
     row["own"] |= {"backward": gpu.backward_alone(forward, both)}
@@ -472,7 +472,7 @@ def test_where_ours_is_chosen_nothing_else_is_timed() -> None:
     assert (own.chosen, own.candidate) == ("generated", None)
 
 
-def test_our_own_is_told_beside_the_rivals() -> None:
+def test_our_own_is_listed_beside_the_rivals() -> None:
     cpu, report, sample = module("cpu"), module("report"), module("clock").Sample
     same = module("rows").SAME
     samples = {(same, n): [sample(s, True)] * 5 for n, s in (("burnt", 0.01), ("eager", 0.02), ("own", 0.04))}
@@ -603,9 +603,9 @@ def test_saving_and_checking(
     measured["machine"] = {"cpu": "another"}
     capsys.readouterr()
     assert kernels.main(["--check", "--save"]) == 1
-    told = capsys.readouterr()
-    assert told.out.endswith("worse than it was:\n  a & b: 2.00 x inductor, as shipped; it was 3.00\n")
-    assert told.err == "compared with another machine or versions: cpu one\n"
+    reported = capsys.readouterr()
+    assert reported.out.endswith("worse than it was:\n  a & b: 2.00 x inductor, as shipped; it was 3.00\n")
+    assert reported.err == "compared with another machine or versions: cpu one\n"
     assert json.loads((tmp_path / "cpu-kernels.json").read_text())["machine"] == {"cpu": "one"}
 
 

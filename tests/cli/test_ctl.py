@@ -95,8 +95,8 @@ def test_a_learning_rate_far_from_the_former_one_is_remarked_on(answering, capsy
     run = answering("runs/digits")
     run.writer.log(1, 1, {"learning_rate": 0.001})
     run.writer.flush()
-    said = "learning rate 1e+09 after step 7: 1e+12 times the previous 0.001"
-    assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {said}\n", "")
+    output = "learning rate 1e+09 after step 7: 1e+12 times the previous 0.001"
+    assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {output}\n", "")
     assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
 
 
@@ -107,7 +107,7 @@ def test_a_rate_that_a_warm_up_leads_to_is_not_remarked_on(answering, capsys):
     assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
 
 
-def test_a_refusal_is_told_with_its_reason(answering, capsys):
+def test_a_refusal_is_reported_with_its_reason(answering, capsys):
     answering("runs/digits", lambda command: ("refused", "checkpoints are off for this run"))
     assert ctl(capsys, "runs/digits", "save") == (
         1,
@@ -116,7 +116,7 @@ def test_a_refusal_is_told_with_its_reason(answering, capsys):
     )
 
 
-def test_what_stopping_leaves_is_told(answering, capsys):
+def test_what_stopping_leaves_is_reported(answering, capsys):
     answering("runs/digits", lambda command: ("done", "saving a checkpoint"))
     assert (
         ctl(capsys, "runs/digits", "stop")[1] == "runs/digits: stopping after step 7, saving a checkpoint\n"
@@ -177,7 +177,7 @@ def test_of_several_runs_of_a_name_the_running_one_is_meant(answering, capsys):
     assert "runs/digits-1, runs/digits-4" in err
 
 
-def test_a_run_that_is_not_there_is_told_with_the_nearest(answering, capsys):
+def test_a_run_that_is_not_there_is_reported_with_the_nearest(answering, capsys):
     answering("runs/digits")
     for word in ("runs/digit", "digit"):
         code, out, err = ctl(capsys, word, "pause")
@@ -287,7 +287,7 @@ def test_a_real_training_is_steered(capsys):
     while main(["runs", "show", "runs/slow"]) != 0:
         time.sleep(0.05)
     capsys.readouterr()
-    for words, said in (
+    for words, output in (
         (["pause"], "paused after step"),
         (["save"], "checkpoint saved after step"),
         (["lr", "0.5"], "learning rate 0.5 after step"),
@@ -297,7 +297,7 @@ def test_a_real_training_is_steered(capsys):
     ):
         code, out, err = ctl(capsys, "slow", *words, "--timeout", "60")
         assert (code, err) == (0, "")
-        assert out.startswith(f"runs/slow: {said} ")
+        assert out.startswith(f"runs/slow: {output} ")
     thread.join(60)
     assert results[0].reason == "stopped"
     assert learner.optimizer is not None

@@ -134,7 +134,7 @@ def test_a_reader_that_goes_away_is_no_error(write):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_full_disk_is_told_in_a_line(write):
+def test_a_full_disk_is_reported_in_a_line(write):
     write("r")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "burnt", "runs", "list", "."]

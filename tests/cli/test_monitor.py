@@ -43,17 +43,17 @@ def test_a_dumb_terminal_gets_no_escape_codes(runs: Path, term: str) -> None:
         [*COMMAND, str(runs)], stdin=child, stdout=child, stderr=child, env=environment
     ) as process:
         os.close(child)
-        said = b""
+        output = b""
         try:
             while chunk := os.read(parent, 65536):
-                said += chunk
+                output += chunk
         except OSError:  # the other end is closed
             pass
         assert process.wait() == 0
     os.close(parent)
-    assert b"digits" in said
-    assert b"TERM describes" in said
-    assert b"\x1b" not in said
+    assert b"digits" in output
+    assert b"TERM describes" in output
+    assert b"\x1b" not in output
 
 
 def test_a_damaged_run_is_a_line_and_no_traceback(runs: Path) -> None:
@@ -163,6 +163,6 @@ def test_a_file_is_not_guessed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").touch()
     assert main(["monitor", "README.md"]) == 2
-    said = capsys.readouterr().err
-    assert "a file" in said
-    assert "did you mean" not in said
+    output = capsys.readouterr().err
+    assert "a file" in output
+    assert "did you mean" not in output

@@ -156,7 +156,7 @@ def test_odd_names_do_not_reach_the_terminal(write, capsys, monkeypatch):
         assert "\x1b" not in out
 
 
-def test_a_narrow_terminal_folds_names_only(write, capsys, monkeypatch):
+def test_a_narrow_terminal_wraps_names_only(write, capsys, monkeypatch):
     name = "runs/" + "digits-" * 12 + "z"
     write(name)
     on_terminal(monkeypatch)
@@ -373,10 +373,10 @@ def test_export_jsonl(write, capsys):
 def test_export_tensorboard(write, capsys):
     write("r")
     assert main(["runs", "export", "r", "--format", "tensorboard"]) == 0
-    told = capsys.readouterr().err.splitlines()
+    reported = capsys.readouterr().err.splitlines()
     files = sorted(Path("r/tensorboard").rglob("events.out.tfevents.*"))
     assert [file.parent.name for file in files] == ["train", "valid"]
-    assert told == [f"wrote {file}" for file in files]
+    assert reported == [f"wrote {file}" for file in files]
     assert main(["runs", "export", "r", "--format", "tensorboard", "--out", "boards"]) == 0
     assert len(list(Path("boards").rglob("events.*"))) == 2
     RunWriter.create("empty").close("finished")

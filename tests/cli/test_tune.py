@@ -261,7 +261,7 @@ def test_an_unknown_op_is_named_with_the_nearest(capsys, command):
     assert main(["tune", *command, "of_mine"]) == 0
 
 
-def test_examples_that_cannot_be_used_are_told_and_the_others_measured(capsys, example):
+def test_examples_that_cannot_be_used_are_reported_and_the_others_measured(capsys, example):
     @kernels.op(examples=lambda device: [(torch.ones(10), torch.ones(10)), (torch.ones(10),)])
     def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y

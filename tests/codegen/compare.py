@@ -62,15 +62,15 @@ class Watched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (steps := _STEPS.get(func)) is None:
-            made = func(*args, **(kwargs or {}))
+            actual = func(*args, **(kwargs or {}))
         elif not self.nudge:
-            made = steps(*args, **(kwargs or {}))
+            actual = steps(*args, **(kwargs or {}))
         else:
             with self:  # a mean rounds, too, and moves all elements of a row alike
                 return steps(*args, **(kwargs or {}))
         rounded = bool(kwargs) and kwargs.get("rounding_mode") is not None
         exact = rounded or func._schema.name.removeprefix("aten::") in _EXACT
-        for result in pytree.tree_leaves(made):
+        for result in pytree.tree_leaves(actual):
             if isinstance(result, Tensor) and result.is_floating_point() and result.numel():
                 if result._is_zerotensor():
                     continue  # zeros without memory, as the gradient of sgn has them
@@ -79,7 +79,7 @@ class Watched(TorchDispatchMode):
                     result.mul_((1 + noise * self.nudge).to(result.dtype))
                 finite = float(result.abs().nan_to_num_(0, 0, 0).max())
                 self.largest = max(self.largest, finite)
-        return made
+        return actual
 
 
 def _moments(
@@ -104,9 +104,9 @@ def _layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     var, mean = _moments(x, range(-len(shape), 0), 0, True)
     rstd = (var + eps).rsqrt()
-    made = (x - mean) * rstd
-    made = made if weight is None else made * weight
-    return made if bias is None else made + bias, mean, rstd
+    result = (x - mean) * rstd
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias, mean, rstd
 
 
 _STEPS: dict[Any, Callable[..., Any]] = {
@@ -157,10 +157,10 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
             raise
         return Verdict(1, 1)  # a copy within itself, which torch refuses where it lies densely in memory
     there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
-    made = fuse(fn)
+    actual = fuse(fn)
     torch.manual_seed(program.seed)
-    fused = [None if t is None else moved(t, "cpu") for t in _run(made, there, program.gradients)]
-    why = made.fallback_reason(*there) if isinstance(made, Function) else None
+    fused = [None if t is None else moved(t, "cpu") for t in _run(actual, there, program.gradients)]
+    why = actual.fallback_reason(*there) if isinstance(actual, Function) else None
     if why is not None and not any(reason in why for reason in _PLAIN):
         raise Mismatch(f"eager torch was compared with itself: {why}\n{program.source}")
     if why is not None and noise.dtypes:
@@ -265,8 +265,8 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
         wanted = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
         for tensor in wanted:
             tensor.requires_grad_()
-    made = fn(*args)
-    results = list(made) if isinstance(made, tuple) else [made]
+    result = fn(*args)
+    results = list(result) if isinstance(result, tuple) else [result]
     roots = [r for r in results if r.requires_grad]
     found: tuple[Tensor | None, ...] = ()
     if wanted and roots:

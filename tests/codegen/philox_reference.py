@@ -36,8 +36,8 @@ def words(seed: int, stream: int, count: int, first: int = 0) -> np.ndarray:
 
 def _of_pairs(drawn: np.ndarray) -> np.ndarray:
     """Numbers of 53 bits, of two words each."""
-    made: np.ndarray = drawn[::2] * 2.0**-32 + (drawn[1::2] >> np.uint64(11)) * 2.0**-53
-    return made
+    result: np.ndarray = drawn[::2] * 2.0**-32 + (drawn[1::2] >> np.uint64(11)) * 2.0**-53
+    return result
 
 
 class _Flat(torch.autograd.Function):
@@ -86,8 +86,8 @@ class Drawn(TorchFunctionMode):
         if func is torch.randint_like:
             like, bound = args
             self._begin(like)
-            made = self._words(like.numel()) * np.uint64(bound) >> np.uint64(32)
-            return torch.from_numpy(made.astype(np.int64)).reshape(like.shape).to(like.dtype)
+            result = self._words(like.numel()) * np.uint64(bound) >> np.uint64(32)
+            return torch.from_numpy(result.astype(np.int64)).reshape(like.shape).to(like.dtype)
         return func(*args, **kwargs)
 
     def _begin(self, like: Tensor) -> torch.dtype:
@@ -102,10 +102,10 @@ class Drawn(TorchFunctionMode):
         """Numbers of [0, 1) with the bits of a dtype, in float64."""
         count = like.numel()
         if dtype == torch.float64:
-            made = _of_pairs(self._words(2 * count))
+            result = _of_pairs(self._words(2 * count))
         else:
-            made = (self._words(count) >> np.uint64(32 - _BITS[dtype])) * 2.0 ** -_BITS[dtype]
-        return torch.from_numpy(made).reshape(like.shape)
+            result = (self._words(count) >> np.uint64(32 - _BITS[dtype])) * 2.0 ** -_BITS[dtype]
+        return torch.from_numpy(result).reshape(like.shape)
 
     def _normal(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """By Box and Muller, computed in float64 where the run is, and in float32 for what is narrower."""
@@ -122,9 +122,9 @@ class Drawn(TorchFunctionMode):
                 angle = torch.from_numpy((pairs[1::2] >> np.uint64(8)).astype(np.float32)) * 2.0**-24
             if like.dtype == torch.float64:
                 radius, angle = radius.double(), angle.double()
-            made = torch.sqrt(torch.log(radius) * -2.0) * torch.cos(angle * (2 * math.pi))
-            made = made.reshape(like.shape).to(like.dtype)
-        return made * 1  # the numbers drawn are a result as others are
+            result = torch.sqrt(torch.log(radius) * -2.0) * torch.cos(angle * (2 * math.pi))
+            result = result.reshape(like.shape).to(like.dtype)
+        return result * 1  # the numbers drawn are a result as others are
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         self._begin(x)

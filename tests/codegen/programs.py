@@ -44,8 +44,8 @@ def large(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) ->
     wide = {"sliced": [2 * s + 1 for s in shape], "permuted": list(reversed(shape))}.get(layout, list(shape))
     if layout == "expanded":
         wide = [1 if i % 2 == seed % 2 else s for i, s in enumerate(shape)]
-    made = torch.empty(wide, dtype=dtype, device="meta")
-    return laid_out(made, shape, layout)
+    result = torch.empty(wide, dtype=dtype, device="meta")
+    return laid_out(result, shape, layout)
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -> Tensor:
@@ -55,19 +55,19 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -
     if layout == "expanded":
         wide = [1 if i % 2 == seed % 2 else s for i, s in enumerate(shape)]
     if dtype == torch.bool:
-        made = torch.rand(wide, generator=source) > 0.5
+        result = torch.rand(wide, generator=source) > 0.5
     elif dtype.is_floating_point:
-        made = torch.randn(wide, generator=source, dtype=torch.float64) * 1.5
+        result = torch.randn(wide, generator=source, dtype=torch.float64) * 1.5
         if layout == "special":
             odd = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-40, 1.0, 2.0])
             where = torch.rand(wide, generator=source) < 0.2
-            made = torch.where(where, odd[torch.randint(8, wide, generator=source)].double(), made)
+            result = torch.where(where, odd[torch.randint(8, wide, generator=source)].double(), result)
         # As far as the dtype holds it, so that float64 and the dtype's own run begin with the same values.
-        made = made.to(dtype)
+        result = result.to(dtype)
     else:
         low = 0 if dtype == torch.uint8 else -9
-        made = torch.randint(low, 10, wide, generator=source).to(dtype)
-    return laid_out(made, shape, layout)
+        result = torch.randint(low, 10, wide, generator=source).to(dtype)
+    return laid_out(result, shape, layout)
 
 
 def laid_out(made: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
@@ -109,10 +109,10 @@ class Program:
     def source(self) -> str:
         """The program as Python."""
         names = [f"x{i}" for i in range(len(self.arguments))]
-        made = "\n".join(f"{n} = {text}" for n, text in zip(names, self.arguments, strict=True))
+        result = "\n".join(f"{n} = {text}" for n, text in zip(names, self.arguments, strict=True))
         body = "\n".join(f"    {line}" for line in (*self.lines, f"return {', '.join(self.results)}"))
         title = f"# seed {self.seed}, {self.grammar}{', gradients' * self.gradients}"
-        return f"{title}\n{made}\ndef program({', '.join(names)}):\n{body}\n"
+        return f"{title}\n{result}\ndef program({', '.join(names)}):\n{body}\n"
 
     def built(self, *, wide: bool = False) -> tuple[Callable[..., Any], list[Any]]:
         """The function and its inputs; `wide` has float64 in place of every floating dtype."""
@@ -365,22 +365,22 @@ def _program(seed: int, grammar: str) -> Program:
         if not far and _too_large(text, space, live):
             continue
         try:
-            made = eval(text, {**space, **live})
-            if wider and not made.numel():
+            result = eval(text, {**space, **live})
+            if wider and not result.numel():
                 # Of what has no elements torch takes more than its own tracing does.
                 eval(text, {**space, **{name: value.to("meta") for name, value in live.items()}})
         except (RuntimeError, TypeError, IndexError, ValueError, AssertionError):
             continue  # torch refuses it: other dtypes or shapes than this op takes
         # torch's own gradient of it has 1/6 in float32.
-        if "hardsigmoid" in text and gradients and made.dtype == torch.float64:
+        if "hardsigmoid" in text and gradients and result.dtype == torch.float64:
             continue
-        if not (_fits(made) if far else _useful(made, least=0 if wider else 1)):
+        if not (_fits(result) if far else _useful(result, least=0 if wider else 1)):
             continue
-        if gradients and not wider and made.dtype in (torch.bfloat16, torch.float16):
+        if gradients and not wider and result.dtype in (torch.bfloat16, torch.float16):
             continue
         name = f"v{len(lines)}"
         lines.append(f"{name} = {text}")
-        live[name] = made
+        live[name] = result
     body = "\n".join(line.split(" = ", 1)[1] for line in lines)
     unused = [n for n in live if n.startswith("v") and not re.search(rf"\b{n}\b", body)]
     results = tuple(unused[-4:]) + (("x0",) if changing else ())
@@ -402,10 +402,10 @@ class _Largest(TorchDispatchMode):
     elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            self.elements = max(self.elements, made.numel())
-        return made
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
 
 
 def _too_large(text: str, space: dict[str, Any], live: dict[str, Tensor]) -> bool:
@@ -498,7 +498,9 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing:
         template = "{a}.abs()"  # a tensor for each of so many parts is too much for torch as well
     total = value.numel()
     factor = next((f for f in (chance.choice([2, 3, 5, 7, 4]), 2, 3, 1) if total % f == 0), 1)
-    if grammar == "far" and any(made in template for made in ("adaptive", "torch.tensor", "torch.arange")):
+    if grammar == "far" and any(
+        result in template for result in ("adaptive", "torch.tensor", "torch.arange")
+    ):
         template = "{a}.abs()"  # adaptive windows are of any size, and are written out; constants have memory
     if template in DRAWS and not value.dtype.is_floating_point:
         template = "{a}.abs()"

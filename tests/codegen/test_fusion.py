@@ -36,9 +36,9 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 def steps(fn: Callable[..., Any], *args: Any) -> list[str]:
     """The kind of each kernel, and the name of each call, of a fused function's forward."""
-    made = fuse(fn).plan(*args)
-    assert made is not None
-    return [s.kind if isinstance(s, Kernel) else str(s.node.target) for s in made.plan.steps]
+    result = fuse(fn).plan(*args)
+    assert result is not None
+    return [s.kind if isinstance(s, Kernel) else str(s.node.target) for s in result.plan.steps]
 
 
 def same(fused: Any, plain: Any) -> None:
@@ -266,7 +266,7 @@ def test_what_is_not_single_can_be_explained() -> None:
     assert "aten.mm" in str(explain(function, x))
 
 
-def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch) -> None:
+def test_a_fault_of_the_compiler_is_reported_and_the_plain_function_runs(monkeypatch) -> None:
     def fail(*_):
         raise CompileError("generated code does not compile", found="no such instruction")
 
@@ -275,16 +275,16 @@ def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch
     with pytest.warns(
         RuntimeWarning, match="eager function(.|\n)*please report it(.|\n)*no such instruction"
     ):
-        made = function(x)
-    same(made, x.sin() * 3)
+        result = function(x)
+    same(result, x.sin() * 3)
     assert "no such instruction" in function.fallback_reason(x)
-    same(function(x), made)  # which is told once
+    same(function(x), result)  # which is told once
     monkeypatch.undo()
     function, x = fuse(lambda x: x.sin() * 5), randn(5).requires_grad_()
-    made = function(x)
+    result = function(x)
     monkeypatch.setattr(c_library, "load", fail)
     with pytest.warns(RuntimeWarning, match="'s backward runs as the eager function"):
-        (gradient,) = torch.autograd.grad(made.sum(), x)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
     same(gradient, x.cos() * 5)
 
 
@@ -299,7 +299,7 @@ def test_numbers_are_given_at_run_time() -> None:
     assert len(fused._entries) == 1
 
 
-def test_a_number_that_is_looked_at_is_built_in() -> None:
+def test_a_number_that_is_inspected_is_built_in() -> None:
     def fn(x, s):
         return x * s if s > 0 else x - s
 
@@ -308,7 +308,7 @@ def test_a_number_that_is_looked_at_is_built_in() -> None:
         same(fused(x, s), fn(x, s))
 
 
-def test_a_number_that_is_looked_at_is_compiled_once() -> None:
+def test_a_number_that_is_inspected_is_compiled_once() -> None:
     fused, x = fuse(lambda x, s: x * s if s > 0 else x - s), randn(5)
     fused(x, 1.0)
     assert len(fused.cache_entries()) == 1
@@ -326,7 +326,7 @@ def test_a_number_in_arithmetic_is_built_in() -> None:
         same(fused(x, s), fn(x, s))
 
 
-def test_numbers_that_are_looked_at_do_not_make_plans_without_end() -> None:
+def test_numbers_that_are_inspected_do_not_make_plans_without_end() -> None:
     fused, x = fuse(lambda x, s: x * s if s > 0 else x), randn(5)
     for i in range(1, 40):
         same(fused(x, i / 2), x * (i / 2))
@@ -405,7 +405,7 @@ def _tried(x, s):
         _tried,
     ],
 )
-def test_numbers_looked_at_in_ways_that_agree_for_most(fn: Callable[..., Any]) -> None:
+def test_numbers_inspected_in_ways_that_agree_for_most(fn: Callable[..., Any]) -> None:
     fused, x = fuse(fn), torch.tensor([1.0, 2.0, -3.0])
     for s in (0.3, 1.0, 7.0, -2.0, 17.0, math.inf, math.nan, 0.5, -0.0):
         try:
@@ -449,7 +449,7 @@ def test_whole_numbers_have_a_plan_each_and_then_none():
     assert len(fused.cache_entries()) <= 36, "what is beyond takes no room"
 
 
-def test_numbers_looked_at_have_a_plan_each_and_then_none() -> None:
+def test_numbers_inspected_have_a_plan_each_and_then_none() -> None:
     def fn(x, s):
         return x * s if s > 0.5 else x - s
 
@@ -480,9 +480,9 @@ def test_grad_modes() -> None:
     with torch.no_grad():
         assert not fused(x).requires_grad
     with torch.inference_mode():
-        made = fused(x)
-        assert made.is_inference()
-        same(made, gelu(x))
+        result = fused(x)
+        assert result.is_inference()
+        same(result, gelu(x))
         same(fused(randn(6)), gelu(randn(6)))
     assert not fused(x.detach()).requires_grad
     assert fused(x).requires_grad
@@ -554,10 +554,10 @@ def test_a_result_that_is_an_input() -> None:
 
 def test_a_saved_input_that_is_changed_is_noticed() -> None:
     x, w = randn(5).requires_grad_(), randn(5, seed=1)
-    made = fuse(lambda x, w: torch.sin(x * w))(x, w)
+    result = fuse(lambda x, w: torch.sin(x * w))(x, w)
     w.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        made.sum().backward()
+        result.sum().backward()
 
 
 def with_constants(x):
@@ -586,8 +586,8 @@ def test_gradients_through_what_is_not_lowered(fn: Callable[..., Tensor]) -> Non
     found = []
     for run in (fn, fuse(fn)):
         x = randn(4, 5).requires_grad_()
-        made = run(x)
-        found.append((made.detach(), *torch.autograd.grad(made.square().sum(), x)))
+        result = run(x)
+        found.append((result.detach(), *torch.autograd.grad(result.square().sum(), x)))
     same(found[1], found[0])
 
 
@@ -609,9 +609,9 @@ def test_changes_in_place() -> None:
     for fn in (outside, fuse(outside)):
         x = randn(5)
         for _ in range(2):
-            made = fn(x)
+            result = fn(x)
         same(x, randn(5) * 4)
-        same(made, randn(5) * 4 + 1)
+        same(result, randn(5) * 4 + 1)
 
 
 def test_a_view_of_an_input_changed_in_place() -> None:
@@ -676,8 +676,8 @@ def test_arguments_changed_in_place(name: str, layout: str) -> None:
         same(mine, his)
         same(ours, theirs)
     # A result is an argument where torch's is, and nothing else shares its memory.
-    for made, expected in zip(*(r if isinstance(r, tuple) else (r,) for r in (mine, his)), strict=True):
-        assert [made is t for t in ours] == [expected is t for t in theirs]
+    for result, expected in zip(*(r if isinstance(r, tuple) else (r,) for r in (mine, his)), strict=True):
+        assert [result is t for t in ours] == [expected is t for t in theirs]
     assert sum(t._version > v for t, v in zip(ours, versions, strict=True)) == changed
 
 
@@ -711,18 +711,18 @@ def test_changes_that_the_plain_function_makes() -> None:
 def test_a_copy_is_a_copy() -> None:
     for fn in (torch.clone, lambda x: x.clone().t().t()):
         x = randn(3, 4)
-        made = fuse(fn)(x)
-        made.zero_()
+        result = fuse(fn)(x)
+        result.zero_()
         same(x, randn(3, 4))
 
 
 def test_gradients_through_changes() -> None:
     def fn(x, y):
-        made = x * 2
-        made[1:] *= y[1:]
-        made.mul_(y.sigmoid()).clamp_(max=1)
-        made[..., 0] = x[..., 1]
-        return made
+        result = x * 2
+        result[1:] *= y[1:]
+        result.mul_(y.sigmoid()).clamp_(max=1)
+        result[..., 0] = x[..., 1]
+        return result
 
     fused = fuse(fn)
     grads = []
@@ -741,9 +741,9 @@ def test_random_numbers_are_drawn_afresh() -> None:
     assert not torch.equal(first, second)
     assert set(first.unique().tolist()) == {0.0, 4.0}
     y = torch.ones(1000, requires_grad=True)
-    made = fused(y)
-    made.sum().backward()
-    same(y.grad, made.detach())
+    result = fused(y)
+    result.sum().backward()
+    same(y.grad, result.detach())
     torch.manual_seed(3)
     again = fused(x)
     torch.manual_seed(3)
@@ -838,9 +838,9 @@ def test_gradients_under_another_autocast_than_the_call() -> None:
         for call in (fused, fn):
             given = [t.clone().requires_grad_() for t in (x, w)]
             with torch.autocast("cpu", torch.bfloat16, enabled=around):
-                made = call(*given)
+                result = call(*given)
             with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-                found.append([made, *torch.autograd.grad(made.square().sum(), given)])
+                found.append([result, *torch.autograd.grad(result.square().sum(), given)])
         for ours, theirs in zip(*found, strict=True):
             assert ours.dtype == theirs.dtype
             rough = around or inside
@@ -959,45 +959,45 @@ def test_calls_of_torchs_own_take_what_kernels_made() -> None:
     for s in (0.5, 2.0):
         for ours, theirs in zip(fused(x, w, s), fn(x, w, s), strict=True):
             same(ours, theirs)
-    made = fused.plan(x, w, 0.5)
-    assert any(isinstance(step, TorchCall) for step in made.plan.steps)
+    result = fused.plan(x, w, 0.5)
+    assert any(isinstance(step, TorchCall) for step in result.plan.steps)
 
 
 class TestExplain:
     def test_names_kernels_ops_bytes_and_times(self):
-        told = explain(lambda x: torch.softmax(x * 2, -1), torch.randn(40, 80))
-        (step,) = told.steps
+        reported = explain(lambda x: torch.softmax(x * 2, -1), torch.randn(40, 80))
+        (step,) = reported.steps
         assert (step.kind, step.bytes) == ("reduction", 2 * 40 * 80 * 4)
         assert {"mul", "exp", "sum", "max"} <= set(step.ops)
         assert step.seconds is not None
         assert 0 < step.seconds < 1
-        assert "GB/s" in str(told)
-        assert step.name in told.source(step.name)
+        assert "GB/s" in str(reported)
+        assert step.name in reported.source(step.name)
 
     def test_tells_of_the_backward_where_gradients_are_wanted(self):
-        told = explain(lambda x: torch.tanh(x * 2), torch.randn(40, requires_grad=True))
-        assert told.backward is not None
-        (step,) = told.backward.steps
-        assert step.name in str(told)
-        assert step.name in told.source(step.name)
+        reported = explain(lambda x: torch.tanh(x * 2), torch.randn(40, requires_grad=True))
+        assert reported.backward is not None
+        (step,) = reported.backward.steps
+        assert step.name in str(reported)
+        assert step.name in reported.source(step.name)
         assert explain(lambda x: x * 2, torch.randn(40)).backward is None
 
     def test_is_json(self):
-        told = json.loads(json.dumps(explain(lambda x: x.cos() @ x, torch.randn(8, 8)).as_dict()))
-        assert [s["kind"] for s in told["steps"]] == ["elementwise", "library"]
+        reported = json.loads(json.dumps(explain(lambda x: x.cos() @ x, torch.randn(8, 8)).as_dict()))
+        assert [s["kind"] for s in reported["steps"]] == ["elementwise", "library"]
 
     def test_where_nothing_is_computed(self) -> None:
         x = torch.randn(4, 4, requires_grad=True)
         for fn, arg in ((lambda x: x + 1, x), (lambda x: x, x), (lambda x: x, x.detach())):
-            told = explain(fn, arg)
-            assert all(step.seconds is not None for step in told.steps)
-            assert "kernel" in str(told)
+            reported = explain(fn, arg)
+            assert all(step.seconds is not None for step in reported.steps)
+            assert "kernel" in str(reported)
         assert explain(lambda x: x, x.detach()).steps == ()
         assert "kernel" in str(explain(lambda x: x + 1, torch.randn(0, 4)))
         x, weight = torch.randn(0, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
-        told = explain(lambda x, weight: (x @ weight).relu(), x, weight).backward
-        assert told is not None
-        assert all(step.seconds > 0 for step in told.steps)
+        reported = explain(lambda x, weight: (x @ weight).relu(), x, weight).backward
+        assert reported is not None
+        assert all(step.seconds > 0 for step in reported.steps)
 
     def test_says_why_the_plain_function_runs(self):
         held = [2.0]
@@ -1009,13 +1009,13 @@ class TestExplain:
     def test_shows_kernels_for_devices_that_are_not_there(self, target, word, monkeypatch):
         monkeypatch.setattr(c_library, "load", lambda *args: pytest.fail("nothing is compiled to be shown"))
         x = torch.ones(40, 80).requires_grad_()
-        told = explain(lambda x: torch.softmax(x * 2, -1), x, target=target)
-        (step,) = told.steps
-        assert word in told.source(step.name)
-        assert told.backward is not None
-        (step,) = told.backward.steps
+        reported = explain(lambda x: torch.softmax(x * 2, -1), x, target=target)
+        (step,) = reported.steps
+        assert word in reported.source(step.name)
+        assert reported.backward is not None
+        (step,) = reported.backward.steps
         assert "backward" in step.name
-        assert word in told.source(step.name)
+        assert word in reported.source(step.name)
 
     def test_an_unknown_target_is_named_with_those_that_exist(self):
         with pytest.raises(ConfigError, match="there is no target 'cobol'") as caught:
@@ -1023,9 +1023,9 @@ class TestExplain:
         assert "c, triton, metal" in str(caught.value)
 
     def test_an_unknown_kernel_is_named_with_those_that_exist(self):
-        told = explain(lambda x: x * 2, torch.ones(2))
+        reported = explain(lambda x: x * 2, torch.ones(2))
         with pytest.raises(KeyError, match=r"no kernel 'other'; there are: _lambda__0"):
-            told.source("other")
+            reported.source("other")
 
 
 def test_views_of_folded_rows_lie_in_memory_as_torchs() -> None:
@@ -1034,9 +1034,9 @@ def test_views_of_folded_rows_lie_in_memory_as_torchs() -> None:
         lambda x: torch.softmax(x, -1).view(2, 3, 7).unsqueeze(1),
         lambda x: torch.softmax(x, 0).t().reshape(-1),
     ):
-        made, right = fuse(fn)(randn(6, 7)), fn(randn(6, 7))
-        same(made, right)
-        assert made.stride() == right.stride()
+        result, right = fuse(fn)(randn(6, 7)), fn(randn(6, 7))
+        same(result, right)
+        assert result.stride() == right.stride()
 
 
 def test_an_argument_that_no_plan_takes_is_named():
@@ -1047,8 +1047,8 @@ def test_an_argument_that_no_plan_takes_is_named():
 
 
 def test_tensors_without_memory_run_the_plain_function():
-    made = fuse(lambda x: x * 2)(torch.ones(3, device="meta"))
-    assert made.device.type == "meta"
+    result = fuse(lambda x: x * 2)(torch.ones(3, device="meta"))
+    assert result.device.type == "meta"
 
 
 def test_a_negated_view_after_a_plain_tensor_of_its_layout():
@@ -1057,8 +1057,8 @@ def test_a_negated_view_after_a_plain_tensor_of_its_layout():
     same(fused(torch._neg_view(x)), x * -2 + 1)
     for cotangent in (torch._neg_view(x), torch._efficientzerotensor(3)):
         leaf = x.clone().requires_grad_()
-        (made,) = torch.autograd.grad(fused(leaf), leaf, cotangent)
-        same(made, cotangent * 2)
+        (result,) = torch.autograd.grad(fused(leaf), leaf, cotangent)
+        same(result, cotangent * 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*(beta|prototype) (state|stage)")
@@ -1121,7 +1121,7 @@ def test_8_bit_floats_are_left_to_torch():
     assert torch.equal(fused(randn(3)).float(), fused.fn(randn(3)).float())
 
 
-def test_plans_are_told_of_as_they_are_made(monkeypatch, capfd):
+def test_plans_are_reported_as_they_are_made(monkeypatch, capfd):
     monkeypatch.setenv("BURNT_DEBUG", "1")
 
     def told(x, *rest):
@@ -1150,7 +1150,7 @@ def test_explain_takes_arguments_by_name():
         explain(lambda x, *, by: x * by, x, by=2.0)
 
 
-def test_a_reference_of_an_op_can_be_looked_at_for_another_target():
+def test_a_reference_of_an_op_can_be_explained_for_another_target():
     x, weight = randn(64, 64), randn(64, 64, seed=1)
     found = explain(kernels.linear.reference, x, weight, None, None, "gelu", target="triton")
     assert found.fallback_reason is None
@@ -1196,8 +1196,8 @@ def test_rows_of_float16(size: int) -> None:
         def fn(x, y):
             return x + y, x * y, x.float(), x.bfloat16(), (x > y).half(), torch.relu(x)
 
-        for made, expected in zip(fuse(fn)(x, y), fn(x, y), strict=True):
-            torch.testing.assert_close(made, expected, rtol=0, atol=0, equal_nan=True)
+        for result, expected in zip(fuse(fn)(x, y), fn(x, y), strict=True):
+            torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
         mixed = fuse(lambda x, y: x * y.float())
         torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
 
@@ -1206,8 +1206,8 @@ def test_rows_of_float16(size: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
 def test_squares(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, y = (torch.randn(shape, generator=torch.Generator().manual_seed(i)).mul(9).to(dtype) for i in range(2))
-    made = fuse(lambda x, y: (x.t() + y).contiguous())(x, y.t().contiguous())
-    torch.testing.assert_close(made, (x + y).t().contiguous(), rtol=0, atol=0)
+    result = fuse(lambda x, y: (x.t() + y).contiguous())(x, y.t().contiguous())
+    torch.testing.assert_close(result, (x + y).t().contiguous(), rtol=0, atol=0)
 
 
 @pytest.mark.sample(2)
@@ -1312,11 +1312,11 @@ def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
 
     args = (torch.zeros(3), *(v for pair in ends for v in pair))
     assert not any("linspace" in step for step in steps(spaced, *args))
-    for made, right in zip(fuse(spaced)(*args), spaced(*args), strict=True):
+    for result, right in zip(fuse(spaced)(*args), spaced(*args), strict=True):
         if dtype.is_floating_point:
-            torch.testing.assert_close(made, right)
+            torch.testing.assert_close(result, right)
         else:
-            assert torch.equal(made, right)
+            assert torch.equal(result, right)
 
 
 @pytest.mark.parametrize("way", ["hooks", "checkpoint"])
@@ -1326,11 +1326,11 @@ def test_a_backward_of_its_own_where_saved_tensors_have_hooks(way: str) -> None:
     with contextlib.ExitStack() as stack:
         if way == "hooks":
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.detach))
-            made = fused(x)
+            result = fused(x)
         else:
-            made = torch.utils.checkpoint.checkpoint(fused, x, use_reentrant=False)
+            result = torch.utils.checkpoint.checkpoint(fused, x, use_reentrant=False)
         with torch.profiler.profile(acc_events=True) as profile:
-            (found,) = torch.autograd.grad(made.sum(), x)
+            (found,) = torch.autograd.grad(result.sum(), x)
     (expected,) = torch.autograd.grad((torch.erf(x) * x).sum(), x)
     torch.testing.assert_close(found, expected)
     assert "aten::erf" not in {event.key for event in profile.key_averages()}

@@ -52,10 +52,10 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
     tensors = [a for a in args if isinstance(a, Tensor)]
     target = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     # Not by a call: of a device that nothing runs on, no signature is made.
-    made: CacheEntry = Function(fn, target=target)._build_entry(args, tensors, [])
-    if made.fallback_reason is not None and "cannot be traced" not in made.fallback_reason:
-        assert any(known in made.fallback_reason for known in KNOWN), (
-            f"{made.fallback_reason}\n{program(seed, 'far').source}"
+    result: CacheEntry = Function(fn, target=target)._build_entry(args, tensors, [])
+    if result.fallback_reason is not None and "cannot be traced" not in result.fallback_reason:
+        assert any(known in result.fallback_reason for known in KNOWN), (
+            f"{result.fallback_reason}\n{program(seed, 'far').source}"
         )
     return found[0] if found else ([], [], [])
 
@@ -134,30 +134,30 @@ def check_triton(kernels: list[Kernel], *_: object) -> None:
     from tests.codegen.render.triton.addresses import check, launches_of
 
     for kernel in kernels:
-        made = print_kernel(kernel, select_config(structure_of(kernel)))
-        assert all(f.programs < 2**31 for f in made.functions), "more programs than a grid takes"
+        result = print_kernel(kernel, select_config(structure_of(kernel)))
+        assert all(f.programs < 2**31 for f in result.functions), "more programs than a grid takes"
         if kernel.matmul is None and farthest(kernel) >= 2**31:
-            for line in made.text.splitlines():
+            for line in result.text.splitlines():
                 ids = line.count("tl.program_id(0)") == line.count("tl.program_id(0).to(tl.int64)")
                 # Rows are added to a number of 64 bits; columns may begin at 0.
                 columns = re.findall(
                     r"= (?:start(?: \* \w+)? \+ )?tl\.arange\(0, \w+\)(?:\[[^]]*\])?(.*)", line
                 )
-                assert ids, made.text
-                assert all(rest.startswith(".to(tl.int64)") for rest in columns), made.text
-        for launch in launches_of(made):
+                assert ids, result.text
+                assert all(rest.startswith(".to(tl.int64)") for rest in columns), result.text
+        for launch in launches_of(result):
             last = launch.grid[0] - 1
             programs = sorted({0, min(1, last), last // 2, last})
-            assert not (found := check(launch, programs=programs).overflows), f"{found}\n{made.text}"
+            assert not (found := check(launch, programs=programs).overflows), f"{found}\n{result.text}"
 
 
 def check_metal(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], _: Path) -> None:
     for kernel in kernels:
         try:
-            made = print_metal(kernel, numbers)
+            result = print_metal(kernel, numbers)
         except UnsupportedError:
             continue  # float64, or more tensors than Metal binds
-        for dispatch in made:
+        for dispatch in result:
             text = with_constant_sizes(dispatch.text)
             assert max(dispatch.threads) < 2**32, f"more threads than a grid counts\n{text}"
             if farthest(kernel) >= 2**31:

@@ -30,8 +30,8 @@ def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_source_is_that_of_a_fused_function(target: str) -> None:
     x = torch.randn(4, 1000)
-    made = explain(softmax, x, target=target, timed=False)
-    assert list(made.texts.values()) == [stages(softmax, x, target=target).source]
+    result = explain(softmax, x, target=target, timed=False)
+    assert list(result.texts.values()) == [stages(softmax, x, target=target).source]
 
 
 def test_a_target_that_does_not_exist_is_refused() -> None:

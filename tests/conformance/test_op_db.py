@@ -66,8 +66,8 @@ class Sample:
 
     def __call__(self, *args: Any, wide: bool = False) -> list[Any]:
         first, rest, keywords = self.rebuilt(args, wide)
-        made = self.op(first, *rest, **keywords)
-        return [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+        result = self.op(first, *rest, **keywords)
+        return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
 
     def rebuilt(self, args: Sequence[Any], wide: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """What the operator is called with, with other tensors and floats: the first, the rest, by name."""
@@ -76,8 +76,8 @@ class Sample:
             leaves = [_wide(v) for v in leaves]
         for i, arg in zip(self.given, args, strict=True):
             leaves[i] = arg
-        made: tuple[Any, tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, self.spec)
-        return made
+        result: tuple[Any, tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, self.spec)
+        return result
 
     def wants_gradient(self) -> list[bool]:
         return [isinstance(a, Tensor) and a.requires_grad for a in self.args]
@@ -100,10 +100,10 @@ class Together(InlinedWhenTraced):
         self.args = [arg for sample in samples for arg in sample.args]
 
     def __call__(self, *args: Any, wide: bool = False) -> tuple[Tensor, ...]:
-        given, made = iter(args), []
+        given, result = iter(args), []
         for sample in self.samples:
-            made += sample(*itertools.islice(given, len(sample.args)), wide=wide)
-        return tuple(made)
+            result += sample(*itertools.islice(given, len(sample.args)), wide=wide)
+        return tuple(result)
 
 
 def shared(op: OpInfo, dtype: torch.dtype, samples: Iterator[Any]) -> Iterator[Any]:
@@ -163,13 +163,13 @@ def run(fn: Callable[..., tuple[Tensor, ...]], args: Sequence[Any], wanted: Sequ
     """The results, and the gradients of the arguments that want one."""
     given = [_fresh(a) for a in args]
     chosen = [a.requires_grad_() for a, want in zip(given, wanted, strict=True) if want]
-    made = fn(*given)
-    roots = [t for t in made if t.requires_grad]
+    result = fn(*given)
+    roots = [t for t in result if t.requires_grad]
     found: tuple[Any, ...] = ()
     if roots and chosen:
         pull = [(torch.arange(t.numel()) % 7 - 2.5).div(4).to(t.dtype).reshape(t.shape) for t in roots]
         found = torch.autograd.grad(roots, chosen, pull, allow_unused=True)
-    return [None if t is None else t.detach() for t in (*made, *found)]
+    return [None if t is None else t.detach() for t in (*result, *found)]
 
 
 class Measure:
@@ -283,11 +283,11 @@ SHARES = 10
 def test_dtypes_that_torch_refuses_are_refused(dtype: torch.dtype, share: int) -> None:
     """Of whole numbers torch computes less than its tracing says: there is no kernel in its place."""
     answered = [
-        f"{name}: torch says {said}"
+        f"{name}: torch says {output}"
         for name, op in OPS.items()
         if zlib.crc32(name.encode()) % SHARES == share
         if name not in LEFT_OUT and dtype not in op.dtypes and torch.float32 in op.dtypes
-        for said in _answered(op, dtype)
+        for output in _answered(op, dtype)
     ]
     # max_pool1d without gradients has a loop of its own, max_pool2d takes whole numbers.
     assert [line.split(":")[0] for line in answered] == ["nn.functional.max_pool1d"] * len(answered), answered

@@ -331,10 +331,10 @@ class Ours:
         self.sample, self.mapped, self.route = sample, mapped, route
 
     def __call__(self, *args: Any) -> list[Any]:
-        made = self.given(args)
-        results = way(made, self.route)(*made.args)
+        result = self.given(args)
+        results = way(result, self.route)(*result.args)
         flat = list(results) if isinstance(results, tuple) else [results]
-        return flat[: made.results]
+        return flat[: result.results]
 
     def given(self, args: Sequence[Any]) -> Call:
         first, rest, keywords = self.sample.rebuilt(args)

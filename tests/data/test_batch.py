@@ -83,7 +83,7 @@ def test_collate_goes_down_into_containers():
         ([object(), object()], "object"),
     ],
 )
-def test_items_that_do_not_fit_are_told(items, found):
+def test_items_that_do_not_fit_are_reported(items, found):
     with pytest.raises(DataError) as caught:
         collate(items)
     message = str(caught.value)

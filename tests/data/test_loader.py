@@ -181,11 +181,11 @@ def test_skipping_in_an_iterable_is_done_before_the_iterator_is_returned():
 
 
 def test_set_epoch_is_called_wherever_it_is():
-    told = []
+    reported = []
 
     class Sampler(list):
         def set_epoch(self, epoch):
-            told.append(epoch)
+            reported.append(epoch)
 
     class Distributed(list):
         sampler = Sampler()
@@ -196,7 +196,7 @@ def test_set_epoch_is_called_wherever_it_is():
 
     for source in (Sampler([1]), Distributed([1]), Bucketed([1])):
         list(as_loader(source, "train").epoch(4))
-    assert told == [4, 4, 4]
+    assert reported == [4, 4, 4]
     distributed = torch.utils.data.DistributedSampler(range(6), num_replicas=1, rank=0, shuffle=True)
     loader = as_loader(torch.utils.data.DataLoader(range(6), sampler=distributed), "train")
     assert flat(loader.epoch(0)) != flat(loader.epoch(1))

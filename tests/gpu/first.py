@@ -113,18 +113,18 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         TRITON, why_torch_matmul=lambda node: None, build=lambda *a, **k: build(*a, choose=choose, **k)
     )
 
-    def listed(made: Any) -> Sequence[Tensor]:
-        return made if isinstance(made, tuple) else (made,)
+    def listed(result: Any) -> Sequence[Tensor]:
+        return result if isinstance(result, tuple) else (result,)
 
     def ours() -> Sequence[Tensor]:
         function = Function(fn, target=target)
-        made = listed(function(*given))
+        result = listed(function(*given))
         if refused:
             raise NotApplicableError(refused[0])
         why = function.fallback_reason(*given)
         if why is not None:
             raise AssertionError(f"it ran as eager torch, which would be compared with itself: {why}")
-        return made
+        return result
 
     return Case(
         ours,

@@ -135,8 +135,8 @@ def test_the_loss_of_a_last_layer(dtype: torch.dtype, reduction: str, device: to
         return F.cross_entropy(logits, labels, reduction=reduction, label_smoothing=0.1)
 
     def ours(x: Tensor, weight: Tensor, fn: Any = kernels.linear_cross_entropy) -> Tensor:
-        made: Tensor = fn(x, weight, target.to(x.device), None, -100, reduction, 0.1, 0.0, False)
-        return made
+        result: Tensor = fn(x, weight, target.to(x.device), None, -100, reduction, 0.1, 0.0, False)
+        return result
 
     exact = with_gradients(plain, [x, weight])
     narrow = [t.to(device, dtype) for t in (x, weight)]
@@ -179,14 +179,14 @@ def test_steps_of_muon_beside_those_of_torch(dtype: torch.dtype, device: torch.d
     buffers = [torch.zeros_like(t) for t in ours]
     for turn in range(3):
         grads = [drawn(*s, seed=10 * turn + n).to(device, dtype) for n, s in enumerate(shapes)]
-        made = kernels.muon_step(ours, grads, buffers, lr=rate, max_norm=5.0)
+        result = kernels.muon_step(ours, grads, buffers, lr=rate, max_norm=5.0)
         for parameter, gradient in zip(theirs, grads, strict=True):
             parameter.grad = gradient.clone()
         norm = torch.nn.utils.clip_grad_norm_(theirs, 5.0)
         reference.step()
-        assert made.norm is not None
-        torch.testing.assert_close(made.norm, norm.float(), rtol=0.01, atol=0.0)
-    assert made.by.startswith("burnt")
+        assert result.norm is not None
+        torch.testing.assert_close(result.norm, norm.float(), rtol=0.01, atol=0.0)
+    assert result.by.startswith("burnt")
     # An element of a direction has the 8 bits of bfloat16; three steps.
     for found, other in zip(ours, theirs, strict=True):
         longest = rate * math.sqrt(max(1, other.shape[0] / other.shape[1]))

@@ -102,8 +102,8 @@ def test_ops_are_tuned(name: str, gradients: bool, device: torch.device) -> None
     best = min((row for row in TuningDatabase().rows() if row.ms is not None), key=lambda row: row.ms or 0)
     op.forget()
     assert kernels.explain(op, *args).winner == best.config
-    made = op(*args)
-    assert made.shape == op.candidates["library"](*args).shape
+    result = op(*args)
+    assert result.shape == op.candidates["library"](*args).shape
 
 
 def test_a_launch_finds_what_other_processes_compiled(cuda: torch.device) -> None:

@@ -294,7 +294,7 @@ def test_a_double_click_opens_a_run(runs: Path) -> None:
     use(runs, steps)
 
 
-def test_why_a_run_ended_is_told_in_its_head(tmp_path: Path) -> None:
+def test_why_a_run_ended_is_shown_in_its_head(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     run.log(7, 1, {"loss": float("nan")})
     run.event(
@@ -470,11 +470,11 @@ def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
 def test_only_what_is_new_is_made_for_the_log_and_the_events(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
+    result: list[str] = []
 
     def counted(module: Any, name: str) -> None:
         original = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args: made.append(name) or original(*args))
+        monkeypatch.setattr(module, name, lambda *args: result.append(name) or original(*args))
 
     counted(log_pane, "_line_cells")
     counted(events_pane, "_event_row")
@@ -486,15 +486,15 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter", "4")
         rows = app.screen.query_one(LogPane).query_one(Table)
-        assert made == ["_line_cells"] * 2
+        assert result == ["_line_cells"] * 2
         assert max(len(text) for cells in rows._rows for part in cells for text, _ in part) == 1_000
         live.log_line("third")
         live.flush()
         await until(app, lambda: len(rows.row_keys) == 3)
-        assert made == ["_line_cells"] * 3
-        made.clear()
+        assert result == ["_line_cells"] * 3
+        result.clear()
         await press(app, pilot, "6")
-        shown = len(made)
+        shown = len(result)
         reads: list[object] = []
         read = events_pane.EventsPane.read
         monkeypatch.setattr(events_pane.EventsPane, "read", lambda self: reads.append(1) or read(self))
@@ -505,7 +505,7 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
         live.event("note", 2, text="another")
         live.flush()
         await until(app, lambda: "another" in screen_text(app))
-        assert len(made) == shown + 1
+        assert len(result) == shown + 1
 
     use(live.folder, steps)
 
@@ -545,7 +545,7 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
-def test_what_is_told_of_a_command_goes_away_when_the_run_has_ended(
+def test_a_commands_status_goes_away_when_the_run_has_ended(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_SHOW_ANSWER_SECONDS", 1.0)
@@ -1134,7 +1134,7 @@ def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, 
     assert snapshot_text.snapshot_lines([runs / "beta"])
 
 
-def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
+def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
     runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:

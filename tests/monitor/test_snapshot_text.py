@@ -111,7 +111,7 @@ def test_names_are_one_printable_line(tmp_path: Path, name: str) -> None:
     assert found[1].split()[1] == "finished"
 
 
-def test_events_are_told_in_words_with_rounded_values(tmp_path: Path) -> None:
+def test_events_are_described_in_words_with_rounded_values(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     run.event("stopping", 8, waited=1)
     run.event(

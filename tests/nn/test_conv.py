@@ -28,8 +28,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
-    made = layer(x)
-    return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
+    result = layer(x)
+    return [result, *torch.autograd.grad(result.square().sum(), [x, *layer.parameters()])]
 
 
 @pytest.mark.parametrize("batch", [(2,), ()])

@@ -32,6 +32,6 @@ def test_in_place_in_evaluation_and_compiled_it_is_torchs() -> None:
     assert nn.Dropout(0.5).eval()(ints) is ints
     for run in (nn.Dropout(0.4), torch.nn.Dropout(0.4)):
         torch.manual_seed(5)
-        made = torch.compile(run, backend="eager", fullgraph=True)(torch.ones(LARGE))
+        result = torch.compile(run, backend="eager", fullgraph=True)(torch.ones(LARGE))
         torch.manual_seed(5)
-        assert torch.equal(made, torch.nn.functional.dropout(torch.ones(LARGE), 0.4))
+        assert torch.equal(result, torch.nn.functional.dropout(torch.ones(LARGE), 0.4))

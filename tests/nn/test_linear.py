@@ -32,8 +32,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
     x = x.clone().requires_grad_()
-    made = layer(x)
-    return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
+    result = layer(x)
+    return [result, *torch.autograd.grad(result.square().sum(), [x, *layer.parameters()])]
 
 
 @needs_onednn

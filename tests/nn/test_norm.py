@@ -64,13 +64,13 @@ def test_input_of_16_bits_with_float32_parameters_as_torch(dtype: torch.dtype) -
     for ours, theirs in pairs:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # ours does not warn
-            made = ours(x)
+            result = ours(x)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = theirs(x)
-        assert made.dtype == expected.dtype == dtype
-        torch.testing.assert_close(made, expected, rtol=1e-2, atol=1e-2)
-        made.float().square().sum().backward()
+        assert result.dtype == expected.dtype == dtype
+        torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2)
+        result.float().square().sum().backward()
         assert ours.weight.grad.dtype == torch.float32
 
 

@@ -24,8 +24,8 @@ def pair(name: str, **more: Any) -> tuple[Any, Any]:
 
 
 def states(name: str, *shape: int) -> Any:
-    made = torch.randn(2, *shape)
-    return (made[0], made[1]) if name == "Lstm" else made[0]
+    result = torch.randn(2, *shape)
+    return (result[0], result[1]) if name == "Lstm" else result[0]
 
 
 def close(found: Any, expected: Any) -> None:

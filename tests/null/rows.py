@@ -53,9 +53,9 @@ def launch(family: Any, gradients: bool, small: int) -> str | None:
     inputs = family.inputs(torch.device("cpu"), gradients, 1)
     # What the host's time is taken with: the same forward of a few elements.
     call(launched(op), *family.inputs(torch.device("cpu"), gradients, max(inputs[0].numel() // small, 2)))
-    made = call(launched(op), *inputs)
+    result = call(launched(op), *inputs)
     if gradients:
-        roots = [t for t in (made if isinstance(made, tuple) else (made,)) if t.requires_grad]
+        roots = [t for t in (result if isinstance(result, tuple) else (result,)) if t.requires_grad]
         wanted = [t for t in inputs if t.requires_grad]
         torch.autograd.grad(roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True)
     return None

@@ -50,10 +50,10 @@ def test_weights_that_are_changed_in_part_by_data(always, layer, x, change):
     for model in both(layer.eval(), x, mode="infer"):
         change(model.weight)
         with torch.no_grad():
-            made = model(x)
+            result = model(x)
         if model is layer:
-            expected = made
-    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+            expected = result
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_folded_norm_that_is_changed_in_part_by_data(always):

@@ -59,10 +59,10 @@ def test_a_swapped_layer_takes_what_the_layer_takes(always, name):
             ours = copy.deepcopy(layer)
             report = burnt.swap(ours)
             for x in calls:
-                made = ours(x)
+                result = ours(x)
             assert report.swapped, report
-            assert (made.layout, made.is_nested) == (expected.layout, expected.is_nested)
-            torch.testing.assert_close(dense(made), dense(expected))
+            assert (result.layout, result.is_nested) == (expected.layout, expected.is_nested)
+            torch.testing.assert_close(dense(result), dense(expected))
 
 
 @pytest.mark.parametrize("size", [4, 512])
@@ -90,4 +90,4 @@ def test_gradients_come_in_the_layout_of_the_result(monkeypatch):
     burnt.swap(model, verify=torch.randn(4, 16, 28, 28).to(memory_format=torch.channels_last))
     burnt.unswap(model)
     assert strides
-    assert all(made == given and made[1] == 1 for made, given in strides)
+    assert all(result == given and result[1] == 1 for result, given in strides)

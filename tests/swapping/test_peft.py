@@ -33,13 +33,13 @@ def llama():
 
 def adapted(model):
     """With an adapter that changes what the model computes."""
-    made = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=TARGETS, task_type="CAUSAL_LM"))
+    result = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=TARGETS, task_type="CAUSAL_LM"))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in result.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 4)
-    return made
+    return result
 
 
 def close(a, b):

@@ -160,12 +160,12 @@ def test_copies_and_pickles_are_swapped(swapped):
     file = io.BytesIO()
     torch.save(swapped, file)
     file.seek(0)
-    made = [
+    result = [
         copy.deepcopy(swapped),
         pickle.loads(pickle.dumps(swapped)),
         torch.load(file, weights_only=False),
     ]
-    for model in made:
+    for model in result:
         assert is_swapped(model.up)
         assert type(model.up) is type(swapped.up)
         assert torch.equal(model(TOKENS), expected)
@@ -201,7 +201,7 @@ def test_another_process_reads_a_pickle(swapped, tmp_path):
 def test_hooks_run_once_a_call(always):
     model = Block()
     calls = []
-    model.up.register_forward_hook(lambda module, args, made: calls.append("forward"))
+    model.up.register_forward_hook(lambda module, args, result: calls.append("forward"))
     model.up.register_full_backward_hook(lambda module, a, b: calls.append("backward"))
     model.up.weight.register_hook(lambda gradient: calls.append("weight"))
     burnt.swap(model)
@@ -297,8 +297,8 @@ def test_checkpointing_recomputes_with_the_same_kernels(always):
     wanted = gradients(model, TOKENS)
     burnt.swap(model)
     model.zero_grad()
-    made = torch.utils.checkpoint.checkpoint(model, TOKENS, use_reentrant=False)
-    made.square().mean().backward()
+    result = torch.utils.checkpoint.checkpoint(model, TOKENS, use_reentrant=False)
+    result.square().mean().backward()
     for name, p in model.named_parameters():
         close(p.grad, wanted[name])
 
@@ -310,8 +310,8 @@ def test_data_parallel_threads_share_the_first_call(always):
     expected = model(TOKENS).detach()
     report = burnt.swap(model, mode="infer")
     with ThreadPoolExecutor(4) as pool:
-        for made in pool.map(lambda _: model(TOKENS).detach(), range(8)):
-            close(made, expected)
+        for result in pool.map(lambda _: model(TOKENS).detach(), range(8)):
+            close(result, expected)
     assert report.waiting == []
 
 
@@ -338,9 +338,9 @@ def test_the_first_call_is_one_call(always):
     x = torch.randn(7, 3)
     burnt.swap(model)
     random = torch.get_rng_state()
-    made, wanted = model(x), twin(x)
+    result, wanted = model(x), twin(x)
     assert torch.equal(torch.get_rng_state(), random)
-    close(made, wanted)
+    close(result, wanted)
     for a, b in zip(model.buffers(), twin.buffers(), strict=True):
         close(a, b)
 

@@ -108,7 +108,7 @@ def told():
     def begin():
         seen.clear()
         hook = nn.modules.module.register_module_forward_hook
-        handles.append(hook(lambda module, args, made: seen.append(type(module).__name__)))
+        handles.append(hook(lambda module, args, result: seen.append(type(module).__name__)))
         return seen
 
     yield begin
@@ -118,7 +118,7 @@ def told():
 
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("kind", ["feed_forward", "conv_block"])
-def test_hooks_of_all_modules_are_told_of_the_layers_alone(always, told, kind, settled):
+def test_hooks_of_all_modules_see_the_layers_alone(always, told, kind, settled):
     if kind == "feed_forward":
         block, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8)
     else:
@@ -129,15 +129,15 @@ def test_hooks_of_all_modules_are_told_of_the_layers_alone(always, told, kind, s
     with torch.no_grad():
         expected = block(x) if settled else None
         seen = told()
-        made = block(x)
+        result = block(x)
         assert seen == names
-        assert block(x).shape == made.shape
+        assert block(x).shape == result.shape
     assert report.swapped == [""]
     if settled:
-        torch.testing.assert_close(made, expected)
+        torch.testing.assert_close(result, expected)
 
 
-def test_hooks_of_all_modules_are_told_of_a_gated_units_activation(always, told):
+def test_hooks_of_all_modules_see_a_gated_units_activation(always, told):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(hidden_size=8, intermediate_size=12, num_attention_heads=2)
     unit = transformers.models.llama.modeling_llama.LlamaMLP(config)
@@ -159,7 +159,7 @@ def test_a_hook_of_all_modules_does_not_keep_logits_from_being_deferred(told):
     seen = told()
     burnt.swap(whole, defer_logits=True)
     seen.clear()
-    made = whole(tokens, labels=tokens)
+    result = whole(tokens, labels=tokens)
     assert seen.count("Linear") == 8
-    assert torch.is_tensor(made.logits)  # who is told of a layer's results wants tensors
-    torch.testing.assert_close(made.loss, expected)
+    assert torch.is_tensor(result.logits)  # who is told of a layer's results wants tensors
+    torch.testing.assert_close(result.loss, expected)

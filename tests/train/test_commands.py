@@ -75,7 +75,7 @@ def test_bad_values_are_refused_before_anything_is_written(run, folder, kind, va
     assert os.listdir(folder) == []
 
 
-def test_a_mistyped_command_is_told_with_the_nearest(run):
+def test_a_mistyped_command_is_reported_with_the_nearest(run):
     with pytest.raises(UnsupportedError, match="did you mean 'pause'") as caught:
         send(run.folder, "pauze")
     assert caught.value.expected == "pause, resume, stop, save, lr, note"
@@ -99,7 +99,7 @@ def test_what_is_no_run_or_does_not_run_takes_no_commands(tmp_path):
     assert os.listdir(tmp_path / "run" / "control") == []
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_nothing_is_left(run, folder, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported_and_nothing_is_left(run, folder, monkeypatch):
     def fail(self, target):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 

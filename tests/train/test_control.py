@@ -445,10 +445,10 @@ class ShellConfig(burnt.Config):
 @pytest.mark.parametrize("config", [None, ShellConfig()])
 def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, config):
     Trial(tmp_path / "the run", {2: [("stop", None)]}, monitor="plain", config=config).run()
-    said = capsys.readouterr().out
-    assert f"run the same program with the folder {tmp_path / 'the run'} and resume=True" in said
+    output = capsys.readouterr().out
+    assert f"run the same program with the folder {tmp_path / 'the run'} and resume=True" in output
     shell = f"From the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
-    assert (shell in said) == (config is not None)
+    assert (shell in output) == (config is not None)
 
 
 def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):
@@ -457,9 +457,9 @@ def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):
         tmp_path / "run", {9: [("lr", "auto"), ("stop", None)]}, resume=True, monitor="plain"
     ).run()
     assert resumed.rates == {7: 0.5, 8: 0.5, 9: 0.5}
-    said = capsys.readouterr().out
-    assert "The learning rate stays at 0.5, set by an earlier command." in said
-    assert f"To return to the schedule: burnt ctl {tmp_path / 'run'} lr auto" in said
+    output = capsys.readouterr().out
+    assert "The learning rate stays at 0.5, set by an earlier command." in output
+    assert f"To return to the schedule: burnt ctl {tmp_path / 'run'} lr auto" in output
     assert (6, {"value": 0.5}) in resumed.events("learning_rate")[1:]
     last = Trial(tmp_path / "run", resume=True, monitor="plain").run()
     assert last.rates == {step: optim.Cosine(3e-2, STEPS)(step - 1) for step in (10, 11, 12)}
@@ -510,9 +510,9 @@ def test_garbage_never_hurts_and_is_refused_once(tmp_path, whole, capsys):
         "again": (4, "refused", None),
     }
     assert os.listdir(trial.folder / "control") == ["refused"]
-    said = capsys.readouterr().out
-    assert said.count("control/half refused: it is not JSON in UTF-8") == 1
-    assert "control/newer refused: it has version 7" in said
+    output = capsys.readouterr().out
+    assert output.count("control/half refused: it is not JSON in UTF-8") == 1
+    assert "control/newer refused: it has version 7" in output
 
 
 def garbage_again(trial: Trial) -> None:
@@ -589,9 +589,9 @@ def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
     folder, number = tmp_path / "run", signal.SIGTERM
     with paused_process(folder) as process:
         process.send_signal(number)
-        said, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + number, said
-    assert "Saved in" in said
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, output
+    assert "Saved in" in output
     with RunReader(folder) as reader:
         assert reader.state() == "stopped"
         assert reader.attempts()[-1].end_reason == f"interrupted by {number.name}"
@@ -623,11 +623,11 @@ def test_commands_reach_a_training_in_another_process(tmp_path):
     with paused_process(folder) as process, RunReader(folder) as reader:
         ids = [send(folder, "note", "from outside"), send(folder, "stop")]
         answers = [wait_for(lambda id=id: acknowledgement(reader, id)) for id in ids]
-        said, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
     assert [a.status for a in answers] == ["done", "done"]
-    assert process.returncode == 0, said
-    assert "note from outside from " in said
-    assert "with the folder" in said
+    assert process.returncode == 0, output
+    assert "note from outside from " in output
+    assert "with the folder" in output
 
 
 # what is recorded for viewers
@@ -692,16 +692,20 @@ def test_a_traceback_is_kept_in_bounds(tmp_path):
     assert 15_000 < len(text) < 21_000
 
 
-def test_the_countdown_of_early_stopping_is_told_after_each_validation(tmp_path):
+def test_the_countdown_of_early_stopping_is_reported_after_each_validation(tmp_path):
     stopping = EarlyStopping("loss", patience="2 epochs", min_delta=100.0)
     trial = Trial(tmp_path / "run", stopping=stopping, duration="9 epochs").run()
     assert trial.result.reason == "stopped early"
-    told = trial.events("stopping")
-    assert [(step, data["waited"], data["left"]) for step, data in told] == [(4, 0, 2), (8, 1, 1), (12, 2, 0)]
-    assert told[0][1].keys() == {"metric", "best", "waited", "left", "patience"}
-    assert (told[0][1]["metric"], told[0][1]["patience"]) == ("valid/loss", "2 epochs")
+    reported = trial.events("stopping")
+    assert [(step, data["waited"], data["left"]) for step, data in reported] == [
+        (4, 0, 2),
+        (8, 1, 1),
+        (12, 2, 0),
+    ]
+    assert reported[0][1].keys() == {"metric", "best", "waited", "left", "patience"}
+    assert (reported[0][1]["metric"], reported[0][1]["patience"]) == ("valid/loss", "2 epochs")
     assert trial.events("early_stopping") == [
-        (12, {k: told[0][1][k] for k in ("metric", "best", "patience")})
+        (12, {k: reported[0][1][k] for k in ("metric", "best", "patience")})
     ]
 
 

@@ -56,7 +56,7 @@ def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
     assert "weight" in Record.load(folder / "model.safetensors").tensors
 
 
-def test_a_metric_given_as_text_is_told(tmp_path: Path) -> None:
+def test_a_metric_given_as_text_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MetricError, match="takes metric objects"):
         training(tmp_path, metrics=["accuracy"])
 
@@ -69,7 +69,7 @@ def test_a_monitored_value_may_be_named_as_it_is_kept(tmp_path: Path) -> None:
         training(tmp_path / "run", checkpoints=[KeepBest("train/los")])
 
 
-def test_a_run_whose_folder_is_deleted_is_told_once_and_leaves_nothing(
+def test_a_run_whose_folder_is_deleted_is_reported_once_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -83,9 +83,9 @@ def test_a_run_whose_folder_is_deleted_is_told_once_and_leaves_nothing(
     result = SupervisedTraining(folder, train=train, duration="4 epochs", monitor="plain", device="cpu").run(
         Learner(nn.Linear(2, 1), optim.Sgd(), 1e-2, step=deleting)
     )
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (result.position.step, result.checkpoints) == (8, ())
-    assert said.count("was deleted or moved. Metrics and checkpoints are not saved any more") == 1
-    assert "The run is not saved: its folder" in said
-    assert "To view the run" not in said
+    assert output.count("was deleted or moved. Metrics and checkpoints are not saved any more") == 1
+    assert "The run is not saved: its folder" in output
+    assert "To view the run" not in output
     assert not folder.exists()

@@ -125,10 +125,10 @@ def test_the_live_view_shows_where_it_stands():
     for words in ("epoch 2/12", "step 60/1,200", "eta", "validating", "loss", "accuracy", "0.5000", "0.2500"):
         assert words in shown
     assert "1,234 samples/s, learning rate 0.001, waiting for data 25%" in shown
-    said = console.export_text()
-    assert "Linear, 4 parameters [not markup]" in said
-    assert "[bold] is text here" in said
-    assert "done" in said
+    output = console.export_text()
+    assert "Linear, 4 parameters [not markup]" in output
+    assert "[bold] is text here" in output
+    assert "done" in output
 
 
 def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):

@@ -318,7 +318,7 @@ def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, kill
         assert run.attempts()[-1].resumed_from_step == (saved or None)
 
 
-def test_other_loaders_between_epochs_are_told_of_and_in_an_epoch_refused(tmp_path, capsys):
+def test_other_loaders_between_epochs_are_reported_and_in_an_epoch_refused(tmp_path, capsys):
     Run(tmp_path / "run", stop_at=5)
     resumed = Run(
         tmp_path / "run", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6), monitor="plain"

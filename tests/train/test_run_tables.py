@@ -18,7 +18,7 @@ def tables(tmp_path, monkeypatch):
     """Records, and reads what is recorded under a name."""
     monkeypatch.setattr("burnt.train.run_tables._MAX_ROWS", 1 << 20)  # beside what other tests have chosen
     with RunWriter.create(tmp_path / "run") as writer:
-        made = KernelTables(writer)
+        result = KernelTables(writer)
 
         def read(name: str) -> list[dict[str, Any]]:
             writer.flush()
@@ -30,8 +30,8 @@ def tables(tmp_path, monkeypatch):
                 for table in found
             ]
 
-        made.read = read  # type: ignore[attr-defined]
-        yield made
+        result.read = read  # type: ignore[attr-defined]
+        yield result
 
 
 @kernels.op
@@ -39,7 +39,7 @@ def shrunk(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5
 
 
-def test_kernels_are_told_with_who_chose_them(tables):
+def test_kernels_are_reported_with_who_chose_them(tables):
     shrunk(torch.ones(3))
     tables.record()
     row = tables.read("kernels")[-1]["shrunk"]
@@ -66,7 +66,7 @@ def test_what_has_not_changed_is_not_recorded_again_and_what_has_at_the_end_is(t
     assert len(tables.read("kernels")) == 3
 
 
-def test_functions_that_fall_back_are_told_with_the_reason(tables):
+def test_functions_that_fall_back_are_reported_with_the_reason(tables):
     @codegen.fuse
     def turned(x):
         return x * 2
@@ -80,7 +80,7 @@ def test_functions_that_fall_back_are_told_with_the_reason(tables):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
-def test_plans_are_told_with_their_kernels(tables):
+def test_plans_are_reported_with_their_kernels(tables):
     @codegen.fuse
     def doubled_in_order(x):
         return (x * 2).sort().values + 1
@@ -92,7 +92,7 @@ def test_plans_are_told_with_their_kernels(tables):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
-def test_plans_of_gradients_are_told_once_they_are_made(tables):
+def test_plans_of_gradients_are_reported_once_they_are_made(tables):
     @codegen.fuse
     def squared(x):
         return (x * x).sum()
@@ -108,7 +108,7 @@ def test_plans_of_gradients_are_told_once_they_are_made(tables):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
-def test_gradients_that_cannot_be_planned_are_told(tables, monkeypatch):
+def test_gradients_that_cannot_be_planned_are_reported(tables, monkeypatch):
     @codegen.fuse
     def cubed(x):
         return (x * x * x).sum()

@@ -612,7 +612,7 @@ def test_states_of_an_attempt_without_an_end(monkeypatch):
     assert state(elsewhere, now - 11, now) == "crashed"
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_not_crashed(folder, monkeypatch):
+def test_a_run_that_ends_while_it_is_viewed_is_not_crashed(folder, monkeypatch):
     run = RunWriter.create(folder)
     reader = RunReader(folder)
 

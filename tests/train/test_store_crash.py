@@ -169,26 +169,26 @@ def test_a_forked_child_leaves_the_run_alone(folder):
 
 
 def test_a_failing_disk_loses_nothing_that_fits_the_queue(folder, disk, impatient):
-    told = []
-    run = RunWriter.create(folder, on_error=told.append)
+    reported = []
+    run = RunWriter.create(folder, on_error=reported.append)
     run.log(1, 1, {"x": 1.0})
     assert run.flush()
     disk.set()
     for step in range(2, 102):
         run.log(step, 1, {"x": float(step)})
-    until(lambda: told)
+    until(lambda: reported)
     assert not run.flush(0.2)
     disk.clear()
     assert run.flush()
     run.close("finished")
-    assert len(told) == 1
-    assert run.warnings == told
-    assert "database or disk is full" in told[0]
-    assert str(folder / "run.db") in told[0]
+    assert len(reported) == 1
+    assert run.warnings == reported
+    assert "database or disk is full" in reported[0]
+    assert str(folder / "run.db") in reported[0]
     reader = RunReader(folder)
     assert reader.points("x").values == [float(step) for step in range(1, 102)]
     (event,) = reader.events("write_error")
-    assert event.data["error"] == told[0]
+    assert event.data["error"] == reported[0]
     assert event.data["dropped"] == run.dropped == 0
 
 
@@ -239,12 +239,12 @@ def test_a_callback_that_raises_is_survived(folder, disk, impatient):
     assert RunReader(folder).points("x").values == [1.0]
 
 
-def test_a_defect_of_the_writing_thread_is_told(folder, monkeypatch):
-    told = []
-    run = RunWriter.create(folder, on_error=told.append)
+def test_a_defect_of_the_writing_thread_is_reported(folder, monkeypatch):
+    reported = []
+    run = RunWriter.create(folder, on_error=reported.append)
     monkeypatch.setattr(run, "_next_batch", lambda: 1 / 0)
-    until(lambda: told)
-    assert "is no longer written: ZeroDivisionError" in told[0]
+    until(lambda: reported)
+    assert "is no longer written: ZeroDivisionError" in reported[0]
     run.log(1, 1, {"x": 1.0})
     assert run.dropped == 1
     assert not run.flush(5)
@@ -252,8 +252,8 @@ def test_a_defect_of_the_writing_thread_is_told(folder, monkeypatch):
 
 
 def test_a_writer_that_was_taken_over_writes_no_more(folder, monkeypatch, impatient):
-    told = []
-    first = RunWriter.create(folder, on_error=told.append)
+    reported = []
+    first = RunWriter.create(folder, on_error=reported.append)
     first.log(1, 1, {"x": 1.0})
     assert first.flush()
     with monkeypatch.context() as patch:  # as if it had been silent, suspended with its machine
@@ -262,8 +262,8 @@ def test_a_writer_that_was_taken_over_writes_no_more(folder, monkeypatch, impati
     second.log(2, 1, {"x": 2.0})
     assert second.flush()
     first.log(2, 1, {"x": -2.0})
-    until(lambda: told)
-    assert "attempt 2 took over the run" in told[0]
+    until(lambda: reported)
+    assert "attempt 2 took over the run" in reported[0]
     first.close("crashed")
     assert RunReader(folder).state() == "running"
     second.close("finished")

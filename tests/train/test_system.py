@@ -155,7 +155,7 @@ def test_torch_is_not_imported():
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
-def test_a_disk_that_goes_away_is_told_once(tmp_path):
+def test_a_disk_that_goes_away_is_reported_once(tmp_path):
     sampler = SystemSampler(print, folder=tmp_path / "gone")
     for _ in range(2):
         assert "cpu.percent" in sampler.sample()
@@ -187,7 +187,7 @@ def test_stopping_does_not_wait_for_the_interval():
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), OSError("gone")])
-def test_a_callback_that_raises_is_told_and_survived(error):
+def test_a_callback_that_raises_is_reported_and_survived(error):
     calls, third = [], threading.Event()
 
     def fail(sample):

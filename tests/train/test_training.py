@@ -299,9 +299,9 @@ def test_what_the_look_tells_but_does_not_refuse(tmp_path, capsys):
             return self.used(x)
 
     training(tmp_path / "two", monitor="plain").run(learner(Unused()))
-    said = capsys.readouterr().out
-    assert "unused.weight will not be trained, because the loss does not depend on it" in said
-    assert "not checked" not in said
+    output = capsys.readouterr().out
+    assert "unused.weight will not be trained, because the loss does not depend on it" in output
+    assert "not checked" not in output
 
 
 # when a run breaks
@@ -414,7 +414,7 @@ def test_a_batch_of_no_items_has_no_loss_and_counts_for_nothing(tmp_path, log_ev
     assert "valid/loss" not in result.values
 
 
-def test_a_monitored_value_that_never_was_a_number_stops_early_and_is_told_of(tmp_path, capsys):
+def test_a_monitored_value_that_never_was_a_number_stops_early_and_is_reported(tmp_path, capsys):
     def never(model, batch):
         output = step(model, batch)
         return StepOutput(output.loss * math.nan, output.outputs, output.targets)

@@ -74,7 +74,7 @@ def test_a_captured_tensor_that_is_read_in_several_places_is_one_input() -> None
     found = []
     for run in (function, fn):
         given = x.clone().requires_grad_()
-        found += torch.autograd.grad(sum(made.sum() for made in run(given)), given)
+        found += torch.autograd.grad(sum(result.sum() for result in run(given)), given)
     torch.testing.assert_close(*found)
 
 
@@ -299,8 +299,8 @@ def test_gradients_that_are_turned_on_inside():
             return x * 2
 
     with torch.no_grad():
-        made = fuse(fn)(randn(3).requires_grad_())
-    assert made.requires_grad
+        result = fuse(fn)(randn(3).requires_grad_())
+    assert result.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,9 @@ def test_a_function_mode_sees_calls_of_ops_and_nothing_else(scaled: Op[..., Any]
     for _ in range(3):
         scaled(x, 2.0)
     with Watching() as watching:
-        made = scaled(x, 2.0)
+        result = scaled(x, 2.0)
     assert watching.seen == ["scaled_of.default"]
-    assert made.tolist() == [2.0] * 3
+    assert result.tolist() == [2.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_a_call_through_torchs_ops_adds_no_guard(scaled: Op[..., Any]) -> None:
     scaled(x, 2.0)
 
 
-def test_states_are_told_apart_in_turn() -> None:
+def test_states_are_distinguished_in_turn() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     for _ in range(4):
         assert kernels.softmax(x, 0).requires_grad

@@ -78,15 +78,15 @@ def test_gathers(name: str) -> None:
     results = []
     for run in (fn, fused):
         wanted = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
-        made = run(*wanted)
-        made.backward(torch.arange(made.numel()).reshape(made.shape) / 4)
-        results.append((made, [a.grad for a in wanted]))
+        result = run(*wanted)
+        result.backward(torch.arange(result.numel()).reshape(result.shape) / 4)
+        results.append((result, [a.grad for a in wanted]))
     torch.testing.assert_close(results[1], results[0], equal_nan=True)
     if kernels is not None:
-        ((made,),) = [
+        ((result,),) = [
             e.forward.backward_plans.values() for e in fused._entries.values() if e.forward.backward_plans
         ]
-        assert [isinstance(s, Kernel) for s in made.plan.plan.steps] == [True] * kernels
+        assert [isinstance(s, Kernel) for s in result.plan.plan.steps] == [True] * kernels
 
 
 FAILING: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {

@@ -45,9 +45,9 @@ def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float 
     """Compare a function of one tensor and its gradient with torch; return the plan without gradients."""
     ours, theirs = (x.detach().clone().requires_grad_(x.is_floating_point()) for _ in range(2))
     fused = Function(fn, target=GENERATED)
-    made, alone, expected = fused(ours), fused(x.detach()), fn(theirs)
-    made, alone, expected = (r if isinstance(r, tuple) else (r,) for r in (made, alone, expected))
-    for a, b, c in zip(made, alone, expected, strict=True):
+    result, alone, expected = fused(ours), fused(x.detach()), fn(theirs)
+    result, alone, expected = (r if isinstance(r, tuple) else (r,) for r in (result, alone, expected))
+    for a, b, c in zip(result, alone, expected, strict=True):
         for one in (a, b):
             torch.testing.assert_close(one, c, equal_nan=True, rtol=rtol, atol=rtol)
             assert one.stride() == c.stride()
@@ -57,7 +57,7 @@ def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float 
         assert not any(isinstance(step, TorchCall) for step in plan.plan.steps)
     if x.is_floating_point():
         pull = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
-        made[0].backward(pull)
+        result[0].backward(pull)
         expected[0].backward(pull)
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True, rtol=10 * rtol, atol=10 * rtol)
         ((backward),) = plans[0].backward_plans.values()
@@ -129,9 +129,9 @@ def test_pools_of_other_layouts(layout: str) -> None:
         lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
     ):
         fused = fuse(fn)
-        made, expected = fused(x), fn(x)
+        result, expected = fused(x), fn(x)
         assert fused.plan(x) is not None
-        torch.testing.assert_close(made, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
 MEANS = {
@@ -159,8 +159,8 @@ def test_avg_pool(name: str) -> None:
 
 def test_avg_pool_of_16_bits_is_summed_in_32() -> None:
     x = values(2, 3, 20, 33, dtype=torch.bfloat16)
-    made = fuse(lambda x: F.avg_pool2d(x, 5, 1, 2))(x)
-    torch.testing.assert_close(made, F.avg_pool2d(x.float(), 5, 1, 2).bfloat16(), rtol=0, atol=0)
+    result = fuse(lambda x: F.avg_pool2d(x, 5, 1, 2))(x)
+    torch.testing.assert_close(result, F.avg_pool2d(x.float(), 5, 1, 2).bfloat16(), rtol=0, atol=0)
 
 
 @pytest.mark.sample(4)
@@ -333,8 +333,8 @@ def saved_dtypes(plan: CompiledPlan) -> list[torch.dtype]:
 
 def backward_of(fused: Function, x: Tensor) -> CompiledPlan:
     """Return the plan of the gradient of a function's first result."""
-    made = fused(x)
-    first = made[0] if isinstance(made, tuple) else made
+    result = fused(x)
+    first = result[0] if isinstance(result, tuple) else result
     first.sum().backward()
     plan = fused.plan(x)
     assert plan is not None
@@ -427,5 +427,5 @@ def test_a_view_beside_a_call_is_no_copy() -> None:
     torch.testing.assert_close(fused(x), F.adaptive_avg_pool1d(x, 3))
     assert [s.kind for s in explain(fused, x, timed=False).steps] == ["view", "library", "view"]
     both = fuse(lambda x: (x.unsqueeze(0), F.adaptive_avg_pool1d(x, 3)))
-    made = both(x)[0]
-    torch.testing.assert_close(made, x.unsqueeze(0))
+    result = both(x)[0]
+    torch.testing.assert_close(result, x.unsqueeze(0))

@@ -46,9 +46,9 @@ def test_the_stream_is_the_documented_one(shape: tuple[int, ...]) -> None:
     fused = planned(lambda x: (torch.rand_like(x), torch.rand_like(x)), torch.empty(shape))
     plan = fused.plan(torch.empty(shape))
     seed = torch.tensor([0x0123456789ABCDEF])
-    for stream, made in enumerate(plan([torch.empty(shape)], [], seed)):
-        expected = (words(int(seed), stream, made.numel()) >> np.uint64(8)).astype(np.float32) * 2.0**-24
-        assert np.array_equal(made.flatten().numpy(), expected)
+    for stream, result in enumerate(plan([torch.empty(shape)], [], seed)):
+        expected = (words(int(seed), stream, result.numel()) >> np.uint64(8)).astype(np.float32) * 2.0**-24
+        assert np.array_equal(result.flatten().numpy(), expected)
 
 
 def test_the_stream_does_not_depend_on_layout_or_schedule() -> None:
@@ -201,9 +201,9 @@ def test_two_calls_keep_their_own_numbers() -> None:
     x = torch.ones(1000, requires_grad=True)
     fused = fuse(lambda x: F.dropout(x, 0.5))
     first, second = fused(x), fused(x)
-    for made in (second, first):
-        (gradient,) = torch.autograd.grad(made.sum(), x)
-        assert torch.equal(gradient, made)
+    for result in (second, first):
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        assert torch.equal(gradient, result)
 
 
 def test_random_factors_are_the_same_in_the_backward() -> None:

@@ -52,7 +52,7 @@ def every(x: Tensor, axis: int) -> list[Tensor]:
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 9), (33, 7), (70, 41), (3, 17, 20), (2, 3, 1)])
 def test_every_scan_along_every_axis(shape: tuple[int, ...]) -> None:
     def all_of(x):
-        return [made for axis in range(max(x.dim(), 1)) for made in every(x, axis)]
+        return [result for axis in range(max(x.dim(), 1)) for result in every(x, axis)]
 
     same(all_of, values(*shape, odd=True))
 
@@ -98,8 +98,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_scans_of_other_layouts(layout: str) -> None:
     x = LAYOUTS[layout](values(18, 35))
-    made = fuse(lambda x: [x.cumsum(a) for a in range(x.dim())])(x)
-    for axis, ours in enumerate(made):
+    result = fuse(lambda x: [x.cumsum(a) for a in range(x.dim())])(x)
+    for axis, ours in enumerate(result):
         torch.testing.assert_close(ours, x.cumsum(axis), rtol=1e-5, atol=1e-5)
         assert ours.stride() == x.cumsum(axis).stride()
 
@@ -165,8 +165,8 @@ def test_a_long_running_product_is_differentiated_by_torch():
     fused = Function(lambda x: torch.cumprod(x, 0) * 2)
     x = (torch.rand(400, 3) + 0.5).requires_grad_()
     twin = x.detach().clone().requires_grad_()
-    made = fused(x)
+    result = fused(x)
     assert fused.plan(x) is not None
-    made.sum().backward()
+    result.sum().backward()
     fused.fn(twin).sum().backward()
     torch.testing.assert_close(x.grad, twin.grad)

@@ -554,9 +554,9 @@ libc.mprotect(ctypes.c_void_p(start), 2 * most * page, 3)
 print(protected < most, type(failed).__name__, failed)
 print(load(sys.argv[1] + "\\n", ["scale"]).path.parent == build_cache.cache_folder())
 """
-        said = output_of_fork(code, SCALE)
+        output = output_of_fork(code, SCALE)
         expected = r"True CompileError there is no memory to load(.|\n)*vm.max_map_count(.|\n)*\nTrue$"
-        assert re.match(expected, said), said
+        assert re.match(expected, output), output
 
     def test_the_least_recently_used_goes_first(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = [load(SCALE + "\n" * i, []).path for i in range(4)]

@@ -52,9 +52,9 @@ def good(x, n, B: tl.constexpr):
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    made = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=5)
-    yield made
-    made.close()
+    result = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=5)
+    yield result
+    result.close()
 
 
 def job(text: str, name: str = "good") -> Job:

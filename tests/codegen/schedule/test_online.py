@@ -42,8 +42,8 @@ def online(function: Function) -> list[str]:
 def run(fn: Callable[..., Any], args: Sequence[Any], *, gradient: bool = False) -> list[Tensor]:
     """The results of a function, and its gradients."""
     args = [a.detach().requires_grad_(gradient) if a.is_floating_point() else a for a in args]
-    made = fn(*args)
-    results = list(made) if isinstance(made, tuple) else [made]
+    result = fn(*args)
+    results = list(result) if isinstance(result, tuple) else [result]
     if not gradient:
         return results
     pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in results]
@@ -233,8 +233,8 @@ def test_payloads_of_nan_are_not_lost() -> None:
     x = torch.zeros(2, 600)
     x.view(torch.int32)[0, 5] = 0x7FC00000 + 0x80  # which turns the exponent of a sum over
     x.view(torch.int32)[1, 5] = -(1 << 22) + 0x80
-    made = Function(lambda x: (torch.logsumexp(x, -1), torch.logsumexp(x.T, 0)), target=ALWAYS)(x)
-    assert all(bool(t.isnan().all()) for t in made)
+    result = Function(lambda x: (torch.logsumexp(x, -1), torch.logsumexp(x.T, 0)), target=ALWAYS)(x)
+    assert all(bool(t.isnan().all()) for t in result)
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:

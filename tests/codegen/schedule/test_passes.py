@@ -38,16 +38,16 @@ def forward_of(function: Function) -> CompiledPlan:
 
 
 def backward_of(function: Function) -> CompiledPlan:
-    (made,) = forward_of(function).backward_plans.values()
-    return made.plan
+    (result,) = forward_of(function).backward_plans.values()
+    return result.plan
 
 
 def gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
     args = [
         a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
     ]
-    made = fn(*args)
-    outputs = made if isinstance(made, tuple) else (made,)
+    result = fn(*args)
+    outputs = result if isinstance(result, tuple) else (result,)
     wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     pull = [(torch.arange(o.numel()) % 7 - 2.5).div(4).to(o.dtype).reshape(o.shape) for o in outputs]
     return list(torch.autograd.grad(outputs, wanted, pull))
@@ -68,7 +68,7 @@ def check(fn: Callable[..., Any], *args: Any, gradient: bool = True) -> Function
 # --- passes and scratch -----------------------------------------------------------------------------------
 
 
-def test_folds_of_the_same_rows_share_a_pass() -> None:
+def test_reductions_of_the_same_rows_share_a_pass() -> None:
     function = check(lambda x: (x.sum(-1), x.amax(-1), x.square().sum(-1)), randn(40, 300), gradient=False)
     (kernel,) = kernels(forward_of(function))
     assert [len(steps) for steps in kernel.passes() if steps[0].inner] == [3]
@@ -94,8 +94,8 @@ def test_a_square_has_the_kernels_of_any_other_matrix(fn: Callable[..., Any]) ->
 
 
 def test_the_gradients_of_a_square_batch_have_the_kernels_of_any_other() -> None:
-    made = [check(layer_norm, randn(rows, 200), randn(200, seed=1), randn(200)) for rows in (200, 210)]
-    square, other = ([k.kind for k in kernels(backward_of(each))] for each in made)
+    result = [check(layer_norm, randn(rows, 200), randn(200, seed=1), randn(200)) for rows in (200, 210)]
+    square, other = ([k.kind for k in kernels(backward_of(each))] for each in result)
     assert square == other
 
 
@@ -116,7 +116,7 @@ def test_rows_in_another_order_share_a_kernel(fn: Callable[..., Any]) -> None:
     assert len(kernels(forward_of(function))) == 1
 
 
-def test_what_is_dear_is_computed_once() -> None:
+def test_an_expensive_value_is_computed_once() -> None:
     function = check(lambda x: (torch.softmax(x, -1),), randn(40, 300), gradient=False)
     (kernel,) = kernels(forward_of(function))
     (text,) = forward_of(function).texts.values()
@@ -159,7 +159,7 @@ def test_columns_in_tiles(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(40_000, 12), (2, 50_001), (130, 3, 500)])
-def test_few_long_folds_are_cut_for_the_threads(shape: tuple[int, ...]) -> None:
+def test_few_long_reductions_are_split_among_threads(shape: tuple[int, ...]) -> None:
     x = randn(*shape)
     x.view(-1)[[5, 7777]] = 9.0
     for axis in range(len(shape)):
@@ -300,8 +300,8 @@ def test_results_of_torchs_own_calls_are_saved_but_for_those_that_are_returned()
 
 def test_a_result_may_be_changed_before_the_backward() -> None:
     x = randn(50, 60).requires_grad_()
-    made = fuse(lambda x: torch.softmax(x, -1) * 2)(x)
-    made.add_(1).sum().backward()
+    result = fuse(lambda x: torch.softmax(x, -1) * 2)(x)
+    result.add_(1).sum().backward()
     assert x.grad is not None
 
 
@@ -320,9 +320,9 @@ def test_a_result_that_torch_keeps_is_lent(name: str, dtype: torch.dtype) -> Non
 
 def test_a_result_that_is_lent_must_not_be_changed() -> None:
     x = randn(50, 60).requires_grad_()
-    made = fuse(torch.exp)(x)
+    result = fuse(torch.exp)(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        made.add_(1).sum().backward()
+        result.add_(1).sum().backward()
 
 
 def test_no_result_is_lent_that_would_be_one_more_tensor_to_read() -> None:
@@ -335,11 +335,11 @@ def test_no_result_is_lent_that_would_be_one_more_tensor_to_read() -> None:
 
 def test_the_second_derivative_of_a_result_that_is_lent() -> None:
     x = randn(20, 30).double().requires_grad_()
-    made = []
+    result = []
     for fn in (lambda x: torch.softmax(x, -1), fuse(lambda x: torch.softmax(x, -1))):
         (first,) = torch.autograd.grad(fn(x).square().sum(), x, create_graph=True)
-        made.append(torch.autograd.grad(first.square().sum(), x))
-    torch.testing.assert_close(*made)
+        result.append(torch.autograd.grad(first.square().sum(), x))
+    torch.testing.assert_close(*result)
 
 
 def test_a_gradient_of_some_inputs_and_a_second_one() -> None:

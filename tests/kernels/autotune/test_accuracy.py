@@ -86,10 +86,10 @@ def test_what_is_wrong_in_any_part_is_found(at: int, monkeypatch: pytest.MonkeyP
         return dot_product_attention.reference(*given)
 
     def wrong(*given: Any) -> Tensor:
-        made = right(*given)
+        result = right(*given)
         scale = torch.ones(6)
         scale[at] = 1.01
-        return made * scale.view(2, 3, 1, 1)
+        return result * scale.view(2, 3, 1, 1)
 
     def wrong_gradient(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         scale = torch.zeros(6)
@@ -155,8 +155,10 @@ def test_several_results_and_a_shared_argument(op: Op[..., Any]) -> None:
     torch.testing.assert_close(product, (x * by).double().detach())
     torch.testing.assert_close(total, x.double().sum(-1).detach())
     pulls = [(torch.arange(n) % 7 - 2.5) / 4 for n in (35, 5)]
-    made = [(x * by), x.sum(-1)]
-    right = torch.autograd.grad(made, (x, by), [p.view(m.shape) for p, m in zip(pulls, made, strict=True)])
+    result = [(x * by), x.sum(-1)]
+    right = torch.autograd.grad(
+        result, (x, by), [p.view(m.shape) for p, m in zip(pulls, result, strict=True)]
+    )
     torch.testing.assert_close(of_x, right[0].double())
     torch.testing.assert_close(of_by, right[1].double())
     assert truth.find_error(op.reference) is None

@@ -71,9 +71,9 @@ def op() -> Op[..., Any]:
         return x + x + x
 
     raced.marked = "library"  # type: ignore[attr-defined]
-    made = kernels.op(raced)
-    made.discard("generated")
-    return made
+    result = kernels.op(raced)
+    result.discard("generated")
+    return result
 
 
 def entered(op: Op[..., Any], name: str, costs: Any) -> None:
@@ -165,12 +165,12 @@ class Tiled(Candidate):
 
 
 def done(error: Exception | None = None) -> Future[None]:
-    made: Future[None] = Future()
+    result: Future[None] = Future()
     if error is None:
-        made.set_result(None)
+        result.set_result(None)
     else:
-        made.set_exception(error)
-    return made
+        result.set_exception(error)
+    return result
 
 
 def test_what_is_ready_is_measured_while_the_rest_is_compiled(op: Op[..., Any]) -> None:

@@ -39,14 +39,14 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    made = Device()
+    result = Device()
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
             assert enable_timing
 
         def record(self) -> None:
-            self.at = made.seconds
+            self.at = result.seconds
 
         def synchronize(self) -> None:
             self.waited = True
@@ -68,23 +68,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     @contextlib.contextmanager
     def stream(chosen: Any) -> Iterator[None]:
-        before, made.stream = made.stream, chosen
+        before, result.stream = result.stream, chosen
         try:
             yield
         finally:
-            made.stream = before
+            result.stream = before
 
     @contextlib.contextmanager
     def graph(into: Graph, **options: Any) -> Iterator[None]:
-        made.modes.append(options.get("capture_error_mode", "global"))
-        into.work = made.capturing = []
+        result.modes.append(options.get("capture_error_mode", "global"))
+        into.work = result.capturing = []
         # As torch's: an error leaves the capture's stream the current one.
-        made.stream = options["stream"]
+        result.stream = options["stream"]
         try:
             yield
         finally:
-            made.capturing = None
-        made.captures.append(len(into.work))
+            result.capturing = None
+        result.captures.append(len(into.work))
 
     cuda = torch.cuda
     monkeypatch.setattr(cuda, "Event", Event)
@@ -95,10 +95,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(cuda, "current_stream", lambda: Stream())
     monkeypatch.setattr(cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(cuda, "get_sync_debug_mode", lambda: made.sync_mode)
-    monkeypatch.setattr(cuda, "set_sync_debug_mode", lambda mode: setattr(made, "sync_mode", mode))
+    monkeypatch.setattr(cuda, "get_sync_debug_mode", lambda: result.sync_mode)
+    monkeypatch.setattr(cuda, "set_sync_debug_mode", lambda mode: setattr(result, "sync_mode", mode))
     monkeypatch.setattr(timers.torch, "ones", lambda *_, **__: None)
-    return made
+    return result
 
 
 INPUTS = [["a"], ["b"], ["c"]]

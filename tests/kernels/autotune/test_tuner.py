@@ -70,9 +70,9 @@ def test_the_fastest_is_chosen_and_kept(op: Op[..., Any]) -> None:
 def test_a_candidate_that_is_wrong_is_banned(op: Op[..., Any]) -> None:
     @op.candidate("wrong")
     def wrong(x: Tensor) -> Tensor:
-        made = x * 3
-        made[-1] *= 1.001
-        return made
+        result = x * 3
+        result[-1] *= 1.001
+        return result
 
     x = torch.randn(64)
     with kernels.tuning("quick"):
@@ -134,9 +134,9 @@ class _Used(TorchDispatchMode):
     """Memory that is not written yet holds large numbers, as it may where torch uses it again."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        unwritten = "empty" in func._schema.name and isinstance(made, Tensor) and made.is_floating_point()
-        return made.fill_(torch.finfo(made.dtype).max) if unwritten else made
+        result = func(*args, **(kwargs or {}))
+        unwritten = "empty" in func._schema.name and isinstance(result, Tensor) and result.is_floating_point()
+        return result.fill_(torch.finfo(result.dtype).max) if unwritten else result
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -144,10 +144,10 @@ def test_what_memory_held_before_is_no_number_of_an_op(wanted: bool) -> None:
     """Otherwise a candidate could be off by any amount."""
 
     def by_rows(x: Tensor) -> Tensor:
-        made = torch.empty_like(x)
+        result = torch.empty_like(x)
         for i in range(len(x)):
-            made[i].copy_(x[i] * 3)
-        return made
+            result[i].copy_(x[i] * 3)
+        return result
 
     op = kernels.op(by_rows)
     x = torch.rand(3, 4, requires_grad=wanted)
@@ -178,9 +178,9 @@ def test_of_several_arguments_the_one_that_was_changed_is_named() -> None:
 
     @weighed.candidate("scaling the weight")
     def _(x: Tensor, weight: Tensor) -> Tensor:
-        made = x * weight
+        result = x * weight
         weight.zero_()
-        return made
+        return result
 
     @weighed.candidate("failing late")
     def _(x: Tensor, weight: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ def test_grad_outs_have_the_layout_of_the_results(op: Op[..., Any]) -> None:
     found = {row.config: row.status for row in tuner.tune(op, (x,))}
     assert found["seen"] == "ok"
     assert strides
-    assert all(given == made == (60, 1, 15, 3) for given, made in strides)
+    assert all(given == result == (60, 1, 15, 3) for given, result in strides)
 
 
 def test_a_wrong_result_that_is_not_finite_is_banned(op: Op[..., Any]) -> None:

@@ -37,8 +37,8 @@ def doubled_op(**settings: Any) -> kernels.Op[..., Tensor]:
     def doubled(x: Tensor, scale: float = 2.0) -> Tensor:
         return x * scale
 
-    made: kernels.Op[..., Tensor] = kernels.op(doubled, **settings)
-    return made
+    result: kernels.Op[..., Tensor] = kernels.op(doubled, **settings)
+    return result
 
 
 # --- calling ----------------------------------------------------------------------------------------------
@@ -47,8 +47,8 @@ def doubled_op(**settings: Any) -> kernels.Op[..., Tensor]:
 def test_arguments_are_bound_as_by_python() -> None:
     x = torch.randn(3, 4)
     expected = torch.softmax(x, 0)
-    for made in (kernels.softmax(x, 0), kernels.softmax(x, dim=0), kernels.softmax(dim=0, x=x)):
-        torch.testing.assert_close(made, expected)
+    for result in (kernels.softmax(x, 0), kernels.softmax(x, dim=0), kernels.softmax(dim=0, x=x)):
+        torch.testing.assert_close(result, expected)
     assert inspect.signature(kernels.softmax) == inspect.signature(kernels.softmax.reference)
     for bad in ((), (x, 0, None, 1)):
         with pytest.raises(TypeError, match="argument"):
@@ -231,9 +231,9 @@ def test_without_a_compiler_the_library_serves(monkeypatch: pytest.MonkeyPatch) 
 def test_empty_tensors() -> None:
     for shape in ((0, 4), (4, 0), (0,)):
         x = torch.randn(shape, requires_grad=True)
-        made = kernels.softmax(x)
-        made.sum().backward()
-        assert made.shape == x.shape
+        result = kernels.softmax(x)
+        result.sum().backward()
+        assert result.shape == x.shape
     assert kernels.reduce_sum(torch.ones(0, 3), 0).tolist() == [0, 0, 0]
     assert kernels.layer_norm(torch.ones(0, 3)).shape == (0, 3)
 
@@ -425,9 +425,9 @@ def test_compiles_whole(name: str) -> None:
     compiled = torch.compile(lambda x: ours(x) * 2, fullgraph=True, backend="aot_eager", dynamic=True)
     for shape in ((4, 5), (7, 9)):
         x = torch.randn(shape, requires_grad=True)
-        made = compiled(x)
-        torch.testing.assert_close(made, theirs(x) * 2)
-        (a,), (b,) = (torch.autograd.grad(r.sin().sum(), x) for r in (made, theirs(x) * 2))
+        result = compiled(x)
+        torch.testing.assert_close(result, theirs(x) * 2)
+        (a,), (b,) = (torch.autograd.grad(r.sin().sum(), x) for r in (result, theirs(x) * 2))
         torch.testing.assert_close(a, b)
 
 
@@ -436,9 +436,9 @@ def test_compiles_whole(name: str) -> None:
 def test_inductor_compiles_whole() -> None:
     x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, requires_grad=True)
     compiled = torch.compile(lambda x, w: kernels.layer_norm(x * 2, w, activation="gelu"), fullgraph=True)
-    made, right = compiled(x, w), F.gelu(F.layer_norm(x * 2, (16,), w))
-    torch.testing.assert_close(made, right)
-    for a, b in zip(*(torch.autograd.grad(r.sin().sum(), (x, w)) for r in (made, right)), strict=True):
+    result, right = compiled(x, w), F.gelu(F.layer_norm(x * 2, (16,), w))
+    torch.testing.assert_close(result, right)
+    for a, b in zip(*(torch.autograd.grad(r.sin().sum(), (x, w)) for r in (result, right)), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -687,8 +687,8 @@ def test_bad_input_on_every_candidate(name: str, candidate: str, monkeypatch: py
 def test_a_label_that_is_left_out_may_be_any_number() -> None:
     labels = torch.tensor([1, -100, 3, 255])
     for target, ignored in ((torch.tensor([1, -100, 3, -100]), -100), (labels.clamp(min=0), 255)):
-        made = kernels.cross_entropy(LOGITS, target, ignore_index=ignored)
-        torch.testing.assert_close(made, F.cross_entropy(LOGITS, target, ignore_index=ignored))
+        result = kernels.cross_entropy(LOGITS, target, ignore_index=ignored)
+        torch.testing.assert_close(result, F.cross_entropy(LOGITS, target, ignore_index=ignored))
 
 
 def test_errors_that_are_not_about_arguments_pass() -> None:
@@ -726,8 +726,8 @@ def test_batch_norm_keeps_averages_as_torch_does() -> None:
     x, w, b = torch.randn(4, 3, 5), torch.randn(3), torch.randn(3)
     ours, theirs = [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
     for training in (True, True, False):
-        made = kernels.batch_norm(x, *ours, w, b, training=training, momentum=0.3)
-        torch.testing.assert_close(made, F.batch_norm(x, *theirs, w, b, training=training, momentum=0.3))
+        result = kernels.batch_norm(x, *ours, w, b, training=training, momentum=0.3)
+        torch.testing.assert_close(result, F.batch_norm(x, *theirs, w, b, training=training, momentum=0.3))
         torch.testing.assert_close(ours, theirs)
     with pytest.raises(RuntimeError, match="needs running averages"):
         kernels.batch_norm(x)
@@ -774,9 +774,9 @@ def test_declared_ops_lay_results_out_as_their_fakes(layout: str) -> None:
             continue
         op = OPS[name]
         args = op.bind((x, *rest), {})
-        made = op.call_torch_op(args)
+        result = op.call_torch_op(args)
         fake = fake_results(lambda *given, op=op: op.call_torch_op(given), args)
-        found = list(made) if isinstance(made, tuple) else [made]
+        found = list(result) if isinstance(result, tuple) else [result]
         assert [t.stride() for t in found] == [t.stride() for t in fake], name
         right = op.reference(*args)
         torch.testing.assert_close(found[0], right[0] if isinstance(right, tuple) else right)
@@ -822,8 +822,8 @@ def _under_a_mode(x: Tensor) -> Tensor:
 
 def _checkpointed(x: Tensor) -> Tensor:
     policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-    made: Tensor = checkpoint(nn.Dropout(0.3), x, use_reentrant=False, context_fn=policy)
-    return made
+    result: Tensor = checkpoint(nn.Dropout(0.3), x, use_reentrant=False, context_fn=policy)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -935,8 +935,8 @@ def test_ops_are_fused_with_what_is_around_them() -> None:
         return kernels.gelu(norm(x * 2, weight, eps=1e-5)) + 1
 
     fused = burnt.fuse(plain)
-    made = fused.plan(x, weight)
-    assert [step.kind for step in made.plan.steps] == ["reduction"]
+    result = fused.plan(x, weight)
+    assert [step.kind for step in result.plan.steps] == ["reduction"]
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
     normed = F.rms_norm(wide[0] * 2, (33,), wide[1], eps=1e-5)
     expected = F.gelu(normed) + 1

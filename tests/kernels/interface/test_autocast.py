@@ -79,11 +79,11 @@ def results(call: Any, args: tuple[Any, ...], *, inside: bool) -> list[Tensor]:
     """Results, and gradients that are taken while autocast is still on, or after it."""
     wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     with torch.autocast("cpu", torch.bfloat16):
-        made = call(*args)
-        made = list(made) if isinstance(made, tuple) else [made]
-        total = sum(m.float().square().mean() for m in made)
+        result = call(*args)
+        result = list(result) if isinstance(result, tuple) else [result]
+        total = sum(m.float().square().mean() for m in result)
         found = torch.autograd.grad(total, wanted) if inside else ()
-    return [*(m.detach() for m in made), *(found or torch.autograd.grad(total, wanted))]
+    return [*(m.detach() for m in result), *(found or torch.autograd.grad(total, wanted))]
 
 
 @pytest.mark.sample(6)

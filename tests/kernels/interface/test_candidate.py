@@ -143,11 +143,11 @@ def test_a_limit_that_cannot_be_used_breaks_a_call_and_no_other_candidate(
         op(x)
     assert error.value.what == f"{limit}= of the candidate 'bad' of shifted cannot be used"
     assert found in str(error.value)
-    told = kernels.explain(op, x)
-    assert told.winner == "library"
-    assert told.raises is not None
-    assert f"a call raises: {error.value.what}" in str(told)
-    assert {c.name: c.why_not or "" for c in told.candidates}["bad"].startswith(error.value.what)
+    reported = kernels.explain(op, x)
+    assert reported.winner == "library"
+    assert reported.raises is not None
+    assert f"a call raises: {error.value.what}" in str(reported)
+    assert {c.name: c.why_not or "" for c in reported.candidates}["bad"].startswith(error.value.what)
     rows = {row.config: row for row in tune(op, (x,))}
     assert rows["good"].status == rows["library"].status == "ok"
     assert (rows["bad"].status, rows["bad"].note[: len(error.value.what)]) == ("failed", error.value.what)
@@ -222,7 +222,9 @@ def test_what_the_reference_refuses_raises_as_the_reference_does(op: Op[..., Any
 
 
 @pytest.mark.parametrize("kind", [AssertionError, KeyError, OSError, ZeroDivisionError, ValueError])
-def test_whatever_a_candidate_raises_is_told_with_its_name(op: Op[..., Any], kind: type[Exception]) -> None:
+def test_whatever_a_candidate_raises_is_reported_with_its_name(
+    op: Op[..., Any], kind: type[Exception]
+) -> None:
     calls = []
 
     @op.candidate("mine")
@@ -243,7 +245,7 @@ def test_whatever_a_candidate_raises_is_told_with_its_name(op: Op[..., Any], kin
         assert "kaboom" in str(error.value)
 
 
-def test_a_launch_without_a_gpu_is_told_of_the_interpreter(op: Op[..., Any]) -> None:
+def test_a_launch_without_a_gpu_names_the_interpreter(op: Op[..., Any]) -> None:
     @op.candidate("mine")
     def mine(x: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         raise RuntimeError("0 active drivers ([]). There should only be one.")
@@ -353,10 +355,10 @@ def test_a_backward_that_changes_what_it_is_given_says_so(
 
     @mine.backward
     def _(grad_outs: Any, results: Any, x: Tensor, *rest: Any) -> Any:
-        made = grad_outs[0] * 2
+        result = grad_outs[0] * 2
         with torch.no_grad():
             change(grad_outs[0], results[0], x).zero_()
-        return (made,)
+        return (result,)
 
     with pytest.raises(
         DefinitionError, match=f"the backward of the candidate 'mine' of shifted modifies {what}"
@@ -371,11 +373,11 @@ def test_a_backward_that_raises_is_named(op: Op[..., Any]) -> None:
     def _(*_: Any) -> Any:
         raise KeyError("no gradient today")
 
-    made = op(torch.ones(2, requires_grad=True))
+    result = op(torch.ones(2, requires_grad=True))
     with pytest.raises(
         InputRuntimeError, match=r"the backward of the candidate 'mine' of shifted fails"
     ) as error:
-        made.sum().backward()
+        result.sum().backward()
     assert isinstance(error.value.__cause__, KeyError)
 
 
@@ -399,7 +401,7 @@ def test_arguments_are_given_by_position() -> None:
 
 
 def test_an_op_that_was_typed_in() -> None:
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for _ in range(2):
         for factor in (2, 3):
             scope: dict[str, Any] = {"torch": torch, "kernels": kernels}
@@ -412,11 +414,11 @@ def test_an_op_that_was_typed_in() -> None:
             assert typed_in(torch.ones(2)).tolist() == [factor] * 2
             typed_in.candidate("mine")(eval(f"lambda x: x * {factor} * 1"))
             key = typed_in.chosen(torch.ones(2)).key
-            assert made.setdefault(factor, key) == key
-    assert made[2] != made[3]
+            assert result.setdefault(factor, key) == key
+    assert result[2] != result[3]
 
 
-def test_annotations_are_told_in_pythons_words() -> None:
+def test_annotations_are_described_in_pythons_words() -> None:
     def without(x: Tensor, y) -> Tensor:  # type: ignore[no-untyped-def]
         return x
 
@@ -452,9 +454,9 @@ def test_examples_are_filled_in(op: Op[..., Any]) -> None:
 
 def test_of_notes_the_first_line_is_shown(op: Op[..., Any]) -> None:
     op.candidate("mine", when=lambda *_: "not today\nnor tomorrow")(right)
-    told = str(kernels.explain(op, torch.ones(2)))
-    assert "not today\n" in told
-    assert "tomorrow" not in told
+    reported = str(kernels.explain(op, torch.ones(2)))
+    assert "not today\n" in reported
+    assert "tomorrow" not in reported
 
 
 def test_explaining_raises_what_a_call_raises(op: Op[..., Any]) -> None:

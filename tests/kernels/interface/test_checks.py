@@ -58,8 +58,8 @@ def spoilt() -> Iterator[Any]:
             for way in ways:
                 changed = (*args[:i], way(args[i]), *args[i + 1 :])
                 marks = () if name in ONE_OF_EACH else pytest.mark.full
-                told = f"{name}-{list(op.positions)[i]}-{way.__name__}"
-                yield pytest.param(op, changed, id=told, marks=marks)
+                reported = f"{name}-{list(op.positions)[i]}-{way.__name__}"
+                yield pytest.param(op, changed, id=reported, marks=marks)
 
 
 def raised(call: Callable[[], Any]) -> Exception | None:
@@ -94,11 +94,11 @@ def test_every_candidate_raises_what_torch_does(
         ours[name] = raised(lambda: op(*given))
         monkeypatch.undo()
         op.forget()
-    told = [error for error in ours.values() if error is not None]
-    assert kind is None or len(told) == len(ours), f"torch raises {torchs!r}, and there is {ours}"
+    reported = [error for error in ours.values() if error is not None]
+    assert kind is None or len(reported) == len(ours), f"torch raises {torchs!r}, and there is {ours}"
     # What torch takes by accident (a tensor without memory, say) ours may refuse, but then all of ours.
-    assert len(told) in (0, len(ours)), ours
-    for error in told:
+    assert len(reported) in (0, len(ours)), ours
+    for error in reported:
         assert isinstance(error, InputError)
         assert kind is None or isinstance(error, kind), (torchs, error)
         assert str(error.where).startswith("burnt.kernels.")

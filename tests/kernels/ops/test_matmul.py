@@ -20,12 +20,12 @@ def strides_of_long_axes(tensor: Tensor) -> list[int]:
 
 
 def with_gradients(call: Any, *leaves: Tensor) -> list[Tensor]:
-    made = call(*leaves)
-    grad_out = ((torch.arange(made.numel()) % 7 - 2.5) / 4).view(made.shape).to(made.dtype)
+    result = call(*leaves)
+    grad_out = ((torch.arange(result.numel()) % 7 - 2.5) / 4).view(result.shape).to(result.dtype)
     leaves_with_grad = [t for t in leaves if t.requires_grad]
     return [
-        made.detach(),
-        *(torch.autograd.grad(made, leaves_with_grad, grad_out) if leaves_with_grad else []),
+        result.detach(),
+        *(torch.autograd.grad(result, leaves_with_grad, grad_out) if leaves_with_grad else []),
     ]
 
 

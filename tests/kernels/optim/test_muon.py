@@ -36,12 +36,12 @@ def drawn(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 @pytest.mark.parametrize("shape", [(12, 12), (5, 30), (30, 5), (1, 9)])
 def test_singular_values_approach_one_and_vectors_are_preserved(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    made = orthogonalized(matrix).double()
+    result = orthogonalized(matrix).double()
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
-    values = torch.linalg.svdvals(made)
+    values = torch.linalg.svdvals(result)
     assert float(values.min()) > 0.6
     assert float(values.max()) < 1.3
-    diagonal = u.T @ made @ v.T
+    diagonal = u.T @ result @ v.T
     assert float((diagonal - diagonal.diag().diag()).abs().max()) < 0.1
 
 
@@ -58,13 +58,13 @@ def test_bfloat16_sums_are_fused_into_matmuls(shape: tuple[int, int], processor:
         square = exact @ exact.t()
         exact = 3.4445 * exact + (-4.7750 * square + 2.0315 * square @ square) @ exact
     exact = exact.t() if shape[0] > shape[1] else exact
-    made = orthogonalized(matrix)
-    assert made.dtype == (torch.bfloat16 if processor in BFLOAT16 else torch.float32)
+    result = orthogonalized(matrix)
+    assert result.dtype == (torch.bfloat16 if processor in BFLOAT16 else torch.float32)
     parameter = nn.Parameter(torch.zeros(shape))
     parameter.grad = matrix
     torch.optim.Muon([parameter], lr=1.0, weight_decay=0.0, momentum=0.0).step()
     theirs = -parameter.detach().double() / max(1, shape[0] / shape[1]) ** 0.5
-    error, other = (float((t - exact).abs().max()) for t in (made.double(), theirs))
+    error, other = (float((t - exact).abs().max()) for t in (result.double(), theirs))
     assert error < 1.5 * other
 
 
@@ -89,16 +89,16 @@ def test_steps_match_torch(candidate: str, options: Any, dtype: torch.dtype) -> 
     buffers, e = [torch.zeros_like(t) for t in p], [torch.zeros_like(t) for t in p]
     for index in range(3):
         g = drawn(index + 1, dtype)
-        made = muon_step(
+        result = muon_step(
             p, g, buffers, lr=0.1, max_norm=5.0, ema=e, ema_decay=0.0, candidate=candidate, **options
         )
-        assert made.by.startswith(candidate)
+        assert result.by.startswith(candidate)
         for t, gradient in zip(theirs, (x for x in g if x.numel()), strict=True):
             t.grad = gradient.clone()
         norm = torch.nn.utils.clip_grad_norm_(theirs, 5.0)
         reference.step()
-        assert made.norm is not None
-        torch.testing.assert_close(made.norm, norm.float(), rtol=0.01, atol=0.0)
+        assert result.norm is not None
+        torch.testing.assert_close(result.norm, norm.float(), rtol=0.01, atol=0.0)
     # torch iterates in bfloat16, with a significand of 8 bits; three steps with lr = 0.1.
     for ours, other in zip((t for t in p if t.numel()), theirs, strict=True):
         rate = 0.1 * (0.2 * math.sqrt(max(other.shape)) if "match_rms_adamw" in options.values() else 1)

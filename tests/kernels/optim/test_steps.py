@@ -152,7 +152,7 @@ def test_adam_matches_its_formulas(candidate: str, dtype: torch.dtype, step: Any
         before = [t.clone() for t in g]
         exact.load(p=p, m=m, v=v, x=x, e=e)
         older = [[t.clone() for t in kind] for kind in (p, e, m, v, x)]
-        made = step(
+        result = step(
             p, g, m, v, steps, x if amsgrad else None,
             lr=0.01, ema=e, ema_decay=0.9, candidate=candidate, **options, **limits,
         )  # fmt: skip
@@ -162,12 +162,12 @@ def test_adam_matches_its_formulas(candidate: str, dtype: torch.dtype, step: Any
             options.get("weight_decay", 0.01 if step is adamw_step else 0.0), step is adamw_step, amsgrad,
         )  # fmt: skip
         assert all(torch.equal(a, b) for a, b in zip(g, before, strict=True))
-        assert made.by == ("burnt" if candidate == "burnt" else "torch: requested")
-        assert not made.skipped
+        assert result.by == ("burnt" if candidate == "burnt" else "torch: requested")
+        assert not result.skipped
         if limits:
-            assert float(made.norm) == pytest.approx(exact.norm, rel=4 * torch.finfo(dtype).eps)
+            assert float(result.norm) == pytest.approx(exact.norm, rel=4 * torch.finfo(dtype).eps)
         else:
-            assert made.norm is None
+            assert result.norm is None
         ulps = tolerance_in_ulps(candidate, dtype)
         pairs = (p, exact.p), (e, exact.e), (m, exact.m), (v, exact.v), (x, exact.x)
         for (ours, theirs), first in zip(pairs, older, strict=True):
@@ -198,7 +198,7 @@ def test_sgd_matches_its_formulas(candidate: str, dtype: torch.dtype, options: A
     for step_index, limits in enumerate(LIMITS):
         g = drawn(SHAPES, dtype, step_index + 1)
         exact.load(p=p, m=buffers, e=e)
-        made = sgd_step(
+        result = sgd_step(
             p, g, buffers, lr=0.05, ema=e, ema_decay=0.9, candidate=candidate, **options, **limits
         )
         clipped = exact.gradients(g, float(limits.get("grad_scale", 1.0)), limits.get("max_norm"))
@@ -206,7 +206,7 @@ def test_sgd_matches_its_formulas(candidate: str, dtype: torch.dtype, options: A
             clipped, 0.05, options.get("momentum", 0.0), options.get("dampening", 0.0),
             options.get("weight_decay", 0.0), options.get("nesterov", False),
         )  # fmt: skip
-        assert made.by.startswith(candidate)
+        assert result.by.startswith(candidate)
         ulps = tolerance_in_ulps(candidate, dtype)
         close(p, exact.p, ulps)
         close(e, exact.e, ulps)
@@ -222,12 +222,12 @@ def test_mixed_dtypes_have_one_norm() -> None:
     order = [0, 4, 2, 6, 1, 7, 3, 5]
     p, g = [p[i] for i in order], [g[i] for i in order]
     exact = Exact(p)
-    made = sgd_step(p, g, lr=0.5, max_norm=0.7, candidate="burnt")
+    result = sgd_step(p, g, lr=0.5, max_norm=0.7, candidate="burnt")
     exact.sgd(exact.gradients(g, 1.0, 0.7), 0.5, 0.0, 0.0, 0.0, False)
     close(p, exact.p, 2)
-    assert made.norm is not None
-    assert made.norm.dtype == torch.float64
-    assert float(made.norm) == pytest.approx(exact.norm, rel=1e-12)
+    assert result.norm is not None
+    assert result.norm.dtype == torch.float64
+    assert float(result.norm) == pytest.approx(exact.norm, rel=1e-12)
 
 
 def test_many_tensors_of_all_sizes_match_torch() -> None:
@@ -245,11 +245,11 @@ def test_many_tensors_of_all_sizes_match_torch() -> None:
     for _ in range(3):
         norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0)
         reference.step()
-        made = adamw_step(p, g, m, v, steps, lr=0.01, max_norm=1.0, candidate="burnt")
-        assert made.norm is not None
+        result = adamw_step(p, g, m, v, steps, lr=0.01, max_norm=1.0, candidate="burnt")
+        assert result.norm is not None
         for t, gradient in zip(theirs, g, strict=True):
             t.grad = gradient.clone()
-    torch.testing.assert_close(made.norm, norm)
+    torch.testing.assert_close(result.norm, norm)
     for ours, other in zip(p, theirs, strict=True):
         torch.testing.assert_close(ours, other.detach(), rtol=1e-5, atol=1e-6)
 
@@ -263,17 +263,17 @@ def test_other_memory_layouts() -> None:
     exact = Exact(p)
     buffers: list[Tensor | None] = [torch.zeros_like(t) for t in p]
     exact.steps = 1
-    made = sgd_step(p, g, buffers, lr=0.5, momentum=0.9, max_norm=1.0)
+    result = sgd_step(p, g, buffers, lr=0.5, momentum=0.9, max_norm=1.0)
     exact.sgd(exact.gradients(g, 1.0, 1.0), 0.5, 0.9, 0.0, 0.0, False)
-    assert made.by == "burnt"
+    assert result.by == "burnt"
     close(p, exact.p, 4)
     close(buffers, exact.m, 4)  # type: ignore[arg-type]
     large = torch.arange(12.0).view(3, 4)
-    made = sgd_step([large[:, 1]], [torch.ones(3)], lr=1.0)
-    assert made.by == "torch: a parameter that is a view with gaps between its elements"
+    result = sgd_step([large[:, 1]], [torch.ones(3)], lr=1.0)
+    assert result.by == "torch: a parameter that is a view with gaps between its elements"
     assert large.tolist() == [[0, 0, 2, 3], [4, 4, 6, 7], [8, 8, 10, 11]]
-    made = sgd_step([torch.ones(2, 3)], [torch.ones(2, 3)], [torch.zeros(3, 2).t()], lr=1.0, momentum=0.1)
-    assert made.by == "torch: a state with other strides than its parameter"
+    result = sgd_step([torch.ones(2, 3)], [torch.ones(2, 3)], [torch.zeros(3, 2).t()], lr=1.0, momentum=0.1)
+    assert result.by == "torch: a state with other strides than its parameter"
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
@@ -289,14 +289,14 @@ def test_a_scaled_gradient_that_is_not_finite_skips_the_step(
     steps = [torch.tensor(5.0) for _ in p]
     everything = [*p, *m, *v, *e, *steps]
     before = [t.clone() for t in everything]
-    made = adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=4.0, max_norm=1.0, ema=e, candidate=candidate)
-    assert bool(made.skipped)
-    assert made.norm is not None
-    assert not made.norm.isfinite()
+    result = adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=4.0, max_norm=1.0, ema=e, candidate=candidate)
+    assert bool(result.skipped)
+    assert result.norm is not None
+    assert not result.norm.isfinite()
     assert all(torch.equal(a, b) for a, b in zip(everything, before, strict=True))
     buffers: list[Tensor | None] = [None, m[1], None]
-    made = sgd_step(p, g, buffers, lr=0.1, momentum=0.9, dampening=0.5, grad_scale=4.0, candidate=candidate)
-    assert bool(made.skipped)
+    result = sgd_step(p, g, buffers, lr=0.1, momentum=0.9, dampening=0.5, grad_scale=4.0, candidate=candidate)
+    assert bool(result.skipped)
     assert buffers[0] is None
     assert all(torch.equal(a, b) for a, b in zip(everything, before, strict=True))
 
@@ -304,23 +304,23 @@ def test_a_scaled_gradient_that_is_not_finite_skips_the_step(
 @pytest.mark.parametrize("candidate", CANDIDATES)
 def test_without_a_scale_nan_and_infinity_propagate_as_in_torch(candidate: str) -> None:
     p, g = [torch.ones(3), torch.ones(2)], [torch.tensor([1.0, math.nan, 2.0]), torch.ones(2)]
-    made = sgd_step(p, g, lr=1.0, candidate=candidate)
-    assert not made.skipped
+    result = sgd_step(p, g, lr=1.0, candidate=candidate)
+    assert not result.skipped
     assert p[0].isnan().tolist() == [False, True, False]
-    made = sgd_step(p, g, lr=1.0, max_norm=1.0, candidate=candidate)
+    result = sgd_step(p, g, lr=1.0, max_norm=1.0, candidate=candidate)
     assert all(bool(t.isnan().all()) for t in p)
     p, g = [torch.ones(3)], [torch.tensor([1.0, math.inf, 2.0])]
-    made = sgd_step(p, g, lr=1.0, max_norm=1.0, candidate=candidate)
+    result = sgd_step(p, g, lr=1.0, max_norm=1.0, candidate=candidate)
     assert p[0].isnan().tolist() == [False, True, False]
     assert p[0][0] == 1
-    assert made.norm is not None
-    assert float(made.norm) == math.inf
+    assert result.norm is not None
+    assert float(result.norm) == math.inf
 
 
 def test_overflowing_squares_of_finite_gradients_do_not_skip_the_step() -> None:
     p, g = [torch.ones(2, dtype=torch.float64)], [torch.tensor([1e200, 1.0], dtype=torch.float64)]
-    made = sgd_step(p, g, lr=1e-200, grad_scale=1.0, candidate="burnt")
-    assert not made.skipped
+    result = sgd_step(p, g, lr=1e-200, grad_scale=1.0, candidate="burnt")
+    assert not result.skipped
     assert p[0].tolist() == pytest.approx([0.0, 1.0], abs=1e-15)
 
 
@@ -352,9 +352,9 @@ def test_a_step_increments_tensor_versions() -> None:
 
 def test_empty_lists() -> None:
     for candidate in CANDIDATES:
-        made = sgd_step([], [], lr=0.1, max_norm=1.0, candidate=candidate)
-        assert made.norm == 0
-        assert not made.skipped
+        result = sgd_step([], [], lr=0.1, max_norm=1.0, candidate=candidate)
+        assert result.norm == 0
+        assert not result.skipped
 
 
 @pytest.mark.full
@@ -473,8 +473,8 @@ def test_torch_runs_unsupported_steps_and_the_reason_is_reported() -> None:
         pass
 
     p = [torch.ones(2).as_subclass(Mine)]
-    made = kernels.sgd_step(p, [torch.ones(2)], lr=0.5)
-    assert made.by == "torch: a tensor subclass, Mine"
+    result = kernels.sgd_step(p, [torch.ones(2)], lr=0.5)
+    assert result.by == "torch: a tensor subclass, Mine"
     assert p[0].tolist() == [0.5, 0.5]
     meta = [torch.ones(2, device="meta")]
     assert kernels.sgd_step(meta, meta, lr=0.5).by == "torch: tensors on meta"

@@ -123,7 +123,7 @@ GOOD = png(1, 1, [b"\0\x05"], 8, 0)
         (GOOD.replace(b"IDAT", b"IDAT")[:-30] + bytes(30), "PNG file"),
     ],
 )
-def test_damaged_files_are_told(data: bytes, message: str) -> None:
+def test_damaged_files_are_reported(data: bytes, message: str) -> None:
     with pytest.raises(PngError, match=message):
         _decode(data)
 
@@ -404,7 +404,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(
     drive(tmp_path / "run", test)
 
 
-def test_new_ones_are_followed_unless_an_older_one_is_looked_at(tmp_path: Path) -> None:
+def test_new_ones_are_followed_unless_an_older_one_is_viewed(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     for step in (1, 2):
         run.record_histogram("weights", [step], [0, 1], step)
@@ -461,7 +461,7 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
     drive(tmp_path / "run", test)
 
 
-def test_kernels_are_told_apart_by_their_arguments(tmp_path: Path) -> None:
+def test_kernels_are_distinguished_by_their_arguments(tmp_path: Path) -> None:
     keys = [f"7d07|cpu Some One, 1 threads|training|x=float32 4d row {n}x8|eps=float" for n in (16, 32)]
     with RunWriter.create(tmp_path / "run") as run:
         run.record_table(

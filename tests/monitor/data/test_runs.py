@@ -427,7 +427,7 @@ def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None
     assert view.points("loss").values == [1.0]
 
 
-def test_runs_at_rest_are_looked_at_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_at_rest_are_read_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "rests")
     run = RunWriter.create(tmp_path / "lives")
     library = RunLibrary([tmp_path])

@@ -147,7 +147,7 @@ def test_nothing_to_show_is_said() -> None:
     assert "no values in this range" in text([1.0, 2.0, 3.0], range_y=(5.0, 6.0))
 
 
-def test_values_that_are_not_finite_are_seen_and_told() -> None:
+def test_values_that_are_not_finite_are_seen_and_reported() -> None:
     shown = text([1.0, NAN, 1.0, INF, 1.0, -INF, 2.0], width=60)
     assert "NaN at 1" in shown
     body = shown.splitlines()[1:-2]

@@ -63,9 +63,9 @@ class Idle(nn.Module):
         self.act2 = nn.ReLU()
 
     def forward(self, x):
-        made = self.act1(self.drop(self.bn1(self.conv1(x))))
-        made = self.gate(self.bn2(self.conv2(made)))
-        return self.act2(made + x)
+        result = self.act1(self.drop(self.bn1(self.conv1(x))))
+        result = self.gate(self.bn2(self.conv2(result)))
+        return self.act2(result + x)
 
 
 class Inverted(nn.Module):
@@ -83,8 +83,8 @@ class Inverted(nn.Module):
         )
 
     def forward(self, x):
-        made = self.act(self.bn2(self.deep(self.act(self.bn1(self.expand(x))))))
-        return self.bn3(self.narrow(made)) + x
+        result = self.act(self.bn2(self.deep(self.act(self.bn1(self.expand(x))))))
+        return self.bn3(self.narrow(result)) + x
 
 
 class FeedForward(nn.Module):
@@ -157,9 +157,9 @@ def test_evaluated_it_gives_the_same(always, name, form):
         close(model(x), wanted)
         assert torch.equal(x, before)
         smaller = torch.randn(1, 8, 11, 5).to(memory_format=form)
-        made = model(smaller)
+        result = model(smaller)
         burnt.unswap(model)
-        close(made, model(smaller))
+        close(result, model(smaller))
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -191,9 +191,9 @@ def test_changed_statistics_are_noticed(always):
         model.bn1.running_mean.add_(1)
         model.conv2.weight.mul_(2)
         model.bn2.weight = nn.Parameter(torch.rand(8))
-        made = model(x)
+        result = model(x)
         burnt.unswap(model)
-        close(made, model(x))
+        close(result, model(x))
 
 
 def test_trained_it_is_the_original(always):
@@ -230,9 +230,9 @@ def test_exchanged_layers_are_called(always):
     with torch.no_grad():
         burnt.swap(model, mode="infer", verify=x)
         model.bn1 = nn.Identity()
-        made = model(x)
+        result = model(x)
         burnt.unswap(model)
-        close(made, model(x))
+        close(result, model(x))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -260,9 +260,9 @@ def test_feed_forward(always, act, mode):
     assert {row.path for row in report.rows if row.state == "part"} == {"fc1", "act"} & {
         r.path for r in report.rows
     }
-    made = model(x)
-    close(made, wanted)
-    found = torch.autograd.grad(made.square().sum(), [x, *model.parameters()])
+    result = model(x)
+    close(result, wanted)
+    found = torch.autograd.grad(result.square().sum(), [x, *model.parameters()])
     for ours, theirs in zip(found, gradients, strict=True):
         close(ours, theirs)
 
@@ -301,8 +301,8 @@ class AsLong(FeedForward):
 
 class Looked(FeedForward):
     def forward(self, hidden):
-        made = self.fc1(hidden)
-        return self.fc2(self.act(made)) + self.fc2(made)
+        result = self.fc1(hidden)
+        return self.fc2(self.act(result)) + self.fc2(result)
 
 
 class Squeezed(FeedForward):
@@ -333,8 +333,8 @@ class Detached(FeedForward):
 class Frozen(FeedForward):
     def forward(self, hidden):
         with torch.no_grad():
-            made = self.act(self.fc1(hidden))
-        return self.fc2(made)
+            result = self.act(self.fc1(hidden))
+        return self.fc2(result)
 
 
 class Wide(FeedForward):
@@ -403,8 +403,8 @@ def test_trying_leaves_no_trace():
 def test_other_arguments_go_to_the_original(always):
     class Masked(FeedForward):
         def forward(self, hidden, mask=None):
-            made = super().forward(hidden)
-            return made if mask is None else made * mask
+            resultlt = super().forward(hidden)
+            return resultlt if mask is None else resultlt * mask
 
     model, x = Masked(p=0.0), torch.randn(3, 6)
     wanted = model(x)
@@ -427,9 +427,9 @@ def test_settings_of_the_block_count(always):
     model, x = Set(), torch.randn(3, 6)
     assert "" in burnt.swap(model, verify=x).swapped
     model.scale = 2.0
-    made = model(x)
+    result = model(x)
     burnt.unswap(model)
-    close(made, model(x))
+    close(result, model(x))
 
 
 def test_recorded_and_transformed_calls_are_the_originals(always):
@@ -442,8 +442,8 @@ def test_recorded_and_transformed_calls_are_the_originals(always):
         def call(given, of):
             return torch.func.functional_call(of, given, (x,))
 
-        made, wanted = (torch.vmap(lambda w, of=of: call(w, of))(weights) for of in (model, plain))
-        close(made, wanted)
+        result, wanted = (torch.vmap(lambda w, of=of: call(w, of))(weights) for of in (model, plain))
+        close(result, wanted)
         for factor in range(20):
             other = {"bn1.weight": torch.full((8,), float(factor))}
             close(call(other, model), call(other, plain))
@@ -463,10 +463,10 @@ def test_what_is_no_number_stays(always, name, form):
     with torch.no_grad():
         burnt.swap(model, mode="infer", verify=x)
         x[1, 2, 3, 4] = torch.nan
-        made = model(x)
+        result = model(x)
         burnt.unswap(model)
-        assert made.isnan().any()
-        assert torch.equal(made.isnan(), model(x).isnan())
+        assert result.isnan().any()
+        assert torch.equal(result.isnan(), model(x).isnan())
 
 
 def test_under_inference_mode_and_autocast(always):
@@ -476,10 +476,10 @@ def test_under_inference_mode_and_autocast(always):
         assert "" in burnt.swap(model, mode="infer", verify=x).swapped
         close(model(x), wanted)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        made = model(x)
+        result = model(x)
         burnt.unswap(model)
-        assert made.dtype == model(x).dtype
-        torch.testing.assert_close(made, model(x), rtol=0.05, atol=0.05)
+        assert result.dtype == model(x).dtype
+        torch.testing.assert_close(result, model(x), rtol=0.05, atol=0.05)
 
 
 def test_bfloat16(always):
@@ -498,9 +498,9 @@ def test_feed_forward_in_16_bits(always, cast):
     with torch.autocast("cpu", torch.bfloat16, enabled=cast):
         wanted = model(x)
         assert "" in burnt.swap(model, verify=x).swapped
-        made = model(x)
-    assert made.dtype == wanted.dtype == torch.bfloat16
-    torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
+        result = model(x)
+    assert result.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(result, wanted, rtol=0.05, atol=0.05)
 
 
 def test_one_image_without_a_batch(always):
@@ -508,9 +508,9 @@ def test_one_image_without_a_batch(always):
     with torch.no_grad():
         burnt.swap(model, mode="infer", verify=torch.randn(2, 8, 8))
         x = torch.randn(8, 8)
-        made = model(x)
+        result = model(x)
         burnt.unswap(model)
-        close(made, model(x))
+        close(result, model(x))
 
 
 class Projection(nn.Module):
@@ -555,8 +555,8 @@ def test_what_works_in_place_below(always):
             self.pre = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1))
 
         def forward(self, x):
-            made, other = self.conv(x), self.pre(x)
-            return self.act(self.bn(made) + other)
+            resultlt, other = self.conv(x), self.pre(x)
+            return self.act(self.bn(resultlt) + other)
 
     model, x = trained(Below()), torch.randn(IMAGES)
     with torch.no_grad():
@@ -583,7 +583,7 @@ def test_what_is_changed_in_place_and_read_again(always):
 
 
 def hooked(model):
-    model.act.register_forward_hook(lambda module, args, made: 2 * made)
+    model.act.register_forward_hook(lambda module, args, result: 2 * result)
 
 
 def hooked_before(model):
@@ -621,14 +621,14 @@ def test_what_is_changed_afterwards_counts(always, change):
     burnt.swap(model, verify=x)
     before = model(x)
     change(model)
-    made = model(x)
-    assert not torch.equal(made, before)
+    result = model(x)
+    assert not torch.equal(result, before)
     burnt.unswap(model)
-    close(made, model(x))
+    close(result, model(x))
 
 
 @pytest.mark.parametrize("change", [hooked, hooked_before, with_own_forward])
-def test_layers_that_somebody_changed_before(always, change):
+def test_layers_that_the_user_changed_before(always, change):
     model, x = FeedForward(p=0.0), torch.randn(3, 6)
     change(model)
     wanted = model(x)
@@ -683,10 +683,10 @@ def test_layer_norms_with_a_forward_of_their_own(always, cls, shape):
     gradients = torch.autograd.grad(wanted.square().sum(), [x, *model.parameters()])
     report = burnt.swap(model, verify=x.detach())
     assert [(row.kind, row.state) for row in report.rows] == [("layer_norm_by_hand", "swapped")]
-    made = model(x)
-    close(made, wanted)
+    result = model(x)
+    close(result, wanted)
     for ours, theirs in zip(
-        torch.autograd.grad(made.square().sum(), [x, *model.parameters()]), gradients, strict=True
+        torch.autograd.grad(result.square().sum(), [x, *model.parameters()]), gradients, strict=True
     ):
         close(ours, theirs)
 

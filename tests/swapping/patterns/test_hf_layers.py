@@ -230,7 +230,7 @@ def test_weights_of_attention_are_made_for_who_asks(always):
     close(layer(x, turned)[1], weights)
     model.config.output_attentions = False
     assert layer(x, turned)[1] is None
-    layer.register_forward_hook(lambda module, args, made: close(made[1], weights))
+    layer.register_forward_hook(lambda module, args, result: close(result[1], weights))
     close(layer(x, turned)[1], weights)
 
 
@@ -575,9 +575,9 @@ def test_activations(always, name):
     [gradient] = torch.autograd.grad(wanted.sum(), x)
     report = burnt.swap(module, verify=x)
     assert [(r.kind, r.state) for r in report.rows] == [("activation", "swapped")], report
-    made = module(x)
-    close(made, wanted)
-    close(torch.autograd.grad(made.sum(), x)[0], gradient)
+    result = module(x)
+    close(result, wanted)
+    close(torch.autograd.grad(result.sum(), x)[0], gradient)
 
 
 def test_the_models_module_is_not_changed(always):

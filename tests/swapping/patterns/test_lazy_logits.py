@@ -47,13 +47,13 @@ def test_the_loss_and_its_gradients_are_the_same(always, model):
     assert torch.equal(loss_and_gradients(model, TEXT)[0], loss)
 
 
-def test_the_logits_are_made_when_they_are_looked_at(always, monkeypatch):
+def test_the_logits_are_computed_when_they_are_read(always, monkeypatch):
     model = llama().train()
     wanted = model(**TEXT).logits.detach()
     burnt.swap(model, defer_logits=True)
-    made = model(**TEXT)
-    logits = made.logits
-    made.loss.backward()
+    result = model(**TEXT)
+    logits = result.logits
+    result.loss.backward()
     assert isinstance(logits, Logits)
     assert logits._tensor is None
     assert (logits.shape, logits.dtype, logits.device) == (wanted.shape, wanted.dtype, wanted.device)
@@ -115,14 +115,14 @@ def test_under_autocast_the_loss_is_float32(always):
     twin = copy.deepcopy(model)
     burnt.swap(model, only=["lm_head", ""], skip="linear", defer_logits=True)
     with torch.autocast("cpu", torch.bfloat16):
-        made, wanted = model(**TEXT), twin(**TEXT)
-        assert made.logits.dtype == wanted.logits.dtype == torch.bfloat16
-    assert made.loss.dtype == wanted.loss.dtype == torch.float32
-    close(made.loss, wanted.loss, 1e-3)
-    made.loss.backward()
+        result, wanted = model(**TEXT), twin(**TEXT)
+        assert result.logits.dtype == wanted.logits.dtype == torch.bfloat16
+    assert result.loss.dtype == wanted.loss.dtype == torch.float32
+    close(result.loss, wanted.loss, 1e-3)
+    result.loss.backward()
     wanted.loss.backward()
     close(model.lm_head.weight.grad, twin.lm_head.weight.grad, 2e-3)
-    close(made.logits.float() + 0, wanted.logits.float(), 2e-2)
+    close(result.logits.float() + 0, wanted.logits.float(), 2e-2)
 
 
 def test_trained_the_losses_are_the_same(always):
@@ -152,9 +152,9 @@ def test_what_has_no_such_loss_is_refused():
     for model in (bert(), nn.Linear(2, 3)):
         with pytest.raises(
             errors.SwapError, match="found no loss that can be computed without logits"
-        ) as told:
+        ) as reported:
             burnt.swap(model, defer_logits=True)
-        assert "kernels.linear_cross_entropy" in str(told.value)
+        assert "kernels.linear_cross_entropy" in str(reported.value)
         burnt.swap(model)  # nothing was done
     with pytest.raises(errors.SwapError, match="works only in training"):
         burnt.swap(llama(), mode="infer", defer_logits=True)
@@ -164,34 +164,34 @@ def test_who_looks_first_does_not_decide_about_gradients(always):
     model = llama().train()
     burnt.swap(model, defer_logits=True)
     for context in (torch.no_grad, torch.inference_mode):
-        made = model(**TEXT)
+        result = model(**TEXT)
         with context():
-            made.logits.argmax(-1)
-        assert made.logits.logsumexp(-1).requires_grad
-        made.logits.square().mean().backward()
+            result.logits.argmax(-1)
+        assert result.logits.logsumexp(-1).requires_grad
+        result.logits.square().mean().backward()
         assert model.lm_head.weight.grad.abs().max() > 0
 
 
 def test_logits_of_weights_that_were_changed_are_refused(always):
     model = llama().train()
     burnt.swap(model, defer_logits=True)
-    made = model(**TEXT)
+    result = model(**TEXT)
     seen = model(**TEXT).logits
     before = seen.detach()
-    made.loss.backward()
+    result.loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert torch.equal(seen.detach(), before)  # looked at in time
-    with pytest.raises(errors.SwapError, match="deferred logits cannot be computed") as told:
-        made.logits.argmax(-1)
-    assert "without defer_logits=True" in str(told.value)
+    with pytest.raises(errors.SwapError, match="deferred logits cannot be computed") as reported:
+        result.logits.argmax(-1)
+    assert "without defer_logits=True" in str(reported.value)
 
 
 def test_logits_with_parameters_given_for_a_call(always):
     model = llama().train()
     burnt.swap(model, defer_logits=True)
     zeros = {"lm_head.weight": torch.zeros_like(model.lm_head.weight)}
-    made = torch.func.functional_call(model, zeros, (), TEXT)
-    assert float(made.logits.detach().abs().max()) == 0
+    result = torch.func.functional_call(model, zeros, (), TEXT)
+    assert float(result.logits.detach().abs().max()) == 0
 
 
 def test_views_of_logits_are_of_the_same_memory(always):
@@ -234,11 +234,11 @@ def test_nothing_is_kept_by_logits_that_are_gone(always):
     """Activations go with the output, not when the garbage is collected."""
     model = llama().train()
     burnt.swap(model, defer_logits=True)
-    made = model(**TEXT)
-    hidden = weakref.ref(made.logits._operands[0])
+    result = model(**TEXT)
+    hidden = weakref.ref(result.logits._operands[0])
     gc.disable()
     try:
-        del made
+        del result
         assert hidden() is None
     finally:
         gc.enable()

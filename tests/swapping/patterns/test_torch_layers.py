@@ -97,11 +97,11 @@ FLAT = [(kind, *case) for kind, cases in CASES.items() for case in cases]
 
 def results(module, inputs):
     given = [t.clone().requires_grad_(t.is_floating_point()) if torch.is_tensor(t) else t for t in inputs]
-    made = module(*given)
-    made = list(made) if isinstance(made, tuple) else [made]
+    result = module(*given)
+    result = list(result) if isinstance(result, tuple) else [result]
     wanted = [t for t in (*given, *module.parameters()) if getattr(t, "requires_grad", False)]
-    gradients = torch.autograd.grad(made[0].square().sum(), wanted, allow_unused=True) if wanted else []
-    return [*made, *gradients, *module.buffers()]
+    gradients = torch.autograd.grad(result[0].square().sum(), wanted, allow_unused=True) if wanted else []
+    return [*result, *gradients, *module.buffers()]
 
 
 @pytest.mark.parametrize(("kind", "module", "first", "rest"), [(k, m, x, r) for k, m, x, *r in FLAT])
@@ -122,10 +122,10 @@ def test_as_the_layer(always, monkeypatch, kind, module, first, rest):
     assert (report.rows[0].state, row.kind) == ("swapped", kind)
     assert is_swapped(module)
     for _ in range(2):  # statistics go on from call to call
-        for made, wanted in zip(results(module, inputs), results(original, inputs), strict=True):
-            assert (made is None) == (wanted is None)
-            if made is not None:
-                torch.testing.assert_close(made, wanted, rtol=2e-5, atol=2e-5)
+        for result, wanted in zip(results(module, inputs), results(original, inputs), strict=True):
+            assert (result is None) == (wanted is None)
+            if result is not None:
+                torch.testing.assert_close(result, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_every_kind_of_torchs_is_tried():
@@ -152,7 +152,7 @@ def test_autocast(always):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = model(x)
         report = burnt.swap(model, skip="feed_forward", verify=x)
-        made = model(x)
-    assert made.dtype == wanted.dtype
+        result = model(x)
+    assert result.dtype == wanted.dtype
     assert "0" in report.swapped
-    torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(result, wanted, rtol=0.05, atol=0.05)

@@ -29,11 +29,11 @@ def call(module, args, kwargs):
 
     copies = {}
     args, kwargs = pytree.tree_map(given, (args, kwargs))
-    made = module(*args, **kwargs)
-    tensors = [t for t in pytree.tree_leaves(made) if torch.is_tensor(t)]
+    result = module(*args, **kwargs)
+    tensors = [t for t in pytree.tree_leaves(result) if torch.is_tensor(t)]
     loss = sum(t.square().sum() for t in tensors if t.is_floating_point())
     wanted = [*copies.values(), *module.parameters()]
-    return [*tensors, *torch.autograd.grad(loss, wanted, allow_unused=True)], type(made[0])
+    return [*tensors, *torch.autograd.grad(loss, wanted, allow_unused=True)], type(result[0])
 
 
 def close(found, wanted):
@@ -259,8 +259,8 @@ def test_attention_of_an_encoder_layer(always):
     torch.testing.assert_close(model(x), wanted)
     nested = torch.nested.nested_tensor([x[0], x[1, :3]])
     with torch.no_grad():
-        made = model.eval()(nested)
-    torch.testing.assert_close(made[0], wanted[0].detach())
+        result = model.eval()(nested)
+    torch.testing.assert_close(result[0], wanted[0].detach())
 
 
 ENCODERS = {

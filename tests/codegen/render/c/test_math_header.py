@@ -186,7 +186,7 @@ def test_error_over_all_floats(library: Library, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["exp", "expm1", "log", "log1p", "tanh", "erf", "erfc", "sin", "tan", "acos", "atanh"]
 )
-def test_the_float64_truth_agrees_with_mpmath(name: str) -> None:
+def test_the_float64_reference_agrees_with_mpmath(name: str) -> None:
     """The bounds above rely on torch's float64 functions being accurate enough."""
     x = sample(seed=3, count=512)
     truth = getattr(torch, name)(x.double())

@@ -150,7 +150,7 @@ def check(name: str, dtype: torch.dtype, target: Target = METAL_SHIM) -> None:
     assert plan is not None, fused.fallback_reason(*given)
     steps = [
         *plan.plan.steps,
-        *(step for made in plan.backward_plans.values() for step in made.plan.plan.steps),
+        *(step for result in plan.backward_plans.values() for step in result.plan.plan.steps),
     ]
     assert all(isinstance(step, Kernel) for step in steps) == (name not in SCATTERED)
 
@@ -176,7 +176,7 @@ def test_families_in_16_bits(name: str, dtype: torch.dtype) -> None:
 
 def test_dropout() -> None:
     fused = Function(lambda x: kernels.dropout.reference(x, 0.25, True), target=METAL_SHIM)
-    made, gradient = run(fused, (torch.ones(64, 53),))
-    assert made.unique().tolist() == [0.0, float(torch.tensor(1 / 0.75))]
-    assert 0.2 < float((made == 0).float().mean()) < 0.3
-    assert torch.equal(gradient == 0, (made == 0))
+    result, gradient = run(fused, (torch.ones(64, 53),))
+    assert result.unique().tolist() == [0.0, float(torch.tensor(1 / 0.75))]
+    assert 0.2 < float((result == 0).float().mean()) < 0.3
+    assert torch.equal(gradient == 0, (result == 0))

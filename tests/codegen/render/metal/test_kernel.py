@@ -109,8 +109,8 @@ def test_one_kernel(name: str) -> None:
     grads = []
     for run in (fused, fn):
         wanted = [a.clone().requires_grad_() for a in args]
-        made = _flat(run(*wanted))
-        torch.autograd.backward(made, [torch.cos(m.detach()) for m in made])
+        result = _flat(run(*wanted))
+        torch.autograd.backward(result, [torch.cos(m.detach()) for m in result])
         grads.append([a.grad for a in wanted])
     same(*grads)
 
@@ -270,8 +270,8 @@ def is_supported(made: Program) -> bool:
 
 
 def run(seeds: range, grammar: str = "plain") -> None:
-    for made in filter(is_supported, (program(seed, grammar) for seed in seeds)):
-        judge(made, metal)
+    for result in filter(is_supported, (program(seed, grammar) for seed in seeds)):
+        judge(result, metal)
 
 
 @pytest.mark.sample(1)
@@ -303,9 +303,9 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regressions(name: str) -> None:
-    made = regression(name)
-    if is_supported(made):
-        judge(made, metal)
+    result = regression(name)
+    if is_supported(result):
+        judge(result, metal)
 
 
 if "BURNT_FUZZ_MINUTES" in os.environ:
@@ -323,9 +323,9 @@ def test_gathers(name: str) -> None:
     results = []
     for call in (fn, fused):
         wanted = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
-        made = call(*wanted)
-        made.backward(torch.arange(made.numel()).reshape(made.shape) / 4)
-        results.append((made, [a.grad for a in wanted]))
+        result = call(*wanted)
+        result.backward(torch.arange(result.numel()).reshape(result.shape) / 4)
+        results.append((result, [a.grad for a in wanted]))
     same(results[1], results[0])
     plan = fused.plan(*args)
     assert plan is not None
@@ -347,9 +347,9 @@ def test_windows(fn: Callable[..., Any]) -> None:
     grads = []
     for call in (fn, metal(fn)):
         x = randn(2, 3, 13, 17).requires_grad_()
-        made, *others = _flat(call(x))
-        made.backward(torch.cos(made.detach()))
-        grads.append([made, *others, x.grad])
+        result, *others = _flat(call(x))
+        result.backward(torch.cos(result.detach()))
+        grads.append([result, *others, x.grad])
     same(*grads)
 
 
@@ -450,8 +450,8 @@ def test_indices_beyond_32_bits() -> None:
 
 
 def test_explanations() -> None:
-    made = explain(metal(softmax), randn(5, 33))
-    assert "kernel void softmax_0(" in made.source("softmax_0")
+    result = explain(metal(softmax), randn(5, 33))
+    assert "kernel void softmax_0(" in result.source("softmax_0")
 
 
 def test_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,9 +473,9 @@ def applied(name: str, *inputs: Tensor) -> Tensor:
         f'extern "C" void loop({pointers}, float *y, long n)\n'
         f"{{\n    for (long i = 0; i < n; i++) y[i] = {text};\n}}\n}}\n"
     )
-    made = torch.empty_like(inputs[0])
-    library.loop(*(ctypes.c_void_p(t.data_ptr()) for t in (*inputs, made)), ctypes.c_long(made.numel()))
-    return made
+    result = torch.empty_like(inputs[0])
+    library.loop(*(ctypes.c_void_p(t.data_ptr()) for t in (*inputs, result)), ctypes.c_long(result.numel()))
+    return result
 
 
 def floats(count: int, seed: int) -> Tensor:

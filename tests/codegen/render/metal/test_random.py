@@ -33,9 +33,9 @@ def test_the_stream_is_the_documented_one(shape: tuple[int, ...]) -> None:
     plan = Function(lambda x: (torch.rand_like(x), torch.rand_like(x)), target=METAL_SHIM).plan(x)
     assert plan is not None
     for seed in SEEDS:
-        for stream, made in enumerate(plan([x], [], torch.tensor([seed]))):
-            expected = (words(seed, stream, made.numel()) >> np.uint64(8)).astype(np.float32) * 2.0**-24
-            assert np.array_equal(made.flatten().numpy(), expected)
+        for stream, result in enumerate(plan([x], [], torch.tensor([seed]))):
+            expected = (words(seed, stream, result.numel()) >> np.uint64(8)).astype(np.float32) * 2.0**-24
+            assert np.array_equal(result.flatten().numpy(), expected)
 
 
 def test_numbers_are_those_of_c() -> None:
@@ -82,7 +82,7 @@ def test_counters_beyond_32_bits() -> None:
         "uniform", (load(seed, IndexExpr()), index_value(IndexExpr.of(i) + first)), torch.float32, 5
     )
     kernel = Kernel("far", (i,), [Store(y, (), IndexExpr.of(i), value, (i,))])
-    made = torch.empty(8)
-    METAL_SHIM.build([kernel], [seed, y], ()).launchers[kernel]([torch.tensor([99]), made], ())
+    result = torch.empty(8)
+    METAL_SHIM.build([kernel], [seed, y], ()).launchers[kernel]([torch.tensor([99]), result], ())
     expected = (words(99, 5, 8, first) >> np.uint64(8)).astype(np.float32) * 2.0**-24
-    assert np.array_equal(made.numpy(), expected)
+    assert np.array_equal(result.numpy(), expected)

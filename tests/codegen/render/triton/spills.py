@@ -141,8 +141,8 @@ def compiled_entry(entry: Entry, folder: Path) -> tuple[str, list[Compiled]]:
         size, dtype.itemsize, limits, has_additive_mask=added, has_score="score" in options
     )
     blocks = picked[entry.kernel]
-    made = attention.compiled(entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder)
-    return str(blocks), [made]
+    result = attention.compiled(entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder)
+    return str(blocks), [result]
 
 
 def spill_of(entry: Entry, folder: Path) -> Spill:

@@ -224,8 +224,8 @@ def recurrent(batch: int, steps: int, width: int) -> None:
         bias = meta(width) if kind == "gru" else None
         lengths, start = meta(batch, dtype=torch.int64), [meta(batch, width)] * states
         for reverse in (False, True):
-            made = loop_triton.forward_steps(kind, given, weight, bias, start, lengths, reverse, True)
-            output, kept, last = made
+            result = loop_triton.forward_steps(kind, given, weight, bias, start, lengths, reverse, True)
+            output, kept, last = result
             assert kept is not None
             turned = output.transpose(0, 1)
             loop_triton.backward_steps(
@@ -348,8 +348,8 @@ def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
         TRITON, build=build, why_unavailable=lambda: None, why_torch_matmul=lambda node: None
     )
     # Not by a call: there is no signature for the meta device.
-    made = Function(fn, target=target)._build_entry(args, list(args), [])
-    assert made.fallback_reason is None, made.fallback_reason
+    result = Function(fn, target=target)._build_entry(args, list(args), [])
+    assert result.fallback_reason is None, result.fallback_reason
     return found
 
 

@@ -141,11 +141,11 @@ def check(case: str, dtype: str, target: str, folder: Any) -> None:
     found = compiled(kernels(case, dtype), target, folder)
     assert found
     for kernel in found:
-        said = f"{case} {dtype} {target} {kernel.name}: {kernel.registers} registers"
-        assert kernel.spilled <= _AROUND_A_CALL, f"{said}, {kernel.spilled} bytes spilled"
-        assert kernel.shared <= SHARED[target], said
+        output = f"{case} {dtype} {target} {kernel.name}: {kernel.registers} registers"
+        assert kernel.spilled <= _AROUND_A_CALL, f"{output}, {kernel.spilled} bytes spilled"
+        assert kernel.shared <= SHARED[target], output
         double = re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", kernel.assembly)
-        assert not double, f"{said}: {sorted(set(double))}"
+        assert not double, f"{output}: {sorted(set(double))}"
 
 
 @pytest.mark.sample(9)
@@ -209,10 +209,10 @@ def test_embedding_backward_does_not_spill(target: str, tmp_path: Any) -> None:
             32,
             512,
         ]
-        made = compiled_as_written(add_runs, arguments, target, tmp_path)
-        assert made.spilled == 0
-        assert made.shared <= SHARED[target]
-        assert dtype == torch.float64 or "f64" not in made.assembly
+        result = compiled_as_written(add_runs, arguments, target, tmp_path)
+        assert result.spilled == 0
+        assert result.shared <= SHARED[target]
+        assert dtype == torch.float64 or "f64" not in result.assembly
 
 
 def optimizer_kernels(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
@@ -239,13 +239,13 @@ def optimizer_kernels(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
 def check_steps_of_optimizers(target: str, folder: Any, elements: Sequence[tl.dtype]) -> None:
     for element in elements:
         for name, (kernel, arguments) in optimizer_kernels(element).items():
-            made = compiled_as_written(kernel, arguments, target, folder)
-            assert made.spilled == 0, (name, target, made.registers)
-            assert made.shared <= SHARED[target]
-            assert "f64" not in made.assembly, (name, target)
+            result = compiled_as_written(kernel, arguments, target, folder)
+            assert result.spilled == 0, (name, target, result.registers)
+            assert result.shared <= SHARED[target]
+            assert "f64" not in result.assembly, (name, target)
             # 16 bytes at once of what begins there.
             if name != "finish" and target == "sm_90" and element == tl.float32:
-                assert "ld.global.v4.b32" in made.assembly, name
+                assert "ld.global.v4.b32" in result.assembly, name
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
@@ -280,10 +280,10 @@ def of_recurrent_layers(dtype: torch.dtype, lstm: bool) -> dict[str, list[Any]]:
 
 def check_recurrent(name: str, dtype: torch.dtype, lstm: bool, target: str, folder: Any) -> None:
     arguments = of_recurrent_layers(dtype, lstm)[name]
-    made = compiled_as_written(getattr(loop_triton, name), arguments, target, folder)
-    assert made.spilled <= _AROUND_A_CALL, f"{made.registers} registers, {made.spilled} bytes spilled"
-    assert made.shared <= SHARED[target]
-    assert not re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", made.assembly)
+    result = compiled_as_written(getattr(loop_triton, name), arguments, target, folder)
+    assert result.spilled <= _AROUND_A_CALL, f"{result.registers} registers, {result.spilled} bytes spilled"
+    assert result.shared <= SHARED[target]
+    assert not re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", result.assembly)
 
 
 RECURRENT = ["forward_all", "backward_all", "forward_cell", "backward_cell"]

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_a_sample(kernel: str, target: str, variant: str, tmp_path: Path) -> None:
     """What spills: `spills.py`."""
     blocks = select_config(128, 2, limits_of(target))[kernel]
-    made = compiled(kernel, blocks, DTYPES["bf16"], 128, variant, target, tmp_path)
-    assert ("wgmma.mma_async" if target == "sm_90" else "v_mfma") in made.assembly
-    assert made.shared <= SHARED[target]
-    assert not made.doubles
+    result = compiled(kernel, blocks, DTYPES["bf16"], 128, variant, target, tmp_path)
+    assert ("wgmma.mma_async" if target == "sm_90" else "v_mfma") in result.assembly
+    assert result.shared <= SHARED[target]
+    assert not result.doubles
 
 
 @pytest.mark.full
@@ -39,10 +39,10 @@ def test_all_options(kernel: str, variant: str, target: str, tmp_path: Path) -> 
     """float16 and heads of 64, which the list of spills does not have: none is allowed."""
     carried = {"has_additive_mask": variant == "mask, added", "has_score": variant in ("softcap", "slopes")}
     blocks = select_config(64, 2, limits_of(target), **carried)[kernel]
-    made = compiled(kernel, blocks, torch.float16, 64, variant, target, tmp_path)
-    assert made.spilled == 0, f"{blocks}: {made.spilled} bytes spilled"
-    assert made.shared <= SHARED[target]
-    assert not made.doubles
+    result = compiled(kernel, blocks, torch.float16, 64, variant, target, tmp_path)
+    assert result.spilled == 0, f"{blocks}: {result.spilled} bytes spilled"
+    assert result.shared <= SHARED[target]
+    assert not result.doubles
 
 
 @pytest.mark.full
@@ -52,8 +52,8 @@ def test_all_configurations_compile(size: int, tmp_path: Path) -> None:
     for config in configs(size, 2, limits_of("sm_90")):
         for kernel in ("forward", "keys", "queries"):
             blocks = FlashConfig.of(config[kernel])
-            made = compiled(kernel, blocks, torch.bfloat16, size, "plain", "sm_90", tmp_path)
-            assert made.shared <= SHARED["sm_90"], (kernel, config)
+            result = compiled(kernel, blocks, torch.bfloat16, size, "plain", "sm_90", tmp_path)
+            assert result.shared <= SHARED["sm_90"], (kernel, config)
 
 
 @pytest.mark.parametrize("size", [64, 128])

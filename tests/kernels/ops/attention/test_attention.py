@@ -140,7 +140,7 @@ def test_queries_whose_every_key_is_far_from_zero(
             torch.testing.assert_close(ours, right, rtol=bound, atol=bound * float(right.abs().max()))
 
 
-def test_masks_whose_values_cannot_be_looked_at() -> None:
+def test_masks_whose_values_cannot_be_read() -> None:
     tensors, mask = alike(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
     mask[2] = torch.finfo(torch.float64).min
 
@@ -165,13 +165,13 @@ def test_empty_inputs(shape: tuple[int, int, int]) -> None:
 
 def test_heads_are_inside_in_memory_whoever_computes_it() -> None:
     x = randn(2, 300, 3, 8, dtype=torch.float32).transpose(1, 2)
-    for made in (
+    for result in (
         attention(x, x, x),
         attention(x, x, x, causal=True, softcap=2.0),
         attention(x, x, x, score=capped),
     ):
-        assert made.transpose(1, 2).is_contiguous()
-    assert made.transpose(1, 2).flatten(2).data_ptr() == made.data_ptr()
+        assert result.transpose(1, 2).is_contiguous()
+    assert result.transpose(1, 2).flatten(2).data_ptr() == result.data_ptr()
 
 
 @pytest.mark.parametrize("window", [(3, 2), (None, 2), (3, None), None])
@@ -217,8 +217,8 @@ def test_a_function_of_the_scores(small_tiles: None) -> None:
         close(with_gradients(attention, tensors, window=(None, 4), score=score), exact)
         bias.mul_(-2.0)  # what it captures may change
     learned = bias.clone().requires_grad_()
-    made = attention(*tensors, score=lambda s, b, h, i, j: s + learned[h, i - j + 30])
-    (found,) = torch.autograd.grad(made.square().sum(), learned)
+    result = attention(*tensors, score=lambda s, b, h, i, j: s + learned[h, i - j + 30])
+    (found,) = torch.autograd.grad(result.square().sum(), learned)
     right = attention_by_hand(*tensors, score=lambda s, b, h, i, j: s + learned[h, i - j + 30])
     torch.testing.assert_close(found, torch.autograd.grad(right.square().sum(), learned)[0])
 
@@ -279,12 +279,12 @@ def test_gradients_where_saved_tensors_have_hooks(
     compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_policy, "_MIN_ELEMENTS", 1)  # ask the policy for all sizes
-    tensors, made = heads(2, 23, 17), chunked.make_tile_kernels(None)
+    tensors, result = heads(2, 23, 17), chunked.make_tile_kernels(None)
     if not compiled:
-        made = chunked.TileKernels(*(fused.fn for fused in made))
+        result = chunked.TileKernels(*(fused.fn for fused in result))
     wanted = with_gradients(attention_by_hand, tensors, after=0, softcap=1.1)
     with torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.detach):
-        close(with_gradients(chunked.tiled_attention, tensors, after=0, softcap=1.1, kernels=made), wanted)
+        close(with_gradients(chunked.tiled_attention, tensors, after=0, softcap=1.1, kernels=result), wanted)
 
 
 def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:

@@ -118,9 +118,9 @@ def beside_float64(op: Any, args: tuple[Any, ...], supporting: set[str]) -> None
 
     def output_and_grads(call: Any, *given: Any) -> list[Tensor]:
         leaves = [a for a in given if isinstance(a, Tensor) and a.requires_grad]
-        made = call(*given)
-        grad_out = ((torch.arange(made.numel()) % 7 - 2.5) / 4).view(made.shape).to(made.dtype)
-        return [made.detach(), *(torch.autograd.grad(made, leaves, grad_out) if leaves else [])]
+        result = call(*given)
+        grad_out = ((torch.arange(result.numel()) % 7 - 2.5) / 4).view(result.shape).to(result.dtype)
+        return [result.detach(), *(torch.autograd.grad(result, leaves, grad_out) if leaves else [])]
 
     wide = [a.detach().double().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in args]
     exact, eager = output_and_grads(op.reference, *wide), op.reference(*args)
@@ -194,8 +194,8 @@ def test_onednn_without_a_batch_and_with_second_derivatives() -> None:
 
     def second(op: Any, *args: Any) -> list[Tensor]:
         leaves = [a.detach().requires_grad_() for a in (x, weight)]
-        made = op(*leaves, *args)
-        first = torch.autograd.grad(made.pow(3).sum(), leaves, create_graph=True)
+        result = op(*leaves, *args)
+        first = torch.autograd.grad(result.pow(3).sum(), leaves, create_graph=True)
         return list(torch.autograd.grad(sum(g.sin().sum() for g in first), leaves))
 
     sizes = (None, "silu", 2, 1, 1, 2, 1)
@@ -273,8 +273,8 @@ def test_named_padding(padding: str, kernel: tuple[int, int], dilation: int) -> 
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
     named = kernels.conv(x, weight, padding=padding, dilation=dilation, groups=2)
     (ours,), (plain,) = (
-        torch.autograd.grad(made.square().sum(), [x])
-        for made in (named, F.conv2d(x, weight, None, 1, padding, dilation, 2))
+        torch.autograd.grad(result.square().sum(), [x])
+        for result in (named, F.conv2d(x, weight, None, 1, padding, dilation, 2))
     )
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 

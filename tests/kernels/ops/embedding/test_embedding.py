@@ -49,11 +49,11 @@ def test_rows_are_added_up_by_index(count: int, rows: int, columns: int, kind: s
             right = exact.clone()
             if padding is not None:
                 right[padding] = 0
-            made = embedding_gradient(given, indices.int() if padding else indices, rows, padding)
-            assert made.dtype == dtype
+            result = embedding_gradient(given, indices.int() if padding else indices, rows, padding)
+            assert result.dtype == dtype
             # Sums are in double and rounded once, by half an ulp.
             tolerance = torch.finfo(dtype).eps / 2 * right.abs() + 1e-13 * size
-            assert bool(((made.double() - right).abs() <= tolerance).all()), (dtype, padding)
+            assert bool(((result.double() - right).abs() <= tolerance).all()), (dtype, padding)
 
 
 def test_nothing_is_looked_up_or_there_is_nothing_to_look_up() -> None:
@@ -85,23 +85,23 @@ def test_special_values_and_strides_come_through() -> None:
 def test_threads_do_not_change_a_bit() -> None:
     indices, given = drawn("half", 5000, 400), cotangent_of(5000, 33, torch.float32)
     before = torch.get_num_threads()
-    made = []
+    result = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            made += [embedding_gradient(given, indices, 400, None) for _ in range(3)]
+            result += [embedding_gradient(given, indices, 400, None) for _ in range(3)]
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(m, made[0]) for m in made)
+    assert all(torch.equal(m, result[0]) for m in result)
 
 
 def test_a_row_that_half_of_the_batch_looks_up_is_as_exact_as_the_others() -> None:
     indices, given = drawn("half", 1 << 15, 1000), cotangent_of(1 << 15, 8, torch.bfloat16)
     exact = torch.zeros(1000, 8, dtype=torch.float64).index_add_(0, indices, given.double())
-    made = embedding_gradient(given, indices, 1000, None)
-    assert bool(((made.double() - exact).abs() <= torch.finfo(torch.bfloat16).eps / 2 * exact.abs()).all())
+    result = embedding_gradient(given, indices, 1000, None)
+    assert bool(((result.double() - exact).abs() <= torch.finfo(torch.bfloat16).eps / 2 * exact.abs()).all())
     theirs = torch.ops.aten.embedding_dense_backward(given, indices, 1000, -1, False)
-    assert float((theirs.double() - exact).abs().max()) > 10 * float((made.double() - exact).abs().max())
+    assert float((theirs.double() - exact).abs().max()) > 10 * float((result.double() - exact).abs().max())
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_the_sorted_gradient_keeps_nothing_but_the_indices() -> None:
     """The table may change before the gradient is taken, as with torch's own."""
     call = kernels.embedding.candidates["sorted"]
     indices, weight = torch.tensor([[2, 0], [2, 2]]), torch.randn(3, 4, requires_grad=True)
-    made = call(indices, weight, 0)
-    assert torch.equal(made, weight[indices])
-    assert [t.shape for t in made.grad_fn.saved_tensors] == [indices.shape]
+    result = call(indices, weight, 0)
+    assert torch.equal(result, weight[indices])
+    assert [t.shape for t in result.grad_fn.saved_tensors] == [indices.shape]
     with torch.no_grad():
         weight.zero_()
-    (gradient,) = torch.autograd.grad(made.sum(), weight)
+    (gradient,) = torch.autograd.grad(result.sum(), weight)
     assert gradient.tolist() == [[0.0] * 4, [0.0] * 4, [3.0] * 4]
 
 

@@ -31,8 +31,8 @@ def given(rows: int = 150, width: int = 12, classes: int = 40) -> tuple[Tensor, 
 
 
 def chunked(*args: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
-    made: Tensor = CHUNKED(*args, 3, reduction, smoothing, 0.0, False)
-    return made
+    result: Tensor = CHUNKED(*args, 3, reduction, smoothing, 0.0, False)
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +67,9 @@ def test_gradients_are_multiplied_where_that_is_fast(processor: str, monkeypatch
     shapes = set()
 
     def noted(left: Tensor, right: Tensor) -> Tensor:
-        made = left @ right
-        shapes.add((made.shape[1], made.dtype))
-        return made
+        result = left @ right
+        shapes.add((result.shape[1], result.dtype))
+        return result
 
     monkeypatch.setattr(fused_linear_cross_entropy, "matmul", noted)
     x, weight, target, _ = given()

@@ -25,17 +25,17 @@ def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
 
 def exactly(logits: Tensor, target: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     exact = logits.detach().double().requires_grad_()
-    (made,) = torch.autograd.grad(fn(F.cross_entropy(exact, target, ignore_index=3)), [exact])
-    return made
+    (result,) = torch.autograd.grad(fn(F.cross_entropy(exact, target, ignore_index=3)), [exact])
+    return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("factor", [1.0, 0.25, 65536.0])
 def test_a_loss_that_is_scaled_has_scaled_gradients(factor: float, dtype: torch.dtype) -> None:
     logits, target = example(dtype)
-    (made,) = torch.autograd.grad(WITH(logits, target, *REST) * factor, [logits])
+    (result,) = torch.autograd.grad(WITH(logits, target, *REST) * factor, [logits])
     expected = exactly(logits, target, lambda loss: loss * factor)
-    torch.testing.assert_close(made.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6 * factor)
+    torch.testing.assert_close(result.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6 * factor)
 
 
 @pytest.mark.sample(4)
@@ -50,7 +50,7 @@ def test_settings(reduction: str, smoothing: float, z: float) -> None:
     theirs = theirs + z * (squares.mean() if reduction == "mean" else squares.sum())
     torch.testing.assert_close(loss.double(), theirs, rtol=1e-6, atol=1e-6)
     ours, wanted = (
-        torch.autograd.grad(made, [x])[0].double() for made, x in ((loss, logits), (theirs, exact))
+        torch.autograd.grad(result, [x])[0].double() for result, x in ((loss, logits), (theirs, exact))
     )
     torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-6)
 
@@ -67,8 +67,8 @@ def test_the_gradient_can_be_asked_for_twice() -> None:
 def test_a_second_derivative() -> None:
     logits, target = example(torch.float64)
     assert torch.autograd.gradgradcheck(lambda x: WITH(x, target, *REST), [logits])
-    (made,) = torch.autograd.grad(WITH(logits, target, *REST), [logits], create_graph=True)
-    (again,) = torch.autograd.grad(made.square().sum(), [logits])
+    (result,) = torch.autograd.grad(WITH(logits, target, *REST), [logits], create_graph=True)
+    (again,) = torch.autograd.grad(result.square().sum(), [logits])
     exact = logits.detach().clone().requires_grad_()
     (theirs,) = torch.autograd.grad(
         F.cross_entropy(exact, target, ignore_index=3), [exact], create_graph=True
@@ -82,8 +82,8 @@ def test_of_no_label_that_counts() -> None:
     loss, theirs = WITH(logits, nothing, *REST), F.cross_entropy(logits, nothing, ignore_index=3)
     assert loss.isnan()
     assert theirs.isnan()
-    (made,) = torch.autograd.grad(loss, [logits])
-    assert torch.equal(made, torch.autograd.grad(theirs, [logits])[0])
+    (result,) = torch.autograd.grad(loss, [logits])
+    assert torch.equal(result, torch.autograd.grad(theirs, [logits])[0])
 
 
 def test_where_it_is_taken() -> None:

@@ -56,16 +56,16 @@ def given(
     batch, steps, features, width = shape
 
     def randn(*size: int, scale: float = 1.0) -> Tensor:
-        made = torch.randn(size, generator=source, dtype=torch.float64) * scale
-        return made.bfloat16().to(dtype)
+        result = torch.randn(size, generator=source, dtype=torch.float64) * scale
+        return result.bfloat16().to(dtype)
 
     rows = GATES[kind] * width
     sizes = [(batch, steps, features), (rows, features), (rows, width)]
-    made: list[Any] = [randn(*size, scale=1 if i == 0 else size[1] ** -0.5) for i, size in enumerate(sizes)]
-    made += [randn(rows) if bias else None for _ in range(2)]
-    made += [randn(batch, width) if start else None for _ in range(2 if kind == "lstm" else 1)]
+    result: list[Any] = [randn(*size, scale=1 if i == 0 else size[1] ** -0.5) for i, size in enumerate(sizes)]
+    result += [randn(rows) if bias else None for _ in range(2)]
+    result += [randn(batch, width) if start else None for _ in range(2 if kind == "lstm" else 1)]
     at = torch.randint(1, steps + 1, (batch,), generator=source) if lengths else None
-    return (*made, at, reverse)
+    return (*result, at, reverse)
 
 
 def by_torch(kind: str, args: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -334,8 +334,8 @@ def test_batches_of_weights(kind: str) -> None:
     args = given(kind, (2, 3, 3, 4), dtype=torch.float32, start=False)
     several = torch.stack([args[1], args[1] + 1])
     found = torch.func.vmap(lambda w: OPS[kind](args[0], w, *args[2:])[0])(several)
-    for made, weight in zip(found, several, strict=True):
-        torch.testing.assert_close(made, OPS[kind](args[0], weight, *args[2:])[0])
+    for result, weight in zip(found, several, strict=True):
+        torch.testing.assert_close(result, OPS[kind](args[0], weight, *args[2:])[0])
 
 
 # --- several layers ---------------------------------------------------------------------------------------
@@ -368,8 +368,8 @@ def test_steps_of_16_bits_are_ours_where_there_are_no_instructions(
 
 def stack_of(kind: str, layers: int, bidirectional: bool, bias: bool, dropout: float = 0.0) -> Any:
     torch.manual_seed(3)
-    made: Any = torch.nn.LSTM if kind == "lstm" else torch.nn.GRU
-    return made(7, 5, layers, bias, True, dropout, bidirectional)
+    result: Any = torch.nn.LSTM if kind == "lstm" else torch.nn.GRU
+    return result(7, 5, layers, bias, True, dropout, bidirectional)
 
 
 @pytest.mark.sample(48)
@@ -411,8 +411,8 @@ def test_dropout_between_layers(kind: str) -> None:
 
     def run(call: Callable[[], Any]) -> Tensor:
         torch.manual_seed(8)
-        made: Tensor = call()[0]
-        return made
+        result: Tensor = call()[0]
+        return result
 
     def ours(**more: Any) -> Any:
         return getattr(kernels, kind)(x, theirs.all_weights, dropout=0.5, **more)
@@ -525,9 +525,9 @@ def check_autocast(lengths: Tensor | None, dtype: torch.dtype) -> None:
     weights = [w.requires_grad_() for w in weights]
     args = (x, *weights, None, None, lengths, False)
     with torch.autocast("cpu", torch.bfloat16):
-        made = library(*args)
-    assert {t.dtype for t in made} == {dtype}
-    for ours, exact in zip(made, library(*args), strict=True):
+        result = library(*args)
+    assert {t.dtype for t in result} == {dtype}
+    for ours, exact in zip(result, library(*args), strict=True):
         torch.testing.assert_close(ours.float(), exact, rtol=0.02, atol=0.02)
-    found = torch.autograd.grad(made[0].float().sum(), weights)
+    found = torch.autograd.grad(result[0].float().sum(), weights)
     assert all(torch.isfinite(g).all() for g in found)

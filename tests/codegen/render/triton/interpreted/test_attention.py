@@ -163,9 +163,9 @@ def test_a_function_that_hides_by_a_number_far_from_zero() -> None:
     rest = (None, None, None, False, None, None, None, None, None, None, 0.0, None)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        made = flash_with_score(CompiledScore(score), score, q, k, v, *rest, blocks=SMALL)
-        assert made is not None, "it was not printed"
-        return made
+        result = flash_with_score(CompiledScore(score), score, q, k, v, *rest, blocks=SMALL)
+        assert result is not None, "it was not printed"
+        return result
 
     exact = results(lambda q, k, v: eager_attention(q, k, v, *rest, score), tensors, {})
     for found, right in zip(results(ours, tensors, {}), exact, strict=True):
@@ -216,9 +216,9 @@ def test_functions_of_the_scores(name: str) -> None:
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rest = (None, None, 9, False, None, None, None, None, None, None, 0.0, None)
-        made = flash_with_score(CompiledScore(score), score, q, k, v, *rest, blocks=UNEVEN)
-        assert made is not None, "it was not printed"
-        return made
+        result = flash_with_score(CompiledScore(score), score, q, k, v, *rest, blocks=UNEVEN)
+        assert result is not None, "it was not printed"
+        return result
 
     exact = results(attention_by_hand, [t.double() for t in tensors], options, score=score)
     for found, right in zip(results(ours, tensors, {}), exact, strict=True):

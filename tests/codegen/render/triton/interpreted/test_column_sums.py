@@ -24,9 +24,9 @@ def normalised(x: Tensor, w: Tensor, g: Tensor, b: Tensor) -> Tensor:
 
 
 def statistics(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    made = a @ b
-    var, mean = torch.var_mean(made, 0)
-    return made, mean, var.sqrt(), made.sum(0)
+    result = a @ b
+    var, mean = torch.var_mean(result, 0)
+    return result, mean, var.sqrt(), result.sum(0)
 
 
 def far_from_zero(a: Tensor, b: Tensor) -> Tensor:
@@ -41,27 +41,27 @@ def layers(x: Tensor, v: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def weighted(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     """Two column sums, one with a factor per column."""
-    made = torch.relu(a @ b)
-    return made, made.sum(0), (made * c).abs().sum(0)
+    result = torch.relu(a @ b)
+    return result, result.sum(0), (result * c).abs().sum(0)
 
 
 def every_third(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Elements that depend on their index."""
-    made = torch.relu(a @ b).view(4, 32, 33)
+    result = torch.relu(a @ b).view(4, 32, 33)
     rows = torch.arange(4)[:, None, None] + 2 * torch.arange(32)[:, None]
-    return made, torch.where((rows + torch.arange(33)) % 3 == 0, made, 0).sum((0, 1))
+    return result, torch.where((rows + torch.arange(33)) % 3 == 0, result, 0).sum((0, 1))
 
 
 def about_the_mean(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """Two column sums, one of which depends on the other."""
-    made = torch.relu(a @ b)
-    return made, (made - made.mean(0)).abs().sum(0)
+    result = torch.relu(a @ b)
+    return result, (result - result.mean(0)).abs().sum(0)
 
 
 def about_another(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     """A column sum of a value that is not available in the matmul's kernel."""
-    made = torch.relu(a @ b)
-    return made, (made - (made.amax(0) + c).amax()).sum(0)
+    result = torch.relu(a @ b)
+    return result, (result - (result.amax(0) + c).amax()).sum(0)
 
 
 CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], bool]] = {
@@ -76,8 +76,8 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], bool]] = {
 
 def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
     source = torch.Generator().manual_seed(7)
-    made = [torch.randn(s, generator=source) / max(s[-1], 9) ** 0.5 for s in CASES[name][1]]
-    return [(t.to(memory_format=torch.channels_last) if t.dim() == 4 else t).to(dtype) for t in made]
+    result = [torch.randn(s, generator=source) / max(s[-1], 9) ** 0.5 for s in CASES[name][1]]
+    return [(t.to(memory_format=torch.channels_last) if t.dim() == 4 else t).to(dtype) for t in result]
 
 
 def steps(
@@ -124,12 +124,12 @@ def test_block_sizes(name: str, text: str) -> None:
 
 def test_what_is_left_to_a_kernel_of_its_own() -> None:
     def sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        made = torch.relu(a @ b)
-        return made, made.sum(-2)
+        result = torch.relu(a @ b)
+        return result, result.sum(-2)
 
     def largest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        made = torch.relu(a @ b)
-        return made, made.amax(0)
+        result = torch.relu(a @ b)
+        return result, result.amax(0)
 
     assert ("matmul", True) in steps(sums, [torch.randn(128, 32), torch.randn(32, 48)])
     assert ("matmul", True) not in steps(sums, [torch.randn(100, 32), torch.randn(32, 48)])  # runs of 64
@@ -150,6 +150,6 @@ def test_sums_of_what_comes_later(fn: Callable[..., Any], shapes: Sequence[tuple
 def test_in_the_precision_that_was_set() -> None:
     with multiplying("flex32"):
         args = [torch.randint(-2, 3, s).float() for s in ((128, 32), (32, 48))]
-        made = Function(statistics, target=always())(*args)
-    for ours, theirs in zip(made, statistics(*(a.double() for a in args)), strict=True):
+        result = Function(statistics, target=always())(*args)
+    for ours, theirs in zip(result, statistics(*(a.double() for a in args)), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-4)

@@ -45,12 +45,12 @@ def test_rows_are_added_up_by_key(
         size = torch.zeros(rows, columns, dtype=torch.float64).index_add_(0, indices, g.double().abs())
         if padding >= 0:
             exact[padding] = 0
-        made = sum_rows_by_key(g, keys.int() if padding < 0 else keys, order, rows, padding)
-        assert made.dtype == dtype
+        result = sum_rows_by_key(g, keys.int() if padding < 0 else keys, order, rows, padding)
+        assert result.dtype == dtype
         # Float32 inside: rounded once to a dtype that has fewer bits.
         inside = max(torch.finfo(dtype).eps, 0.0) * exact.abs()
         along = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * size * 4
-        assert bool(((made.double() - exact).abs() <= inside + along).all())
+        assert bool(((result.double() - exact).abs() <= inside + along).all())
 
 
 def test_nothing_to_add_up() -> None:

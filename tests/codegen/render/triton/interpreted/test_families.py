@@ -36,7 +36,7 @@ def test_more_families(name: str, dtype: torch.dtype) -> None:
 
 def test_dropout() -> None:
     fused = Function(lambda x: kernels.dropout.reference(x, 0.25, True), target=TRITON)
-    made, gradient = run(fused, (torch.ones(64, 53),))
-    assert made.unique().tolist() == [0.0, float(torch.tensor(1 / 0.75))]
-    assert 0.2 < float((made == 0).float().mean()) < 0.3
-    assert torch.equal(gradient == 0, (made == 0))
+    result, gradient = run(fused, (torch.ones(64, 53),))
+    assert result.unique().tolist() == [0.0, float(torch.tensor(1 / 0.75))]
+    assert 0.2 < float((result == 0).float().mean()) < 0.3
+    assert torch.equal(gradient == 0, (result == 0))

@@ -62,12 +62,12 @@ def test_adam(triton, dtype, step, amsgrad, decay):
         steps = [torch.tensor(float(i)) for i in range(len(p))]
         norms = []
         for turn, limits in enumerate(LIMITS):
-            made = step(
+            result = step(
                 p, drawn(dtype, 10 + turn), m, v, steps, x if amsgrad else None, lr=0.02, weight_decay=decay,
                 ema=e if turn % 2 else None, ema_decay=0.9, candidate="burnt", **limits,
             )  # fmt: skip
-            assert not made.skipped
-            norms.append(made.norm)
+            assert not result.skipped
+            norms.append(result.norm)
         assert [float(s) for s in steps] == [i + len(LIMITS) for i in range(len(p))]
         kept.append((p, m, v, x, e, norms))
     for theirs, ours in zip(*(k[:5] for k in kept), strict=True):
@@ -108,20 +108,22 @@ def test_a_gradient_that_is_not_finite(triton, bad):
     m, v, counts = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
     kept = [*p, *m, *v, *counts]
     before = [t.clone() for t in kept]
-    made = optim_steps.adamw_step(p, g, m, v, counts, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
-    assert made.skipped
+    result = optim_steps.adamw_step(
+        p, g, m, v, counts, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt"
+    )
+    assert result.skipped
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
-    made = optim_steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
-    assert not made.skipped
+    result = optim_steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
+    assert not result.skipped
     assert p[3].isnan().sum() == (1 if bad == math.inf else p[3].numel())
 
 
 def test_gradient_norm_overflows(triton):
     triton(True)
     p, g = [torch.ones(2)], [torch.tensor([1e30, -1.0])]
-    made = optim_steps.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
-    assert not made.skipped
-    assert made.norm == math.inf
+    result = optim_steps.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
+    assert not result.skipped
+    assert result.norm == math.inf
     assert p[0].tolist() == [0.0, 1.0]
 
 
@@ -130,8 +132,8 @@ def test_mixed_dtypes_and_unaligned_tensors(triton):
     for on in (False, True):
         triton(on)
         p = [torch.arange(9.0)[1:], torch.arange(5).bfloat16(), torch.arange(4).half()[3:], torch.ones(700)]
-        made = optim_steps.sgd_step(p, [t.clone() for t in p], lr=0.5, max_norm=1.0, candidate="burnt")
-        kept.append((p, made.norm))
+        result = optim_steps.sgd_step(p, [t.clone() for t in p], lr=0.5, max_norm=1.0, candidate="burnt")
+        kept.append((p, result.norm))
     for theirs, ours in zip(kept[0][0], kept[1][0], strict=True):
         assert torch.equal(ours, theirs)
     torch.testing.assert_close(kept[0][1], kept[1][1])
@@ -166,16 +168,16 @@ def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
         g = matrices(dtype, 10 + turn)
         exact = [[t.double() for t in tensors] for tensors in (p, g, m, e)]
         averaged = turn % 2 == 1
-        made = muon.muon_step(
+        result = muon.muon_step(
             p, g, m, lr=lr, ema=e if averaged else None, ema_decay=averaging, candidate="burnt", **options,
             **limits,
         )  # fmt: skip
-        assert not made.skipped
+        assert not result.skipped
         factor = 1 / limits.get("grad_scale", 1.0)
         norm = math.sqrt(sum(float(t.square().sum()) for t in exact[1])) * factor
         if "max_norm" in limits:
             factor *= min(1.0, limits["max_norm"] / (norm + 1e-6))
-            torch.testing.assert_close(float(made.norm), norm, rtol=1e-3, atol=0)
+            torch.testing.assert_close(float(result.norm), norm, rtol=1e-3, atol=0)
         for i, (x, gradient, mean, average) in enumerate(zip(*exact, strict=True)):
             rows, columns = x.shape
             mean = kept * mean + (1 - kept) * gradient * factor

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(900)
 
 def block(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Tensor:
     """A convolution, batch norm with fixed statistics, residual, activation and pool."""
-    made = F.conv2d(x, w, padding=1) * s[:, None, None] + b[:, None, None] + r
-    return F.max_pool2d(made.relu(), 2)
+    result = F.conv2d(x, w, padding=1) * s[:, None, None] + b[:, None, None] + r
+    return F.max_pool2d(result.relu(), 2)
 
 
 def averages(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ def features(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 def also_as_it_is(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """The product is wanted, too."""
-    made = F.conv2d(x, w, padding=1)
-    return F.max_pool2d(made.relu(), 2), made
+    result = F.conv2d(x, w, padding=1)
+    return F.max_pool2d(result.relu(), 2), result
 
 
 def next_layer(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], int]] = {
 
 def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
     source = torch.Generator().manual_seed(5)
-    made = [torch.randn(s, generator=source) / max(s[-1], 9) ** 0.5 for s in CASES[name][1]]
+    result = [torch.randn(s, generator=source) / max(s[-1], 9) ** 0.5 for s in CASES[name][1]]
     forms = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return [t.to(dtype, memory_format=forms.get(t.dim(), torch.contiguous_format)) for t in made]
+    return [t.to(dtype, memory_format=forms.get(t.dim(), torch.contiguous_format)) for t in result]
 
 
 @pytest.mark.sample(3)

@@ -247,12 +247,12 @@ def test_unaligned_operands_use_pointers() -> None:
     source = torch.Generator().manual_seed(7)
     held = torch.randn(33 * 64, generator=source)
     target = always(MatmulConfig.of("32x16x32 w4 s2 d"))
-    made = Function(lambda a, b: torch.relu(a @ b), target=target)
+    result = Function(lambda a, b: torch.relu(a @ b), target=target)
     b = torch.randn(64, 32, generator=source)
     for start in (0, 1, 4, 0):  # in elements
         a = held[start : start + 32 * 64].view(32, 64)
         assert (a.data_ptr() % 16 == 0) == (start != 1)
-        torch.testing.assert_close(made(a, b), torch.relu(a @ b))
+        torch.testing.assert_close(result(a, b), torch.relu(a @ b))
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,10 +270,10 @@ def test_precision(name: str, loss: float) -> None:
     function = Function(lambda a, b: (a @ b).relu(), target=always())
     function(a, b)
     with multiplying(name):
-        made = function(a, b)
+        result = function(a, b)
         text = "\n".join(explain(function, a, b, timed=False).texts.values())
     assert f'"{name}"' in text
-    off = (made.double() - (a.double() @ b.double()).relu()).abs().max() / 64**0.5
+    off = (result.double() - (a.double() @ b.double()).relu()).abs().max() / 64**0.5
     assert off < loss
     assert (off > 1e-5) == (name == "flex32"), "the interpreter multiplies float32 as it is"
 
@@ -307,9 +307,9 @@ def test_dropout_of_a_matmul(text: str, dtype: torch.dtype) -> None:
     """One kernel, whose mask depends on the seed alone, not on the tiles; also in the backward."""
     source = torch.Generator().manual_seed(7)
     args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in ((37, 50), (33, 50), (33,))]
-    made = Function(dropped, target=always(MatmulConfig.of(text)))
+    actual = Function(dropped, target=always(MatmulConfig.of(text)))
     with torch.no_grad():
-        assert [s.kind for s in explain(made, *args, timed=False).steps] == ["matmul"]
+        assert [s.kind for s in explain(actual, *args, timed=False).steps] == ["matmul"]
     torch.manual_seed(5)
     drawn = Drawn(int(torch.empty(1, dtype=torch.int64).random_()))
 
@@ -320,7 +320,7 @@ def test_dropout_of_a_matmul(text: str, dtype: torch.dtype) -> None:
         return [result.detach(), *torch.autograd.grad(result, given, pull)]
 
     torch.manual_seed(5)
-    ours = run(made, dtype)
+    ours = run(actual, dtype)
     with drawn:
         eager = run(dropped, dtype)
     with drawn.again():
@@ -352,10 +352,10 @@ def test_split_k_is_deterministic(name: str, dtype: torch.dtype) -> None:
     runs = []
     for _ in range(2):
         function = Function(fn, target=always(MatmulConfig.of("32x32x16 w4 s2 k3")))
-        made = function(*args)
-        made = made if isinstance(made, tuple) else (made,)
-        grads = torch.autograd.grad([m.float().sin().sum() for m in made], args)
-        runs.append([*made, *grads])
+        result = function(*args)
+        result = result if isinstance(result, tuple) else (result,)
+        grads = torch.autograd.grad([m.float().sin().sum() for m in result], args)
+        runs.append([*result, *grads])
         texts = explain(function, *args, timed=False).texts.values()
         assert any("_part0" in text for text in texts)
         assert not any("atomic" in text for text in texts)

@@ -130,23 +130,23 @@ def test_maximum_of_sums_with_any_block_sizes(fn: Callable[[torch.Tensor], torch
     """If kernels summed in another order, the maximum would equal no element: gradients of 0 or 0 / 0."""
     sizes = [TileConfig(2, 4, chunks=2), TileConfig(4, 8), TileConfig(1, 16, chunks=4)]
     fused = Function(fn, target=chosen(*sizes[first:], *sizes[:first]))
-    made = []
+    actual = []
     for each in (fused, fn):
         x = torch.linspace(-3, 1, 93).square().sin().reshape(3, 31).requires_grad_()
         result = each(x)
-        made.append((result, *torch.autograd.grad(result.square().sum(), x)))
-    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+        actual.append((result, *torch.autograd.grad(result.square().sum(), x)))
+    torch.testing.assert_close(*actual, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2,), (7, 2), (7, 5)])
 def test_a_variance_in_chunks_of_short_rows(shape: tuple[int, ...]) -> None:
     """Sizes up to 2 are literals in a kernel's text."""
     x = torch.randn(shape)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
-        made = Function(lambda x: x.var(-1), target=chosen(TileConfig(1, 16, chunks=4)))(x)
-    assert not [str(w.message) for w in said]  # that it runs as plain torch
-    torch.testing.assert_close(made, x.var(-1))
+        result = Function(lambda x: x.var(-1), target=chosen(TileConfig(1, 16, chunks=4)))(x)
+    assert not [str(w.message) for w in output]  # that it runs as plain torch
+    torch.testing.assert_close(result, x.var(-1))
 
 
 @pytest.mark.sample(10)

@@ -28,10 +28,10 @@ def given(
         return (torch.randn(size, generator=source, dtype=torch.float64) * scale).bfloat16().double()
 
     rows = width * (4 if kind == "lstm" else 3)
-    made: list[Any] = [randn(batch, steps, features), randn(rows, features, scale=features**-0.5)]
-    made += [randn(rows, width, scale=width**-0.5), *[randn(rows) if bias else None for _ in range(2)]]
-    made += [randn(batch, width) if start else None for _ in range(2 if kind == "lstm" else 1)]
-    return [*made, torch.randint(1, steps + 1, (batch,), generator=source) if lengths else None, reverse]
+    result: list[Any] = [randn(batch, steps, features), randn(rows, features, scale=features**-0.5)]
+    result += [randn(rows, width, scale=width**-0.5), *[randn(rows) if bias else None for _ in range(2)]]
+    result += [randn(batch, width) if start else None for _ in range(2 if kind == "lstm" else 1)]
+    return [*result, torch.randint(1, steps + 1, (batch,), generator=source) if lengths else None, reverse]
 
 
 def outcome(call: Any, args: list[Any], dtype: torch.dtype, cotangents: int = 3) -> list[Tensor]:
@@ -42,8 +42,8 @@ def outcome(call: Any, args: list[Any], dtype: torch.dtype, cotangents: int = 3)
     source = torch.Generator().manual_seed(2)
     pulls = [torch.randn(r.shape, generator=source, dtype=torch.float64).to(dtype) for r in results]
     wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
-    made = torch.autograd.grad(results[:cotangents], wanted, pulls[:cotangents], allow_unused=True)
-    return [r.detach() for r in results] + [torch.zeros(()) if g is None else g for g in made]
+    result = torch.autograd.grad(results[:cotangents], wanted, pulls[:cotangents], allow_unused=True)
+    return [r.detach() for r in results] + [torch.zeros(()) if g is None else g for g in result]
 
 
 def check(

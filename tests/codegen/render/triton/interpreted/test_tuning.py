@@ -52,11 +52,11 @@ def test_all_block_sizes_compute_the_same(name: str) -> None:
     _results(fused, args)
     plan = fused.plan(*args)
     assert plan is not None
-    made = [
+    result = [
         *plan.kernels,
         *(k for b in plan.backward_plans.values() if b is not None for k in b.plan.kernels),
     ]
-    for kernel in made:
+    for kernel in result:
         form = structure_of(kernel)
         for blocks in neighbouring_configs(form)[1::3]:
             sized = fused.on(with_block_sizes({kernel.name: str(blocks)}))
@@ -75,8 +75,8 @@ def test_all_block_sizes_compute_the_same(name: str) -> None:
 
 
 def _results(fn: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
-    made = fn(*args)
-    results = made if isinstance(made, tuple) else (made,)
+    result = fn(*args)
+    results = result if isinstance(result, tuple) else (result,)
     return [*(r.detach() for r in results), *torch.autograd.grad([r.sum() for r in results], args)]
 
 
@@ -112,8 +112,8 @@ def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2, -1)
 
-    made = kernels.op(scaled)
-    yield made
+    result = kernels.op(scaled)
+    yield result
     kernels.pin({})
 
 
