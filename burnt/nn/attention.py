@@ -101,14 +101,14 @@ class MultiHeadAttention(Module):
 
         kv_size = self.num_kv_heads * self.head_dim
         packed = self.kdim == self.vdim == embed_dim
-        for name, made in (
+        for name, tensor in (
             ("in_proj_weight", parameter(embed_dim + 2 * kv_size, embed_dim) if packed else None),
             ("q_proj_weight", None if packed else parameter(embed_dim, embed_dim)),
             ("k_proj_weight", None if packed else parameter(kv_size, self.kdim)),
             ("v_proj_weight", None if packed else parameter(kv_size, self.vdim)),
             ("in_proj_bias", parameter(embed_dim + 2 * kv_size) if bias else None),
         ):
-            self.register_parameter(name, made)
+            self.register_parameter(name, tensor)
         self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
         self.reset_parameters()
 

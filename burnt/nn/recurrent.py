@@ -70,8 +70,8 @@ class _Recurrent(Module):
             sizes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
             for suffix in self._suffixes(layer):
                 for parameter, shape in sizes.items():
-                    made = Parameter(torch.empty(shape, device=device, dtype=dtype))
-                    self.register_parameter(parameter + suffix, made)
+                    tensor = torch.empty(shape, device=device, dtype=dtype)
+                    self.register_parameter(parameter + suffix, Parameter(tensor))
         self.reset_parameters()
 
     @property
