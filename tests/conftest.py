@@ -73,7 +73,7 @@ def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def process_group(tmp_path: Path) -> Iterator[None]:
-    """A gloo process group of this process alone; what the test has wrapped for it dies before it does.
+    """A gloo process group of this process alone; the test's modules are collected before it is destroyed.
 
     Otherwise the reducer of DistributedDataParallel destroys the group: it joins gloo's threads with the GIL
     held, and one of them may be waiting for the GIL.

@@ -35,7 +35,7 @@ def by_two(script: str, folder: Path, kind: str) -> None:
         )
         for rank in range(2)
     ]
-    reported = [worker.communicate(timeout=300) for worker in workers]  # of both, before either is judged
-    for worker, (out, errors) in zip(workers, reported, strict=True):
+    outputs = [worker.communicate(timeout=300) for worker in workers]  # of both, before either is judged
+    for worker, (out, errors) in zip(workers, outputs, strict=True):
         assert worker.returncode == 0, errors[-3000:]
         assert "equal" in out

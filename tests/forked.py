@@ -1,8 +1,8 @@
 """Programs in processes of their own that do not wait for torch's import: forks of one that has done it.
 
-`import torch` takes most of the time of a short program. Nothing of burnt is there when a program begins.
-What is about imports, about a process's very beginning or about what torch reads from the environment when
-it is loaded (OMP_NUM_THREADS, MALLOC_..., TRITON_INTERPRET) wants `subprocess` instead.
+`import torch` takes most of the time of a short program. torch is there when a program begins, and nothing of
+burnt. What is about torch's own import, about a process's very beginning or about what torch reads from the
+environment when it is loaded (OMP_NUM_THREADS, MALLOC_..., TRITON_INTERPRET) wants `subprocess` instead.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Which cases of a product of axes a run takes, by the mark `sample`.
+"""Which of a test's cases a run takes, by the mark `sample`.
 
 `@pytest.mark.sample(8)` above a test's `parametrize`: the fast run takes 8 of its cases, chosen so that each
-value of each axis is among them if 8 suffice; `@pytest.mark.sample()`: as many as that needs. The others get
-the mark `full`. With `full=50`, `scripts/test --full` takes 50 cases, those of the fast run among them, and
-the rest get the mark `beyond` too. Which ones is fixed by their names, and for `--full` by `$BURNT_SEED` as
-well (0 by default): another seed draws others. Whoever names a case, or gives no `-m`, gets it in any case.
+value of each axis is among them if 8 suffice; `@pytest.mark.sample()`: as many as that needs. Where cases are
+a list of behaviours, `@pytest.mark.sample(keep=("mask", "packed"))` takes those with one of these texts as a
+value. The others get the mark `full`. With `full=50`, `scripts/test --full` takes 50 cases, those of the fast
+run among them, and the rest get the mark `beyond` too. Which ones is fixed by their names, and for `--full`
+by `$BURNT_SEED` as well (0 by default): another seed draws others. Whoever names a case, or gives no `-m`,
+gets it in any case.
 """
 
 from __future__ import annotations
@@ -35,8 +37,12 @@ def _mark(cases: Sequence[pytest.Function]) -> None:
     wanted = cases[0].get_closest_marker("sample")
     assert wanted is not None
     often = [c for c in cases if not c.get_closest_marker("full")]
-    most = wanted.args[0] if wanted.args else None
-    fast = set(covering(often, most, ""))
+    if keep := wanted.kwargs.get("keep"):
+        fast = {c for c in often if any(v in keep for v in c.callspec.params.values() if isinstance(v, str))}
+        named = {v for c in fast for v in c.callspec.params.values() if isinstance(v, str)}
+        assert named.issuperset(keep), f"{_test(cases[0])} has no {', '.join(set(keep) - named)}"
+    else:
+        fast = set(covering(often, wanted.args[0] if wanted.args else None, ""))
     taken = set(cases)
     if full := wanted.kwargs.get("full"):
         more = [c for c in cases if c not in fast]

@@ -40,6 +40,11 @@ def test_five(n): pass
 @pytest.mark.parametrize("n", range(40))
 def test_long(n): pass
 
+@pytest.mark.sample(keep=("b", "d"))
+@pytest.mark.parametrize("name", "abcd")
+@pytest.mark.parametrize("n", range(2))
+def test_named(n, name): pass
+
 @pytest.mark.parametrize("n", range(3))
 def test_all(n): pass
 """
@@ -93,10 +98,11 @@ def test_what_a_run_takes(folder: Path) -> None:
     assert {case.split("-")[0] for case in fast["test_each_value"]} == {f"<lambda>{i}" for i in range(4)}
     assert {case.split("-")[1] for case in fast["test_each_value"]} == set("pqr")
     assert "30" not in fast["test_five"]
+    assert sorted(fast["test_named"]) == ["0-b", "0-d", "1-b", "1-d"]
     assert "test_long" not in fast
     whole = collected(folder, "not beyond")
     assert {name: len(cases) for name, cases in whole.items()} == {
-        "test_each_value": 12, "test_five": 31, "test_long": 7, "test_all": 3,
+        "test_each_value": 12, "test_five": 31, "test_long": 7, "test_named": 8, "test_all": 3,
     }  # fmt: skip
     other = collected(folder, "not beyond", seed=1)
     assert len(other["test_long"]) == 7

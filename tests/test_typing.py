@@ -1,4 +1,7 @@
-"""What a user's type checker makes of burnt: `typing/user.py` under mypy --strict."""
+"""What a type checker makes of burnt: `typing/user.py` under mypy --strict and this project's settings.
+
+These are stricter than a user's; where they ignore missing stubs, those are of packages that burnt imports.
+"""
 
 import re
 import subprocess

@@ -403,7 +403,6 @@ def test_inputs_are_the_same_in_every_process_and_smaller_when_quick() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.full
 def test_a_rivals_process_has_no_burnt() -> None:
     code = "import sys; from kernel_table import rows, clock, rival; print('burnt' in sys.modules)"
     done = subprocess.run(

@@ -95,8 +95,8 @@ def test_a_learning_rate_far_from_the_former_one_is_remarked_on(answering, capsy
     run = answering("runs/digits")
     run.writer.log(1, 1, {"learning_rate": 0.001})
     run.writer.flush()
-    output = "learning rate 1e+09 after step 7: 1e+12 times the previous 0.001"
-    assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {output}\n", "")
+    message = "learning rate 1e+09 after step 7: 1e+12 times the previous 0.001"
+    assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {message}\n", "")
     assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
 
 
@@ -287,7 +287,7 @@ def test_a_real_training_is_steered(capsys):
     while main(["runs", "show", "runs/slow"]) != 0:
         time.sleep(0.05)
     capsys.readouterr()
-    for words, output in (
+    for words, answer in (
         (["pause"], "paused after step"),
         (["save"], "checkpoint saved after step"),
         (["lr", "0.5"], "learning rate 0.5 after step"),
@@ -297,7 +297,7 @@ def test_a_real_training_is_steered(capsys):
     ):
         code, out, err = ctl(capsys, "slow", *words, "--timeout", "60")
         assert (code, err) == (0, "")
-        assert out.startswith(f"runs/slow: {output} ")
+        assert out.startswith(f"runs/slow: {answer} ")
     thread.join(60)
     assert results[0].reason == "stopped"
     assert learner.optimizer is not None

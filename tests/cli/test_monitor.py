@@ -86,6 +86,10 @@ def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = "".join(ElementTree.parse(file).getroot().itertext()).replace("\xa0", " ")
     assert "finished" in text
+
+
+def test_a_picture_that_cannot_be_written_is_an_error(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("textual")
     done = subprocess.run(
         [*COMMAND, str(runs), "--svg", str(tmp_path / "no" / "x.svg")], capture_output=True, text=True
     )

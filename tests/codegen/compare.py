@@ -157,10 +157,10 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
             raise
         return Verdict(1, 1)  # a copy within itself, which torch refuses where it lies densely in memory
     there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
-    actual = fuse(fn)
+    function = fuse(fn)
     torch.manual_seed(program.seed)
-    fused = [None if t is None else moved(t, "cpu") for t in _run(actual, there, program.gradients)]
-    why = actual.fallback_reason(*there) if isinstance(actual, Function) else None
+    fused = [None if t is None else moved(t, "cpu") for t in _run(function, there, program.gradients)]
+    why = function.fallback_reason(*there) if isinstance(function, Function) else None
     if why is not None and not any(reason in why for reason in _PLAIN):
         raise Mismatch(f"eager torch was compared with itself: {why}\n{program.source}")
     if why is not None and noise.dtypes:

@@ -42,9 +42,9 @@ def test_torchs_setting_is_ours() -> None:
 
 def test_another_name_is_refused_and_nothing_set() -> None:
     kernels.set_precision("tf32")
-    with pytest.raises(errors.InputValueError, match="there is no precision 'tf32x2'") as reported:
+    with pytest.raises(errors.InputValueError, match="there is no precision 'tf32x2'") as error:
         kernels.set_precision("tf32x2")
-    assert "'ieee' or 'tf32x3' or 'tf32' or 'flex32'" in str(reported.value)
+    assert "'ieee' or 'tf32x3' or 'tf32' or 'flex32'" in str(error.value)
     assert kernels.precision() == "tf32"
 
 

@@ -290,9 +290,9 @@ def test_a_seed_means_one_program() -> None:
 
 def test_what_the_grammars_have() -> None:
     """Each thing that the wider grammar is for turns up in as many programs as a change is tested with."""
-    result = [program(seed, "wider") for seed in range(WIDER)]
-    texts = [p.source for p in result]
-    assert any(p.gradients and p.families & {"bf16", "f16"} for p in result)
+    programs = [program(seed, "wider") for seed in range(WIDER)]
+    texts = [p.source for p in programs]
+    assert any(p.gradients and p.families & {"bf16", "f16"} for p in programs)
     for part in ("@", "F.linear", "F.dropout", "torch.rand", "(0,"):
         assert any(part in text for text in texts), part
 

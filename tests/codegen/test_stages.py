@@ -1,4 +1,4 @@
-"""What `python -m burnt.codegen.stages` prints is what the page shows, and what the compiler makes."""
+"""What `burnt.codegen.stages` prints is what the page shows, and what the compiler makes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from burnt.codegen import explain
 from burnt.codegen.runtime.targets import TARGETS
 from burnt.codegen.stages import Stages, main, softmax, stages
 from burnt.errors import ConfigError
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "softmax-to-c.md").read_text()
@@ -37,6 +38,16 @@ def test_the_source_is_that_of_a_fused_function(target: str) -> None:
 def test_a_target_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no target 'cuda'(.|\n)*c, triton, metal"):
         stages(softmax, torch.randn(4, 10), target="cuda")
+
+
+def test_the_command_names_the_targets() -> None:
+    done = forked.run(
+        "import runpy, sys; sys.argv = ['stages', 'cuda']; "
+        "runpy.run_module('burnt.codegen.stages', run_name='__main__')"
+    )
+    assert done.returncode == 1
+    assert "no target 'cuda'\n  expected  c, triton, metal" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_callable_without_a_name_is_named_after_its_type() -> None:

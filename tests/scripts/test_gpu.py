@@ -158,10 +158,10 @@ def test_tests_that_are_stopped_keep_what_they_had(
     monkeypatch.setattr(script, "GRACE_SHARE", 1.0)
     ask_when(tmp_path / "begun", script, monkeypatch)
     (tmp_path / "test_some.py").write_text(TESTS)
-    actual = session(script, tmp_path)
+    running = session(script, tmp_path)
     stage = script.Stage("tests", 90, "", None)
-    actual.pytest(stage, [str(tmp_path / "test_some.py"), "-c", os.devnull], jobs=1)
-    result = actual.stages["tests"]
+    running.pytest(stage, [str(tmp_path / "test_some.py"), "-c", os.devnull], jobs=1)
+    result = running.stages["tests"]
     assert not result["ok"]
     assert result["error"] == "stopped at its limit of 90 s"
     assert result["passed"] >= 1
@@ -183,12 +183,12 @@ def test_a_stage_that_will_not_stop_is_killed_and_costs_only_itself(
     monkeypatch.setenv("OUT", str(tmp_path / "out"))
     monkeypatch.setattr(script, "GRACE", 1.0)
     ask_when(tmp_path / "begun", script, monkeypatch)
-    actual = session(script, tmp_path)
+    running = session(script, tmp_path)
     stages = [script.Stage(name, 8, "", None) for name in ("stubborn", "quick")]
-    actual.process(stages[0], ["-c", STUBBORN, str(tmp_path / "begun")])
-    actual.write(stages[0])
-    actual.process(stages[1], ["-c", "print('fine')"])
-    actual.write(stages[1])
+    running.process(stages[0], ["-c", STUBBORN, str(tmp_path / "begun")])
+    running.write(stages[0])
+    running.process(stages[1], ["-c", "print('fine')"])
+    running.write(stages[1])
     stubborn = json.loads((tmp_path / "out" / "stubborn.json").read_text())
     assert stubborn["error"] == "killed at its limit of 8 s"
     assert stubborn["output"] == "what it had\n"
@@ -201,10 +201,10 @@ def test_a_stage_that_will_not_stop_is_killed_and_costs_only_itself(
 def test_processes_that_a_stage_leaves_are_ended(script: ModuleType, tmp_path: Path) -> None:
     command = "[sys.executable, '-c', 'import time; time.sleep(600)']"
     code = f"import subprocess, sys; print(subprocess.Popen({command}).pid)"
-    result = session(script, tmp_path).process(script.Stage("parent", 20, "", None), ["-c", code])
-    assert result["ok"]
+    prepared = session(script, tmp_path).process(script.Stage("parent", 20, "", None), ["-c", code])
+    assert prepared["ok"]
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(result["output"])).wait(10)
+        psutil.Process(int(prepared["output"])).wait(10)
 
 
 @pytest.mark.full
@@ -275,10 +275,10 @@ def test_the_cache_is_packed_without_what_no_launch_reads(script: ModuleType, tm
     entry.mkdir(parents=True)
     for name in ("k.cubin", "k.json", "__grp__k.json", "k.ttir", "k.ptx", "launcher.so", "cuda_utils.cp.so"):
         (entry / name).write_text(name)
-    result = session(script, tmp_path, command="prepare")
-    script.pack(result, script.Stage("pack", 9, "", None))
-    assert result.stages["pack"]["ok"]
-    assert result.stages["pack"]["kernels"] == 1
+    prepared = session(script, tmp_path, command="prepare")
+    script.pack(prepared, script.Stage("pack", 9, "", None))
+    assert prepared.stages["pack"]["ok"]
+    assert prepared.stages["pack"]["kernels"] == 1
     archive = script.PREPARED / script.ARCHIVE
     with tarfile.open(archive) as tar:
         names = sorted(Path(name).name for name in tar.getnames())
@@ -293,14 +293,14 @@ def test_the_cache_is_packed_without_what_no_launch_reads(script: ModuleType, tm
 def test_an_archive_that_is_empty_or_too_large_fails(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, stage = session(script, tmp_path, command="prepare"), script.Stage("pack", 9, "", None)
-    script.pack(result, stage)
-    assert "found 0" in result.stages["pack"]["error"]
+    prepared, stage = session(script, tmp_path, command="prepare"), script.Stage("pack", 9, "", None)
+    script.pack(prepared, stage)
+    assert "found 0" in prepared.stages["pack"]["error"]
     (script.CACHE / "entry").mkdir(parents=True)
     (script.CACHE / "entry" / "k.cubin").write_bytes(os.urandom(5000))
     monkeypatch.setattr(script, "MOST_ARCHIVED", 4096)
-    script.pack(result, stage)
-    assert not result.stages["pack"]["ok"]
+    script.pack(prepared, stage)
+    assert not prepared.stages["pack"]["ok"]
 
 
 def test_a_cache_that_others_may_write_is_refused(script: ModuleType, tmp_path: Path) -> None:
@@ -316,10 +316,10 @@ def test_wheels_are_taken_where_a_package_is_missing(script: ModuleType, tmp_pat
     wheels.mkdir()
     (wheels / "surely_missing-1.0-py3-none-any.whl").write_bytes(b"no wheel")
     (wheels / "numpy-1.0-py3-none-any.whl").write_bytes(b"not looked at, as numpy is here")
-    result = session(script, tmp_path)
-    assert script.install(wheels, tmp_path / "site", result) == [str(tmp_path / "site")]
-    assert result.stages["wheels"]["packages"] == ["surely_missing-1.0-py3-none-any.whl"]
-    assert not result.stages["wheels"]["ok"]
+    prepared = session(script, tmp_path)
+    assert script.install(wheels, tmp_path / "site", prepared) == [str(tmp_path / "site")]
+    assert prepared.stages["wheels"]["packages"] == ["surely_missing-1.0-py3-none-any.whl"]
+    assert not prepared.stages["wheels"]["ok"]
 
 
 def test_what_an_earlier_call_has_tuned_is_kept(script: ModuleType) -> None:

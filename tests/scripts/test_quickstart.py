@@ -63,7 +63,7 @@ def test_it_trains_with_what_it_is_given_and_says_what_to_try(copy: Path) -> Non
     """With a burnt that notes its arguments; `examples/test_digits.py` runs the training itself."""
     burnt = copy / ".venv" / "bin" / "burnt"
     burnt.write_text('#!/bin/sh\necho "burnt $*"; exit ${FAILS:-0}\n')
-    for code, output in (("0", True), ("3", False)):
+    for code, says_what_to_try in (("0", True), ("3", False)):
         done = subprocess.run(
             [copy / "scripts" / "quickstart", "epochs=1", "model.hidden=16"],
             env=environment({"FAILS": code}),
@@ -73,7 +73,7 @@ def test_it_trains_with_what_it_is_given_and_says_what_to_try(copy: Path) -> Non
         )
         assert done.returncode == int(code), done.stderr
         assert "burnt train examples/digits/train.py:main epochs=1 model.hidden=16\n" in done.stdout
-        assert ("What to try next" in done.stdout) == output
+        assert ("What to try next" in done.stdout) == says_what_to_try
 
 
 @pytest.mark.full

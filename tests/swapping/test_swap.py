@@ -160,12 +160,12 @@ def test_copies_and_pickles_are_swapped(swapped):
     file = io.BytesIO()
     torch.save(swapped, file)
     file.seek(0)
-    result = [
+    models = [
         copy.deepcopy(swapped),
         pickle.loads(pickle.dumps(swapped)),
         torch.load(file, weights_only=False),
     ]
-    for model in result:
+    for model in models:
         assert is_swapped(model.up)
         assert type(model.up) is type(swapped.up)
         assert torch.equal(model(TOKENS), expected)

@@ -118,7 +118,7 @@ def told():
 
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("kind", ["feed_forward", "conv_block"])
-def test_hooks_of_all_modules_see_the_layers_alone(always, told, kind, settled):
+def test_global_module_hooks_see_the_layers_alone(always, told, kind, settled):
     if kind == "feed_forward":
         block, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8)
     else:
@@ -137,7 +137,7 @@ def test_hooks_of_all_modules_see_the_layers_alone(always, told, kind, settled):
         torch.testing.assert_close(result, expected)
 
 
-def test_hooks_of_all_modules_see_a_gated_units_activation(always, told):
+def test_global_module_hooks_see_a_gated_units_activation(always, told):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(hidden_size=8, intermediate_size=12, num_attention_heads=2)
     unit = transformers.models.llama.modeling_llama.LlamaMLP(config)

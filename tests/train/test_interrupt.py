@@ -14,13 +14,13 @@ from burnt.train.progress import PlainReporter
 
 def test_a_lost_terminal_is_like_a_request_to_end() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores it
-    output: list[str] = []
-    with Interruption(output.append) as interruption:
+    messages: list[str] = []
+    with Interruption(messages.append) as interruption:
         signal.raise_signal(signal.SIGHUP)
         assert interruption.signal is signal.SIGHUP
     assert interruption.error().code == 129
-    assert "SIGHUP" in output[0]
-    assert "saving" in output[0]
+    assert "SIGHUP" in messages[0]
+    assert "saving" in messages[0]
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

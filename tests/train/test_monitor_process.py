@@ -368,9 +368,9 @@ def test_control_c_counts_once(training) -> None:
         assert desk.terminal.wait_for_end() == 130
         assert desk.terminal.leftovers() == []
     assert desk.signals() == [signal.SIGINT]
-    output = "Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now."
-    assert output in desk.terminal.written().splitlines()
-    assert output in desk.log()
+    message = "Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now."
+    assert message in desk.terminal.written().splitlines()
+    assert message in desk.log()
 
 
 def test_control_c_before_the_terminal_is_raw_counts_once_too(training) -> None:

@@ -198,8 +198,7 @@ def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch)
     assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("stop_at", [5, 10])
+@pytest.mark.parametrize("stop_at", [pytest.param(5, marks=pytest.mark.full), 10])
 def test_a_run_that_is_to_stop_early_stops_there_also_when_it_was_interrupted_there(tmp_path, stop_at):
     def impatient() -> EarlyStopping:
         # No loss is better by so much, so the second epoch is the last.
@@ -297,7 +296,6 @@ Killed(sys.argv[2], checkpoint_every="2 steps")
 """
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("killed_at", [1, 9])
 def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at):
     whole = Run(tmp_path / "whole", checkpoint_every="2 steps")

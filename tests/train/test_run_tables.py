@@ -92,7 +92,7 @@ def test_plans_are_reported_with_their_kernels(tables):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
-def test_plans_of_gradients_are_reported_once_they_are_made(tables):
+def test_backward_plans_are_reported_once_they_are_made(tables):
     @codegen.fuse
     def squared(x):
         return (x * x).sum()

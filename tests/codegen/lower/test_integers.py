@@ -53,9 +53,9 @@ def unsigned_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype)
     a[:4] = torch.tensor([-1, 0, 1, 5])  # the largest of each dtype
     a, b = (t.bitwise_and(2**bits - 1 if bits < 64 else -1).to(dtype) for t in (a, b))
     b[7:20] = a[7:20]
-    actual = compiled(of_wide_unsigned)
-    assert actual.fallback_reason(a, b) is None
-    for i, (ours, theirs) in enumerate(zip(actual(a, b), of_wide_unsigned(a, b), strict=True)):
+    fused = compiled(of_wide_unsigned)
+    assert fused.fallback_reason(a, b) is None
+    for i, (ours, theirs) in enumerate(zip(fused(a, b), of_wide_unsigned(a, b), strict=True)):
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist(), f"result {i}"
 
@@ -64,9 +64,9 @@ def as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
     source, info = torch.Generator().manual_seed(0), torch.iinfo(dtype)
     a, b = (torch.randint(info.min, info.max, (400,), generator=source).to(dtype) for _ in range(2))
     a[:4] = torch.tensor([info.min, info.max, 0, 1]).to(dtype)
-    actual = compiled(all_of_them)
-    assert actual.fallback_reason(a, b) is None
-    for i, (ours, theirs) in enumerate(zip(actual(a, b), all_of_them(a, b), strict=True)):
+    fused = compiled(all_of_them)
+    assert fused.fallback_reason(a, b) is None
+    for i, (ours, theirs) in enumerate(zip(fused(a, b), all_of_them(a, b), strict=True)):
         assert torch.equal(ours, theirs), f"result {i}"
 
 
@@ -84,16 +84,16 @@ def test_a_choice_of_unsigned_numbers_where_torch_has_it(
 ) -> None:
     """torch 2.11 raises; where eager torch raises, the fused function raises, too."""
     a, b = (torch.arange(6).add(start).to(dtype) for start in (0, 1))
-    result = compiled(lambda a, b: torch.where(a > b, a, b) & 3)
+    fused = compiled(lambda a, b: torch.where(a > b, a, b) & 3)
     try:
         expected = torch.where(torch.tensor([True, False] * 3), a, b)
     except NotImplementedError:
         with pytest.raises(NotImplementedError, match="where_cpu"):
-            result(a, b)
+            fused(a, b)
     else:
         assert expected.tolist() == [0, 2, 2, 4, 4, 6]
-        assert result.fallback_reason(a, b) is None
-        assert result(a, b).tolist() == [1, 2, 3, 0, 1, 2]
+        assert fused.fallback_reason(a, b) is None
+        assert fused(a, b).tolist() == [1, 2, 3, 0, 1, 2]
 
 
 @pytest.mark.sample(3)

@@ -122,9 +122,9 @@ def test_every_target_has_the_operations_in_the_docstring(op: Any, target: str) 
 
         register_lowering(op.default)(lower)
         x = torch.ones(5).to(inside)
-        reported = burnt.explain(
+        explanation = burnt.explain(
             lambda x, result=result: torch.ops.burnt_tests.word(x, result), x, timed=False, target=target
         )
-        assert reported.fallback_reason is None, (word, reported.fallback_reason)
-        (step,) = reported.steps
+        assert explanation.fallback_reason is None, (word, explanation.fallback_reason)
+        (step,) = explanation.steps
         assert step.kind == "elementwise", word

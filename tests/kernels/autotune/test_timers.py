@@ -39,14 +39,14 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    result = Device()
+    device = Device()
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
             assert enable_timing
 
         def record(self) -> None:
-            self.at = result.seconds
+            self.at = device.seconds
 
         def synchronize(self) -> None:
             self.waited = True
@@ -68,23 +68,23 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     @contextlib.contextmanager
     def stream(chosen: Any) -> Iterator[None]:
-        before, result.stream = result.stream, chosen
+        before, device.stream = device.stream, chosen
         try:
             yield
         finally:
-            result.stream = before
+            device.stream = before
 
     @contextlib.contextmanager
     def graph(into: Graph, **options: Any) -> Iterator[None]:
-        result.modes.append(options.get("capture_error_mode", "global"))
-        into.work = result.capturing = []
+        device.modes.append(options.get("capture_error_mode", "global"))
+        into.work = device.capturing = []
         # As torch's: an error leaves the capture's stream the current one.
-        result.stream = options["stream"]
+        device.stream = options["stream"]
         try:
             yield
         finally:
-            result.capturing = None
-        result.captures.append(len(into.work))
+            device.capturing = None
+        device.captures.append(len(into.work))
 
     cuda = torch.cuda
     monkeypatch.setattr(cuda, "Event", Event)
@@ -95,10 +95,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(cuda, "current_stream", lambda: Stream())
     monkeypatch.setattr(cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(cuda, "get_sync_debug_mode", lambda: result.sync_mode)
-    monkeypatch.setattr(cuda, "set_sync_debug_mode", lambda mode: setattr(result, "sync_mode", mode))
+    monkeypatch.setattr(cuda, "get_sync_debug_mode", lambda: device.sync_mode)
+    monkeypatch.setattr(cuda, "set_sync_debug_mode", lambda mode: setattr(device, "sync_mode", mode))
     monkeypatch.setattr(timers.torch, "ones", lambda *_, **__: None)
-    return result
+    return device
 
 
 INPUTS = [["a"], ["b"], ["c"]]

@@ -58,8 +58,8 @@ def spoilt() -> Iterator[Any]:
             for way in ways:
                 changed = (*args[:i], way(args[i]), *args[i + 1 :])
                 marks = () if name in ONE_OF_EACH else pytest.mark.full
-                reported = f"{name}-{list(op.positions)[i]}-{way.__name__}"
-                yield pytest.param(op, changed, id=reported, marks=marks)
+                case = f"{name}-{list(op.positions)[i]}-{way.__name__}"
+                yield pytest.param(op, changed, way.__name__, id=case, marks=marks)
 
 
 def raised(call: Callable[[], Any]) -> Exception | None:
@@ -72,9 +72,9 @@ def raised(call: Callable[[], Any]) -> Exception | None:
 
 @pytest.mark.sample(60)
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize(("op", "args"), [*spoilt()])
+@pytest.mark.parametrize(("op", "args", "way"), [*spoilt()])
 def test_every_candidate_raises_what_torch_does(
-    op: Op[..., Any], args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+    op: Op[..., Any], args: tuple[Any, ...], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tuple(a.detach().requires_grad_() if is_float(a) and not a.is_meta else a for a in args)
     library, candidates = op.candidates["library"], dict(op.candidates)
@@ -94,11 +94,11 @@ def test_every_candidate_raises_what_torch_does(
         ours[name] = raised(lambda: op(*given))
         monkeypatch.undo()
         op.forget()
-    reported = [error for error in ours.values() if error is not None]
-    assert kind is None or len(reported) == len(ours), f"torch raises {torchs!r}, and there is {ours}"
+    errors = [error for error in ours.values() if error is not None]
+    assert kind is None or len(errors) == len(ours), f"torch raises {torchs!r}, and there is {ours}"
     # What torch takes by accident (a tensor without memory, say) ours may refuse, but then all of ours.
-    assert len(reported) in (0, len(ours)), ours
-    for error in reported:
+    assert len(errors) in (0, len(ours)), ours
+    for error in errors:
         assert isinstance(error, InputError)
         assert kind is None or isinstance(error, kind), (torchs, error)
         assert str(error.where).startswith("burnt.kernels.")

@@ -572,7 +572,6 @@ def mark_full_except_sample(names: Any, others: Any = ()) -> list[Any]:
     return [n if n in SAMPLE or n in others else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
-@pytest.mark.sample(36)
 @pytest.mark.parametrize("name", mark_full_except_sample(CASES, ONE_OF_EACH))
 def test_each_candidate_in_float32(name: str) -> None:
     check_against_float64(name, torch.float32)

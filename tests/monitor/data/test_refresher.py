@@ -51,7 +51,7 @@ def made(seconds: float) -> Refresher:
         (0.1, 3.0, 5.0),
     ],
 )
-def test_a_machine_whose_cores_are_busy_is_read_less_often(
+def test_busy_cores_lengthen_the_refresh_interval(
     passed: Callable[..., Any], idle: float, own: float, seconds: float
 ) -> None:
     refresher = made(0.5)

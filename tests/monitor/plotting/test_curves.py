@@ -195,7 +195,7 @@ def test_time_at_work_leaves_out_the_nights() -> None:
 @example(-1.7e308, 1.7e308, 5, False)
 @example(1e9, 1e9 + 1e-3, 5, False)
 @example(0.1, 0.1 + 1e-17, 5, False)
-def test_linear_ticks_lie_within_and_are_distinguished(
+def test_linear_ticks_lie_within_and_have_distinct_labels(
     one: float, other: float, most: int, whole: bool
 ) -> None:
     low, high = sorted((one, other))

@@ -403,8 +403,8 @@ def test_trying_leaves_no_trace():
 def test_other_arguments_go_to_the_original(always):
     class Masked(FeedForward):
         def forward(self, hidden, mask=None):
-            resultlt = super().forward(hidden)
-            return resultlt if mask is None else resultlt * mask
+            hidden_states = super().forward(hidden)
+            return hidden_states if mask is None else hidden_states * mask
 
     model, x = Masked(p=0.0), torch.randn(3, 6)
     wanted = model(x)
@@ -555,8 +555,8 @@ def test_what_works_in_place_below(always):
             self.pre = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1))
 
         def forward(self, x):
-            resultlt, other = self.conv(x), self.pre(x)
-            return self.act(self.bn(resultlt) + other)
+            hidden_states, other = self.conv(x), self.pre(x)
+            return self.act(self.bn(hidden_states) + other)
 
     model, x = trained(Below()), torch.randn(IMAGES)
     with torch.no_grad():

@@ -130,7 +130,7 @@ def train(model, batch, steps=10):
     return losses
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(keep=("gpt2", "gemma2", "t5", "bert", "convnext"))
 def test_swapped_it_computes_the_same_and_unswapped_it_is_the_same(always, case):
     model, batch, kinds = case
     logits = model(**batch).logits.detach()
@@ -161,7 +161,7 @@ def test_swapped_it_computes_the_same_and_unswapped_it_is_the_same(always, case)
     assert all(torch.equal(again[name], gradient) for name, gradient in wanted.items())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(keep=("llama", "gpt2", "vit"))
 def test_trained_swapped_the_losses_are_the_same(always, case):
     model, batch, _ = case
     twin = copy.deepcopy(model)

@@ -152,9 +152,9 @@ def test_what_has_no_such_loss_is_refused():
     for model in (bert(), nn.Linear(2, 3)):
         with pytest.raises(
             errors.SwapError, match="found no loss that can be computed without logits"
-        ) as reported:
+        ) as error:
             burnt.swap(model, defer_logits=True)
-        assert "kernels.linear_cross_entropy" in str(reported.value)
+        assert "kernels.linear_cross_entropy" in str(error.value)
         burnt.swap(model)  # nothing was done
     with pytest.raises(errors.SwapError, match="works only in training"):
         burnt.swap(llama(), mode="infer", defer_logits=True)
@@ -181,9 +181,9 @@ def test_logits_of_weights_that_were_changed_are_refused(always):
     result.loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert torch.equal(seen.detach(), before)  # looked at in time
-    with pytest.raises(errors.SwapError, match="deferred logits cannot be computed") as reported:
+    with pytest.raises(errors.SwapError, match="deferred logits cannot be computed") as error:
         result.logits.argmax(-1)
-    assert "without defer_logits=True" in str(reported.value)
+    assert "without defer_logits=True" in str(error.value)
 
 
 def test_logits_with_parameters_given_for_a_call(always):

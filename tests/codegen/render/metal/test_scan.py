@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_MANY_ROWS", 30)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(keep=("columns", "rows", "few long rows"))
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_scan_in_every_structure(name: str) -> None:

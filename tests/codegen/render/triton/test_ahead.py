@@ -141,11 +141,11 @@ def check(case: str, dtype: str, target: str, folder: Any) -> None:
     found = compiled(kernels(case, dtype), target, folder)
     assert found
     for kernel in found:
-        output = f"{case} {dtype} {target} {kernel.name}: {kernel.registers} registers"
-        assert kernel.spilled <= _AROUND_A_CALL, f"{output}, {kernel.spilled} bytes spilled"
-        assert kernel.shared <= SHARED[target], output
+        label = f"{case} {dtype} {target} {kernel.name}: {kernel.registers} registers"
+        assert kernel.spilled <= _AROUND_A_CALL, f"{label}, {kernel.spilled} bytes spilled"
+        assert kernel.shared <= SHARED[target], label
         double = re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", kernel.assembly)
-        assert not double, f"{output}: {sorted(set(double))}"
+        assert not double, f"{label}: {sorted(set(double))}"
 
 
 @pytest.mark.sample(9)

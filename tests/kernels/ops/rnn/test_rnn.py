@@ -368,8 +368,8 @@ def test_steps_of_16_bits_are_ours_where_there_are_no_instructions(
 
 def stack_of(kind: str, layers: int, bidirectional: bool, bias: bool, dropout: float = 0.0) -> Any:
     torch.manual_seed(3)
-    result: Any = torch.nn.LSTM if kind == "lstm" else torch.nn.GRU
-    return result(7, 5, layers, bias, True, dropout, bidirectional)
+    layer: Any = torch.nn.LSTM if kind == "lstm" else torch.nn.GRU
+    return layer(7, 5, layers, bias, True, dropout, bidirectional)
 
 
 @pytest.mark.sample(48)

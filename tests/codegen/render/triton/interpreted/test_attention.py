@@ -124,7 +124,7 @@ def compare(name: str, dtype: torch.dtype, blocks: Any) -> None:
         within(ours, right, dtype, 2.0)
 
 
-SAMPLE = {"window past the keys", "packed, others", "dropout"}
+SAMPLE = {"boolean mask", "packed, others", "dropout"}
 
 
 @pytest.mark.parametrize(

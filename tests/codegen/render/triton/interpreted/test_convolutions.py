@@ -97,7 +97,7 @@ CASES = {
         lambda x, w, s: F.conv2d((x * s.view(-1, 1, 1)).relu(), w, padding=1), [X, W, (16,)], ONE,
         ["matmul", "matmul", "reduction"],
     ),
-    "an input that is dear": Case(
+    "an expensive input": Case(
         lambda x, w: F.conv2d(F.silu(x), w, padding=1), [X, W], ["elementwise", "matmul"],
         ["elementwise", *TWO],
     ),
@@ -139,7 +139,7 @@ OFTEN = (
     "a stride that divides the size",
     "depthwise",
     "residual block",
-    "an input that is dear",
+    "an expensive input",
     "pooled",
     "transposed in groups",
 )
@@ -149,8 +149,8 @@ def often(names: Iterable[str]) -> list[Any]:
     return [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", often(CASES))
+@pytest.mark.sample(keep=("depthwise", "groups", "residual block"))
+@pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
     check(name, torch.float32, always())
 

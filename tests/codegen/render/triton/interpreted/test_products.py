@@ -247,12 +247,12 @@ def test_unaligned_operands_use_pointers() -> None:
     source = torch.Generator().manual_seed(7)
     held = torch.randn(33 * 64, generator=source)
     target = always(MatmulConfig.of("32x16x32 w4 s2 d"))
-    result = Function(lambda a, b: torch.relu(a @ b), target=target)
+    fused = Function(lambda a, b: torch.relu(a @ b), target=target)
     b = torch.randn(64, 32, generator=source)
     for start in (0, 1, 4, 0):  # in elements
         a = held[start : start + 32 * 64].view(32, 64)
         assert (a.data_ptr() % 16 == 0) == (start != 1)
-        torch.testing.assert_close(result(a, b), torch.relu(a @ b))
+        torch.testing.assert_close(fused(a, b), torch.relu(a @ b))
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,9 +307,9 @@ def test_dropout_of_a_matmul(text: str, dtype: torch.dtype) -> None:
     """One kernel, whose mask depends on the seed alone, not on the tiles; also in the backward."""
     source = torch.Generator().manual_seed(7)
     args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in ((37, 50), (33, 50), (33,))]
-    actual = Function(dropped, target=always(MatmulConfig.of(text)))
+    fused = Function(dropped, target=always(MatmulConfig.of(text)))
     with torch.no_grad():
-        assert [s.kind for s in explain(actual, *args, timed=False).steps] == ["matmul"]
+        assert [s.kind for s in explain(fused, *args, timed=False).steps] == ["matmul"]
     torch.manual_seed(5)
     drawn = Drawn(int(torch.empty(1, dtype=torch.int64).random_()))
 
@@ -320,7 +320,7 @@ def test_dropout_of_a_matmul(text: str, dtype: torch.dtype) -> None:
         return [result.detach(), *torch.autograd.grad(result, given, pull)]
 
     torch.manual_seed(5)
-    ours = run(actual, dtype)
+    ours = run(fused, dtype)
     with drawn:
         eager = run(dropped, dtype)
     with drawn.again():
