@@ -27,9 +27,9 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         label_smoothing: share of the target that is spread over all classes, 0 to 1.
 
     Shapes:
-        input logits ``[batch, num_classes, *]`` or ``[num_classes]``; target labels, int64, ``[batch, *]`` or
-        ``[]``, or probabilities of the input's shape and dtype; output ``[]``, with ``"none"`` the labels'
-        shape. The weight is the buffer ``weight``.
+        input logits ``[batch, num_classes, *]`` or ``[num_classes]``; target labels, int64 or uint8,
+        ``[batch, *]`` or ``[]``, or probabilities of the input's shape and dtype; output ``[]``, with
+        ``"none"`` the labels' shape. The weight is the buffer ``weight``.
 
     Raises:
         InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
@@ -64,7 +64,8 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         """Compute the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
         try:
             if torch.compiler.is_compiling():
-                return super().forward(input, target)
+                # In uint8, torch's label smoothing ignores the class that equals ignore_index modulo 256.
+                return super().forward(input, target if target.is_floating_point() else target.long())
             return kernels.cross_entropy(
                 input,
                 target,
@@ -83,7 +84,7 @@ def _float_dtype(weight: Sequence[float] | Tensor) -> torch.dtype:
 
 
 def _check_labels(input: Tensor, target: Tensor, ignore_index: int) -> None:
-    labels = target[target != ignore_index]
+    labels = target[target.long() != ignore_index]
     classes = input.shape[min(1, input.dim() - 1)]
     if not labels.numel():
         return

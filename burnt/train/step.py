@@ -44,6 +44,6 @@ class ClassificationOutput(StepOutput):
     Args:
         loss: as in `StepOutput`.
         outputs: logits, ``[n, classes]``.
-        targets: labels, ``[n]`` of int64.
+        targets: labels, ``[n]`` of an integer dtype.
         count: as in `StepOutput`.
     """

@@ -68,6 +68,32 @@ def test_axes_and_ignored_targets(shape, axis, ignore_index):
     assert confusion.matrix().tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16])
+@pytest.mark.parametrize("ignore_index", [None, -100, 300, 5])
+def test_labels_of_narrow_dtypes_are_counted_as_int64(dtype, ignore_index):
+    # 100 * 200 does not fit into int8, uint8 or int16; 156 in uint8 is -100 modulo 256, and 44 is 300.
+    classes = 200
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(min(classes, torch.iinfo(dtype).max + 1), (400,), generator=generator)
+    logits = torch.randn(400, classes, generator=generator) + 4 * torch.nn.functional.one_hot(labels, classes)
+    batches = [ClassificationOutput(torch.tensor(0.0), logits, labels.to(dtype))]
+    kept = labels != (-1 if ignore_index is None else ignore_index)
+    guesses = logits.argmax(-1)
+    accuracy = fed(Accuracy(ignore_index=ignore_index), batches).compute()
+    assert accuracy == pytest.approx(sk.accuracy_score(labels[kept], guesses[kept]))
+    confusion = fed(ConfusionMatrix(classes, ignore_index=ignore_index), batches).matrix()
+    assert (
+        confusion.numpy() == sk.confusion_matrix(labels[kept], guesses[kept], labels=range(classes))
+    ).all()
+
+
+def test_accuracy_of_labels_that_are_floats():
+    # As binary cross entropy wants them.
+    x, targets = torch.tensor([-2.0, 3.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
+    batch = StepOutput(torch.tensor(0.0), torch.stack([-x, x], -1), targets)
+    assert fed(Accuracy(), [batch]).compute() == pytest.approx(2 / 3)
+
+
 def test_nothing_that_counts_is_nan():
     batch = ClassificationOutput(torch.tensor(0.0), torch.zeros(3, 2), torch.full((3,), -100))
     assert math.isnan(fed(Accuracy(ignore_index=-100), [batch]).compute())
@@ -152,6 +178,10 @@ def test_fresh_and_reset_forget_and_are_apart():
                 StepOutput(torch.tensor(0.0), torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
             ),
             ["confusion was built for another number of classes", "2 classes", "4 logits"],
+        ),
+        (
+            lambda: ConfusionMatrix(4).update(StepOutput(torch.tensor(0.0), torch.eye(4), torch.zeros(4))),
+            ["confusion needs integer labels", "torch.float32", "targets.long()"],
         ),
     ],
 )

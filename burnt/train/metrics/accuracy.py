@@ -16,7 +16,8 @@ class Accuracy(Metric):
     """The share of targets whose class has the largest logit.
 
     Reads `outputs`, ``[n, classes]``, ``[n, ..., classes]`` or ``[n, classes, ...]``, and `targets`, ``[n]``
-    or ``[n, ...]``. If both the second and the last axis could be the class axis, the last one is used.
+    or ``[n, ...]`` of any integer dtype. If both the second and the last axis could be the class axis, the
+    last one is used.
 
     Args:
         ignore_index: a target value to ignore, such as padding.
@@ -40,8 +41,8 @@ class Accuracy(Metric):
 
     def update(self, output: StepOutput) -> None:
         """Add the batch's number of correct predictions."""
-        targets: Tensor = output.targets
-        correct = predictions(output, self.name)[0] == targets
+        predicted, targets, _ = predictions(output, self.name)
+        correct = predicted == targets
         if self.ignore_index is None:
             self.add(correct.sum(), targets.numel())
         else:
@@ -56,8 +57,12 @@ class Accuracy(Metric):
         return total[0] / total[1] if total[1] else float("nan")
 
 
-def predictions(output: StepOutput, metric: str) -> tuple[Tensor, int]:
-    """Return the class with the largest logit, in the shape of the targets, and the number of classes.
+def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:
+    """Return the predicted classes, the targets and the number of classes.
+
+    The predictions are the classes with the largest logit, in the shape of the targets. Integer targets are
+    returned as int64: in a narrower dtype, ``targets * num_classes`` overflows, and in uint8
+    ``targets != -100`` compares with 156.
 
     Raises:
         MetricError: the step returned no logits or no targets, or their shapes do not match.
@@ -75,7 +80,8 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, int]:
     elif logits.dim() >= 2 and logits.shape[:1] + logits.shape[2:] == targets.shape:
         axis = 1
     if axis is not None and logits.shape[axis] > 1:
-        return logits.argmax(axis), logits.shape[axis]
+        is_integer = not (targets.is_floating_point() or targets.is_complex())
+        return logits.argmax(axis), targets.long() if is_integer else targets, logits.shape[axis]
     raise MetricError(
         f"{metric} cannot find the class axis of the outputs",
         expected="targets in the shape of the outputs without a class axis of size 2 or more",

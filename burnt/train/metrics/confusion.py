@@ -18,6 +18,8 @@ __all__ = ["ConfusionMatrix"]
 class ConfusionMatrix(Metric):
     """Counts how often each class was predicted for each target class.
 
+    Reads `outputs` and `targets` as `Accuracy` does; the targets must be of an integer dtype.
+
     Args:
         num_classes: the number of classes.
         classes: their names; by default the numbers from 0.
@@ -66,14 +68,20 @@ class ConfusionMatrix(Metric):
 
     def update(self, output: StepOutput) -> None:
         """Add the batch's counts of (target, prediction) pairs."""
-        predicted, num_classes = predictions(output, self.name)
-        targets: Tensor = output.targets
+        predicted, targets, num_classes = predictions(output, self.name)
         size = len(self.classes)
         if num_classes != size:
             raise MetricError(
                 f"{self.name} was built for another number of classes",
                 expected=f"{size} classes",
                 found=f"{num_classes} logits",
+            )
+        if targets.dtype != torch.int64:
+            raise MetricError(
+                f"{self.name} needs integer labels",
+                expected="targets of an integer dtype",
+                found=targets.dtype,
+                hint="return targets.long() from the step, or targets.argmax(-1) for class probabilities",
             )
         pairs = (targets * size + predicted).reshape(-1)
         counted = torch.ones_like(pairs)

@@ -31,7 +31,13 @@ from burnt.kernels.ops.loss.cross_entropy_rows import (
     partial_statistics,
     row_losses,
 )
-from burnt.kernels.ops.loss.loss import check_label_range, check_labels, check_reduction, cross_entropy
+from burnt.kernels.ops.loss.loss import (
+    check_label_range,
+    check_labels,
+    check_reduction,
+    cross_entropy,
+    int64_labels,
+)
 from burnt.kernels.ops.matmul import matmul
 
 __all__ = ["linear_cross_entropy"]
@@ -124,7 +130,7 @@ def linear_cross_entropy(
     Args:
         x: ``[*, d]``, of a floating-point dtype.
         weight: ``[classes, d]``, of the same dtype.
-        target: labels ``[*]``, int64.
+        target: labels ``[*]``, int64 or uint8.
         bias: ``[classes]``.
         ignore_index: label of rows that are excluded from the sum and the mean.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -430,7 +436,7 @@ def _chunked(
     loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         x.reshape(-1, x.shape[-1]),
         weight,
-        target.reshape(-1),
+        int64_labels(target).reshape(-1),
         bias,
         ignore_index,
         reduction,

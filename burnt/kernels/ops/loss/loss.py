@@ -21,7 +21,7 @@ from burnt.kernels.interface.eager_rules import is_double
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import loss_divisor, losses_and_gradient
 
-__all__ = ["check_label_range", "check_labels", "check_reduction", "cross_entropy"]
+__all__ = ["check_label_range", "check_labels", "check_reduction", "cross_entropy", "int64_labels"]
 
 _REDUCTIONS = ("mean", "sum", "none")
 # Number of logits below which torch's calls are as fast.
@@ -66,6 +66,11 @@ def check_labels(name: str, target: Tensor, shape: tuple[int, ...], *, flat: boo
             found=target.dtype,
             hint="target.long()",
         )
+
+
+def int64_labels(target: Tensor) -> Tensor:
+    """Return labels as int64: in uint8, ``target != -100`` compares with -100 modulo 256, the class 156."""
+    return target if target.is_floating_point() else target.long()
 
 
 def _check(
@@ -131,7 +136,7 @@ def check_label_range(name: str, target: Tensor, classes: int, ignore_index: int
     smallest, largest = (int(t) for t in torch.aminmax(target))
     if smallest >= 0 and largest < classes:
         return
-    counted = target[target != ignore_index]
+    counted = target[int64_labels(target) != ignore_index]
     if not counted.numel():
         return
     smallest, largest = (int(t) for t in torch.aminmax(counted))
@@ -154,6 +159,7 @@ def _library(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
+    target = int64_labels(target)
     loss = F.cross_entropy(
         logits,
         target,
@@ -214,7 +220,7 @@ def cross_entropy(
 
     Args:
         logits: ``[batch, classes, *]`` or ``[classes]``, of a floating-point dtype.
-        target: labels ``[batch, *]`` or ``[]``, int64, or probabilities of the logits' shape.
+        target: labels ``[batch, *]`` or ``[]``, int64 or uint8, or probabilities of the logits' shape.
         weight: ``[classes]``, weight of each class.
         ignore_index: label of elements that are excluded from the sum and the mean.
         reduction: ``"mean"`` divides the sum by the weights of the labels; ``"sum"``; or ``"none"``.
@@ -231,12 +237,14 @@ def cross_entropy(
         InputRuntimeError: the shapes, dtypes or devices do not match.
         InputValueError: the reduction is unknown, or logits and labels differ in batch size.
 
-    As `torch.nn.functional.cross_entropy`; the z-loss is that of Chowdhery et al., 2022.
+    As `torch.nn.functional.cross_entropy`, but uint8 labels are never ignored by an `ignore_index` outside of
+    0 to 255; the z-loss is that of Chowdhery et al., 2022.
 
     >>> cross_entropy(torch.zeros(2, 10), torch.tensor([3, 7]))
     tensor(2.3026)
     """
     weight = None if weight is None else weight.detach()  # no gradient, as in torch
+    target = int64_labels(target)
     if target.is_floating_point():
         loss = F.cross_entropy(logits, target, weight, reduction=reduction, label_smoothing=label_smoothing)
         return loss + _z_loss_term(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
@@ -330,5 +338,5 @@ def _loss_with_gradient(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    settings = ignore_index, reduction, label_smoothing, z_loss
-    return _LossWithGradient.apply(logits, target, *settings)  # type: ignore[no-any-return, no-untyped-call]
+    settings = int64_labels(target), ignore_index, reduction, label_smoothing, z_loss
+    return _LossWithGradient.apply(logits, *settings)  # type: ignore[no-any-return, no-untyped-call]

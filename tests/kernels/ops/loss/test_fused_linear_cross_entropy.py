@@ -245,3 +245,14 @@ def test_scaled_losses_in_float16() -> None:
     for ours, right in zip(found, exact, strict=True):
         assert ours.dtype == torch.float16
         assert (ours.double() - right).norm() <= 2e-3 * right.norm()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_labels_of_uint8_are_counted_as_int64(reduction: str) -> None:
+    x, weight, _, bias = given(classes=200)
+    target = torch.randint(200, (150,), generator=torch.Generator().manual_seed(2))
+    target[::5] = 156  # in uint8 it equals the ignore_index -100
+    expected = F.cross_entropy(x @ weight.t() + bias, target, reduction=reduction)
+    for candidate in linear_cross_entropy.candidates.values():
+        found = candidate(x, weight, target.to(torch.uint8), bias, -100, reduction, 0.0, 0.0, False)
+        torch.testing.assert_close(found, expected)

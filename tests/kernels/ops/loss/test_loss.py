@@ -55,6 +55,26 @@ def test_settings(reduction: str, smoothing: float, z: float) -> None:
     torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", list(cross_entropy.candidates))
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 1e-2)])
+def test_labels_of_uint8_are_counted_as_int64(name: str, smoothing: float, z: float) -> None:
+    # In uint8, 156 equals the ignore_index -100, and 44 equals 300.
+    logits, target = torch.randn(6, 200, requires_grad=True), torch.tensor([156, 3, 44, 199, 156, 0])
+    for ignore_index in (-100, 300, 156):
+        results = []
+        for dtype in (torch.uint8, torch.int64):
+            loss = cross_entropy.candidates[name](
+                logits, target.to(dtype), None, ignore_index, "mean", smoothing, z
+            )
+            results.append((loss, *torch.autograd.grad(loss, [logits])))
+        torch.testing.assert_close(*results)
+        if not z:
+            expected = F.cross_entropy(
+                logits.double(), target, ignore_index=ignore_index, label_smoothing=smoothing
+            )
+            torch.testing.assert_close(results[0][0].double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_gradient_can_be_asked_for_twice() -> None:
     logits, target = example()
     loss = WITH(logits, target, *REST)
