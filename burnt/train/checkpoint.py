@@ -42,7 +42,8 @@ class Saved:
     Args:
         path: its folder.
         position: the training's position when it was saved.
-        values: the metric values at that position, ``{"valid/loss": 0.1}``.
+        values: the metric values measured at that step, ``{"valid/loss": 0.1}``: those of a validation of
+            exactly these weights, and those of the training epoch that ended there.
         kept: whether it was saved by a command; then it is never removed.
     """
 
@@ -79,6 +80,10 @@ class Loaded:
     epoch_rng: RandomStates
     document: dict[str, Any]
 
+    def last_values(self) -> dict[str, float]:
+        """Return the last metric values of each split, including those of earlier steps."""
+        return dict(self.document.get("last_values", self.document["values"]))
+
 
 class Keeper(Protocol):
     """Selects the checkpoints to keep."""
@@ -105,6 +110,11 @@ class KeepLast:
 
 class KeepBest:
     """Keep the checkpoints with the best values of a metric.
+
+    A checkpoint is ranked by the value measured at its own step: by a validation of exactly its weights, or
+    with `split` ``"train"`` by the mean over the epoch that ended there. Checkpoints without such a value are
+    not kept. The training saves a checkpoint of every value that is among the best, whatever its
+    ``checkpoint_every``.
 
     Args:
         metric: the metric to compare by, as an object or by name.
@@ -153,6 +163,15 @@ class Checkpoints:
                 found.append(Saved(path, position, document["values"], bool(document.get("kept"))))
         return found
 
+    def is_best(self, position: Position, values: Mapping[str, float]) -> bool:
+        """Whether a `KeepBest` would keep a checkpoint of this position with these metric values."""
+        keepers = [keeper for keeper in self.keepers if isinstance(keeper, KeepBest)]
+        if not any(keeper.monitored.key in values for keeper in keepers):
+            return False
+        new = Saved(self._path(position), position, values)
+        saved = [*(entry for entry in self.saved() if entry.path != new.path), new]
+        return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
+
     def newest(self) -> Path | None:
         """Return the folder of the newest checkpoint, or None."""
         return next(reversed(self._folders()), None)
@@ -171,8 +190,9 @@ class Checkpoints:
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
-        `rng`: random states to store, instead of the current ones. `kept`: never remove this checkpoint; this
-        also holds if it replaces a kept checkpoint of the same step.
+        `values`: the metric values measured at this step, by which keepers rank it. `rng`: random states to
+        store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
+        replaces a kept checkpoint of the same step.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
@@ -182,7 +202,7 @@ class Checkpoints:
         rngs = {"rng": rng or RandomStates.capture(), "epoch_rng": epoch_rng}
         for kind, states in rngs.items():
             tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
-        target = self.folder / f"step-{position.step:08d}"
+        target = self._path(position)
         kept = kept or any(saved.kept for saved in self.saved() if saved.path == target)
         full_document = {
             "format": FORMAT,
@@ -219,6 +239,9 @@ class Checkpoints:
         new = Saved(target, dataclasses.replace(position), dict(values), kept)
         self._prune()
         return new
+
+    def _path(self, position: Position) -> Path:
+        return self.folder / f"step-{position.step:08d}"
 
     def _prune(self) -> None:
         saved = self.saved()

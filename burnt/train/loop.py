@@ -11,7 +11,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
@@ -40,9 +40,10 @@ __all__ = ["Loop", "run_validation"]
 class Loop:
     """One training, from `position` to its end.
 
-    The first of `train_metrics` is the loss. `epoch_rng` holds the random states at the start of the epoch:
-    when a training resumes in the middle of an epoch, a loader that cannot skip batches repeats the earlier
-    ones, and must draw the same random numbers for them.
+    The first of `train_metrics` is the loss. `values` holds the last metric values, ``{"valid/loss": 0.1}``,
+    and `measured` the keys of those that were measured at `position`. `epoch_rng` holds the random states at
+    the start of the epoch: when a training resumes in the middle of an epoch, a loader that cannot skip
+    batches repeats the earlier ones, and must draw the same random numbers for them.
     """
 
     learner: Learner
@@ -66,6 +67,7 @@ class Loop:
     kernels: KernelTables
     position: Position
     values: dict[str, float]
+    measured: Collection[str]
     document: Callable[[], Mapping[str, Any]]
     epoch_rng: RandomStates
 
@@ -81,7 +83,9 @@ class Loop:
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
-        self.validated_step = self.saved_step = -1
+        self.validated_step, self.saved_at = -1, (-1, -1)
+        # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
+        self.measured_at = dict.fromkeys(self.measured, self.position.step)
         self.is_saved_kept = False
         self.steps.train()
         self.report_progress()
@@ -163,7 +167,12 @@ class Loop:
             and self.stopping.monitored.split in updated_splits
         ):
             stop = self.should_stop()
-        if over or stop or self.checkpoint_every.due(position, epoch_ended=epoch_ended):
+        if (
+            over
+            or stop
+            or self.checkpoint_every.due(position, epoch_ended=epoch_ended)
+            or (updated_splits and not position.pending and self.is_best())
+        ):
             self.save()
         if not self.control.process_commands():
             self.save()
@@ -248,9 +257,19 @@ class Loop:
         for metric in self.train_metrics:
             metric.reset()
         self.logged_sums = read(self.train_metrics)
-        self.values |= {f"train/{name}": value for name, value in values.items()}
+        self.set_values("train", values)
         self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
         self.reporter.epoch(self.position, "train", values)
+
+    def set_values(self, split: str, values: Mapping[str, float]) -> None:
+        """Set the last metric values of a split, measured at the current step."""
+        self.values |= {f"{split}/{name}": value for name, value in values.items()}
+        self.measured_at |= {f"{split}/{name}": self.position.step for name in values}
+
+    def values_here(self) -> dict[str, float]:
+        """Return the metric values that were measured at the current step."""
+        step = self.position.step
+        return {key: value for key, value in self.values.items() if self.measured_at.get(key) == step}
 
     def validate(self) -> bool:
         """Run the validation and record its values; return False if a stop request interrupted it."""
@@ -271,7 +290,7 @@ class Loop:
             rng.restore()  # a resumed run repeats this validation with the same random numbers
             return False
         values = intervals(self.valid_metrics, read(self.valid_metrics), None)
-        self.values |= {f"valid/{name}": value for name, value in values.items()}
+        self.set_values("valid", values)
         self.writer.log(self.position.step, self.position.current_epoch, values, "valid")
         for metric in self.valid_metrics:
             metric.record(self.writer, "valid", self.position.step)
@@ -300,12 +319,16 @@ class Loop:
             )
         return stop
 
+    def is_best(self) -> bool:
+        """Whether a `KeepBest` would keep a checkpoint of the current step."""
+        return self.checkpoints is not None and self.checkpoints.is_best(self.position, self.values_here())
+
     def save(self, *, kept: bool = False) -> None:
         """Write a checkpoint if loss and parameters are finite; with `kept`, it is never removed."""
         if (
             self.checkpoints is None
             or self.writer.gone
-            or (self.saved_step == self.position.step and self.is_saved_kept >= kept)
+            or (self.saved_at == (self.position.step, self.position.epoch) and self.is_saved_kept >= kept)
         ):
             return
         with self.show_activity("saving"):
@@ -314,7 +337,7 @@ class Loop:
             if not Gradients(trained).finite():
                 path = next(path for path, value in trained.items() if not value.isfinite().all())
                 raise self.non_finite_error(
-                    f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0)
+                    f"{path}, after a finite loss,", math.nan, max(self.saved_at[0], 0)
                 )
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
@@ -323,15 +346,16 @@ class Loop:
                 self.learner.optimizer.into_record(),
                 self.train_metrics,
                 dataclasses.replace(self.position, pending=self.position.pending or validating),
-                self.values,
+                self.values_here(),
                 self.epoch_rng,
-                self.document(),
+                {"last_values": dict(self.values), **self.document()},
                 rng=self.before_validation,
                 kept=kept,
             )
             self.writer.event("checkpoint", self.position.step, path=saved.path.name,
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
-        self.saved_step, self.is_saved_kept = -1 if validating else self.position.step, saved.kept
+        self.saved_at = (-1, -1) if validating else (self.position.step, self.position.epoch)
+        self.is_saved_kept = saved.kept
 
     def to_device(self, batch: Any) -> Any:
         """Return the batch on the training's device."""

@@ -74,7 +74,7 @@ class SupervisedTraining:
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
         checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
-            the best by validation loss; None turns checkpoints off.
+            the best by validation loss (`KeepBest`); None turns checkpoints off.
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
@@ -89,7 +89,8 @@ class SupervisedTraining:
         clip_norm: maximum global norm of the gradients.
         log_every: steps between two readings of the metrics.
         validate_every: how often to validate.
-        checkpoint_every: how often to save.
+        checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
+            saves.
         resume: continue the run in the folder from its newest checkpoint, at the next batch.
         config: written to the run's ``config.json``; by default the Config that built the model.
         check: check shapes, loss and validation step before the first step.
@@ -240,7 +241,8 @@ class SupervisedTraining:
                 control=control,
                 kernels=kernels,
                 position=position,
-                values={} if loaded is None else dict(loaded.document["values"]),
+                values={} if loaded is None else loaded.last_values(),
+                measured=() if loaded is None else loaded.document["values"],
                 document=functools.partial(self._checkpoint_document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
             )

@@ -167,6 +167,20 @@ def test_what_no_keeper_wants_goes_and_the_newest_always_stays(tmp_path):
     assert checkpoints.newest().name == "step-00000004"
 
 
+def test_what_is_among_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, [KeepLast(9), KeepBest(Loss(), count=2)])
+    for step, loss in enumerate([5.0, 3.0, math.nan], 1):
+        save(checkpoints, Net(nn.Linear(2, 2)), step, loss)
+    for step, values, expected in [
+        (4, {"valid/loss": 4.0}, True),
+        (4, {"valid/loss": 6.0}, False),
+        (4, {"valid/loss": math.nan}, False),
+        (4, {"train/loss": 1.0}, False),
+        (2, {"valid/loss": 6.0}, True),  # it would replace the one of its own step
+    ]:
+        assert checkpoints.is_best(Position(step), values) == expected, (step, values)
+
+
 def test_many_steps_are_still_in_order(tmp_path):
     checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
     for step in (99_999_999, 100_000_000, 100_000_001):

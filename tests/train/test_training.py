@@ -34,7 +34,9 @@ from burnt.errors import (
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
+    Interrupted,
     KeepBest,
+    KeepLast,
     Learner,
     RunReader,
     StepOutput,
@@ -758,8 +760,77 @@ def test_steps_as_the_measure_of_everything(tmp_path):
     assert (result.position.step, result.position.epoch, result.position.batch) == (7, 1, 2)
     assert len(validated) == 1 + 3 * 5  # the look, then after steps 3 and 6 and at the end
     with RunReader(tmp_path / "run") as run:
-        assert [event.step for event in run.events("checkpoint")] == [2, 4, 6, 7]
+        # Step 3 is saved as the first validation, and so the best one so far.
+        assert [event.step for event in run.events("checkpoint")] == [2, 3, 4, 6, 7]
         assert run.points("loss", "valid").steps == [3, 6, 7]
+
+
+def loss_of(checkpoint) -> float:
+    """The validation loss of the weights in a checkpoint."""
+    model = net()
+    burnt.record.load_into(model, burnt.Record.load(checkpoint.path / "model.safetensors"))
+    model.eval()
+    outputs = [(step(model, batch).loss.item(), len(batch)) for batch in loader()]
+    return sum(loss * n for loss, n in outputs) / sum(n for _, n in outputs)
+
+
+@pytest.mark.parametrize(
+    ("validate_every", "checkpoint_every"),
+    [("4 steps", "6 steps"), ("3 steps", "1 epoch"), ("1 epoch", "2 steps"), ("2 epochs", "1 epoch")],
+)
+@pytest.mark.parametrize("stop_at", [None, 8])
+def test_a_checkpoint_is_ranked_by_a_validation_of_its_weights(
+    tmp_path, validate_every, checkpoint_every, stop_at
+):
+    def rising_rate(done: int) -> float:
+        return 0.01 if done < 6 else 0.3  # the best weights are in the middle, between the intervals
+
+    def run(stop_at=None, **more):
+        def stopping(model, batch):
+            if model.training and len(steps) == stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+            steps.extend([1] * model.training)
+            return step(model, batch)
+
+        steps: list[int] = []
+        keepers = [KeepLast(2), KeepBest(Loss()), KeepBest("accuracy", count=2), KeepBest("train/loss")]
+        settings = {"validate_every": validate_every, "checkpoint_every": checkpoint_every, **more}
+        settings |= {"metrics": [Accuracy()], "checkpoints": keepers, "duration": "23 steps", "check": False}
+        return training(tmp_path / "run", **settings).run(learner(schedule=rising_rate, how=stopping))
+
+    if stop_at is not None:
+        with pytest.raises(Interrupted):
+            run(stop_at)
+    result = run(resume=True)
+    for saved in result.checkpoints:
+        if "valid/loss" in saved.values:
+            assert saved.values["valid/loss"] == pytest.approx(loss_of(saved), rel=1e-5)
+    assert result.checkpoints[-1].values.keys() >= {"valid/loss", "valid/accuracy"}
+    with RunReader(tmp_path / "run") as reader:
+        for name, split in (("loss", "valid"), ("accuracy", "valid")):
+            measured = reader.points(name, split)
+            best = (min if name == "loss" else max)(measured.values)
+            assert measured.steps[measured.values.index(best)] in [
+                saved.position.step
+                for saved in result.checkpoints
+                if saved.values.get(f"{split}/{name}") == best
+            ]
+        epochs = {event.step: event.data["values"]["loss"] for event in reader.events("epoch")}
+    for saved in result.checkpoints:
+        assert saved.values.get("train/loss") == epochs.get(saved.position.step)
+    assert min(epochs, key=epochs.get) in [saved.position.step for saved in result.checkpoints]
+
+
+def test_the_epoch_ranks_the_checkpoint_at_its_end_whatever_is_saved_there_before(tmp_path):
+    # The loop learns that an epoch of unknown length is over after the checkpoint of its last step.
+    result = training(
+        tmp_path / "run", train=Unsized(*loader()), valid=None, duration="2 epochs",
+        checkpoint_every="5 steps", checkpoints=[KeepBest("train/loss", count=2)],
+    ).run(learner())  # fmt: skip
+    assert [(s.position.step, "train/loss" in s.values) for s in result.checkpoints] == [
+        (5, True),
+        (10, True),
+    ]
 
 
 def test_a_stream_of_unknown_length(tmp_path):
