@@ -30,6 +30,8 @@ class Learner:
         validation_step: the same for validation; by default the model's `validation_step`, or the training
             step.
 
+    The attribute `precision` is that of the last training, in which `evaluate` evaluates the model.
+
     Raises:
         DefinitionError: `optimizer` is not an optimizer of burnt, or the model has no `training_step` and no
             `step` was given.
@@ -55,24 +57,34 @@ class Learner:
                 expected="burnt.optim.AdamW() or another optimizer, built without parameters",
                 found=type(optimizer).__name__,
             )
-        if step is None and not callable(getattr(model, "training_step", None)):
-            raise DefinitionError(
-                f"{type(model).__name__} has no training step",
-                expected="a method training_step(batch) -> StepOutput, or Learner(..., step=function)",
-                found="neither",
-            )
         if step is None:
-            step = _method("training_step")
+            step = model_step(model, "training_step")
             if validation_step is None and callable(getattr(model, "validation_step", None)):
-                validation_step = _method("validation_step")
+                validation_step = model_step(model, "validation_step")
         self.model = compiled_in_place(model)
         self.optimizer = optimizer
         self.schedule = schedule if callable(schedule) else Constant(float(schedule))
         self.step = step
         self.validation_step = validation_step or step
+        self.precision = "float32"
 
 
-def _method(name: str) -> StepFunction:
+def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
+    """Return the step that calls the first of these methods which the model has.
+
+    Raises:
+        DefinitionError: it has none of them.
+    """
+    name = next((name for name in names if callable(getattr(model, name, None))), None)
+    if name is None:
+        kind = names[0].removesuffix("_step")
+        raise DefinitionError(
+            f"{type(model).__name__} has no {kind} step",
+            expected=" or ".join(f"a method {name}(batch) -> StepOutput" for name in names)
+            + ", or step=function",
+            found="neither" if len(names) == 1 else "none of them",
+        )
+
     def call(model: torch.nn.Module, batch: Any) -> StepOutput:
         output: StepOutput = getattr(model, name)(batch)
         return output
@@ -82,13 +94,19 @@ def _method(name: str) -> StepFunction:
 
 
 class Steps(torch.nn.Module):
-    """A module whose `forward` runs a step, so that wrappers (hooks, DDP) see each step as a call."""
+    """A module whose `forward` runs a step, so that wrappers (hooks, DDP) see each step as a call.
 
-    def __init__(self, learner: Learner) -> None:
+    Args:
+        model: the model.
+        training: the training step.
+        validation: the validation step.
+    """
+
+    def __init__(self, model: torch.nn.Module, training: StepFunction, validation: StepFunction) -> None:
         super().__init__()
-        self.model = learner.model
-        self._training = learner.step
-        self._validation = learner.validation_step
+        self.model = model
+        self._training = training
+        self._validation = validation
 
     def forward(self, batch: Any, validating: bool = False) -> StepOutput:
         """Run one step on a batch.

@@ -15,10 +15,19 @@ from typing import Any
 import torch
 
 from burnt import inspect, memory
+from burnt._torch import compiled_in_place
 from burnt.config import Config
 from burnt.data import as_loader, move
 from burnt.device import best_device
-from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
+from burnt.errors import (
+    BurntError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DefinitionError,
+    MetricError,
+    ShapeError,
+)
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
@@ -26,7 +35,7 @@ from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
 from burnt.train.final_summary import format_summary
 from burnt.train.interrupt import Interruption
-from burnt.train.learner import Learner, Steps, checked_output
+from burnt.train.learner import Learner, StepFunction, Steps, checked_output, model_step
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
@@ -173,7 +182,8 @@ class SupervisedTraining:
         """
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
-        steps = Steps(learner)
+        steps = Steps(model, learner.step, learner.validation_step)
+        learner.precision = self.precision
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
         valid_metrics = [metric.fresh() for metric in self.metrics]
         checkpoints = None
@@ -433,31 +443,55 @@ class SupervisedTraining:
 
 
 def evaluate(
-    learner: Learner,
+    model: Learner | torch.nn.Module,
     batches: Any,
     metrics: Sequence[Metric] = (),
     *,
-    precision: str = "float32",
+    step: StepFunction | None = None,
+    precision: str | None = None,
 ) -> dict[str, float]:
-    """Compute metrics over batches, using the Learner's validation step.
+    """Compute metrics over batches, without gradients and in evaluation mode.
 
     Args:
-        learner: the model and its step; the model stays on its device.
+        model: a model, or the Learner that trains it; it stays on its device, and its training mode is
+            restored.
         batches: a loader, or any iterable of batches.
         metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
-        precision: as in `SupervisedTraining`.
+        step: ``step(model, batch) -> StepOutput``; by default the validation step of the Learner, or the
+            model's method `validation_step` or `training_step`.
+        precision: as in `SupervisedTraining`; by default that of the Learner's last training, and
+            ``"float32"`` for a model.
 
     Returns:
         name -> value, for the loss and the metrics that are a single number.
+
+    Raises:
+        DefinitionError: `model` is neither a Learner nor a module, or it has no step and none was given.
+
+    >>> import torch
+    >>> from burnt.train import StepOutput, evaluate
+    >>> def step(model, batch):
+    ...     return StepOutput(loss=model(batch["x"]).mean(), targets=batch["x"])
+    >>> evaluate(torch.nn.Identity(), [{"x": torch.tensor([1.0, 3.0])}], step=step)
+    {'loss': 2.0}
     """
+    if isinstance(model, Learner):
+        module, step = model.model, step or model.validation_step
+        precision = precision or model.precision
+    elif isinstance(model, torch.nn.Module):
+        module, step = compiled_in_place(model), step or model_step(model, "validation_step", "training_step")
+    else:
+        raise DefinitionError(
+            "evaluate needs a model", expected="a torch.nn.Module, or a Learner", found=type(model).__name__
+        )
     loader = as_loader(batches, "batches")
-    device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
     measured = _loss_first(metrics)
     for metric in measured:
         metric.reset()
-    steps = Steps(learner)
-    context = functools.partial(autocast, check_precision(precision), device)
-    run_validation(steps, (move(batch, device) for batch in loader.epoch(0)), measured, context)
+    context = functools.partial(autocast, check_precision(precision or "float32"), device)
+    on_device = (move(batch, device) for batch in loader.epoch(0))
+    run_validation(Steps(module, step, step), on_device, measured, context)
     scalars = [metric for metric in measured if metric.scalar]
     return intervals(scalars, read(scalars), None)
 

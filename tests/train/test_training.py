@@ -936,6 +936,59 @@ def test_evaluate_is_a_loop_by_hand(tmp_path):
     assert int(confusion.matrix().sum()) == 10
 
 
+class Own(burnt.Module):
+    """A model with steps of its own."""
+
+    layer: nn.Linear
+
+    def training_step(self, batch):
+        return step(self.layer, batch)
+
+    def validation_step(self, batch):
+        return StepOutput(self.layer(batch.x).mean() * 0 + 7, targets=batch.y)
+
+
+def test_evaluate_takes_any_module():
+    model = net().eval()
+    expected = evaluate(learner(model), loader(), [Accuracy()])
+    assert evaluate(model, loader(), [Accuracy()], step=step) == expected
+    own = Own(nn.Linear(6, 3))
+    assert evaluate(own, loader()) == {"loss": 7.0}
+    assert evaluate(own, loader(), step=Own.training_step) == evaluate(own.layer, loader(), step=step)
+    assert evaluate(learner(own.layer), loader(), step=lambda model, batch: own.validation_step(batch)) == {
+        "loss": 7.0
+    }
+    with pytest.raises(DefinitionError) as caught:
+        evaluate(model, loader())
+    assert "Sequential has no validation step" in str(caught.value)
+    assert "step=function" in caught.value.expected
+    with pytest.raises(DefinitionError, match="evaluate needs a model"):
+        evaluate([model], loader())
+
+
+def test_evaluate_uses_the_precision_of_the_training(tmp_path):
+    seen = []
+
+    def recorded(model, batch):
+        logits = model(batch.x)
+        seen.append(logits.dtype)
+        return StepOutput(F.cross_entropy(logits.float(), batch.y), logits, batch.y)
+
+    def dtype(*args, **settings):
+        seen.clear()
+        evaluate(*args, loader(), **settings)
+        assert len(set(seen)) == 1
+        return seen[0]
+
+    trained = learner(how=recorded)
+    assert dtype(trained) == torch.float32
+    training(tmp_path / "run", precision="bfloat16").run(trained)
+    assert dtype(trained) == torch.bfloat16
+    assert dtype(trained, precision="float32") == torch.float32
+    assert dtype(trained.model, step=recorded) == torch.float32
+    assert dtype(trained.model, step=recorded, precision="bf16") == torch.bfloat16
+
+
 def test_evaluate_puts_modes_back_after_a_failure():
     model = net()
     with pytest.raises(KeyError):
