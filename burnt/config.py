@@ -30,6 +30,9 @@ __all__ = ["FORMAT", "Config", "DerivedConfig", "derive_config", "field_values",
 FORMAT = 1
 """Version of the JSON layout that `Config.save` writes."""
 
+_RUN_KEYS = {"config", "model", "optimizer", "duration"}
+"""Keys of the ``config.json`` in a run folder, which holds the run's Config among other settings."""
+
 _T = TypeVar("_T")
 
 
@@ -167,15 +170,25 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote.
+        """Read a file that `save` wrote, or the ``config.json`` of a run.
 
         Raises:
-            ConfigError: the file is no Config, is of a newer format, or does not fit this class.
+            ConfigError: the file is no Config, is of a newer format, or does not fit this class; or the run
+                was given no Config.
             OSError: the file cannot be read.
         """
         what = f"{cls.__name__} cannot be read from {os.fspath(path)}"
         document = _loads(Path(path).read_bytes(), what, os.fspath(path))
-        version = document.get("format")
+        is_run = "format" not in document and document.keys() >= _RUN_KEYS
+        if is_run and not document["config"]:
+            raise ConfigError(
+                what,
+                where="config",
+                expected="the Config of a run",
+                found="a run that was given none",
+                hint="SupervisedTraining(config=...) writes it to the run's config.json",
+            )
+        version = FORMAT if is_run else document.get("format")
         if type(version) is not int or "config" not in document:
             raise ConfigError(
                 what,

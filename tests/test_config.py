@@ -165,6 +165,19 @@ def test_damaged_files(tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_the_config_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    settings = {"model": "Net", "optimizer": "AdamW()", "duration": "1 epoch"}
+    path.write_text(json.dumps({"config": FULL.to_dict(), **settings}))
+    assert Experiment.load(path) == FULL
+    path.write_text(json.dumps({"config": {**FULL.to_dict(), "rat": 1}, **settings}))
+    with pytest.raises(ConfigError, match=r"in        config\.rat"):
+        Experiment.load(path)
+    path.write_text(json.dumps({"config": {}, **settings}))
+    with pytest.raises(ConfigError, match="a run that was given none"):
+        Experiment.load(path)
+
+
 def test_saving_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "c.json"
     FULL.save(path)

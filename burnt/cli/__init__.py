@@ -35,7 +35,7 @@ _EXAMPLES = """\
 examples:
   burnt train digits.py:main epochs=20 model.hidden=128
   burnt runs list                      all runs with progress and metrics
-  burnt runs show runs/digits          one run: metrics, checkpoints, log
+  burnt runs show digits               one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
   burnt info                           versions, CPU, GPUs, missing packages
 """
@@ -45,6 +45,7 @@ examples:
   burnt train digits.train:main hidden=128 lr=1e-3    a module
   burnt train examples/digits/train.py:main           a file
   burnt train digits.train:main --show                print the configuration
+  burnt train digits.train:main --config runs/digits lr=1e-4    as that run, with another lr
 
 The function must take one parameter, annotated with a subclass of burnt.Config.
 """
@@ -238,7 +239,9 @@ def _build_parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="KEY=VALUE", help="configuration fields; nested fields are dotted"
     )
     train.add_argument(
-        "--config", metavar="FILE", help="load the configuration from a file written by Config.save"
+        "--config",
+        metavar="FILE",
+        help="load the configuration from a run's folder or config.json, or a file of Config.save",
     )
     train.add_argument("--show", action="store_true", help="print the configuration as JSON and exit")
     train.add_argument(
@@ -256,14 +259,14 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="default: runs")
     show = _add_parser(of_runs, "show", "show one run in detail", "example: burnt runs show runs/digits")
-    show.add_argument("run", metavar="RUN", help="the run's folder")
+    show.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
     export = _add_parser(
         of_runs,
         "export",
         "export a run for other tools",
         "example: burnt runs export runs/digits --format jsonl --follow",
     )
-    export.add_argument("run", metavar="RUN", help="the run's folder")
+    export.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
     export.add_argument("--format", required=True, choices=["csv", "jsonl", "tensorboard"])
     export.add_argument(
         "--out",

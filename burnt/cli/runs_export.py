@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from burnt.cli.runs_show import open_run
+from burnt.cli.runs_show import open_run, run_folder
 from burnt.train.store import export_csv, export_jsonl, export_tensorboard
 
 __all__ = ["run"]
 
 
-def run(folder: str, format_name: str, out: str | None, follow: bool) -> int:
+def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
     """Export a run.
 
     Args:
-        folder: the run's folder.
+        name: the run's folder, or its name in ``runs``.
         format_name: ``"csv"``, ``"jsonl"`` or ``"tensorboard"``.
         out: output path; None is standard output, or for TensorBoard the run's subfolder ``tensorboard``.
         follow: whether to continue writing JSON lines until the run ends.
@@ -24,8 +24,10 @@ def run(folder: str, format_name: str, out: str | None, follow: bool) -> int:
         The exit code 0.
 
     Raises:
+        UsageError: there is no such run, or several running runs have that name.
         RunError: the run cannot be read, or a file cannot be written.
     """
+    folder = run_folder(name)
     open_run(folder).close()  # raises with the closest name if this one is mistyped
     if format_name == "tensorboard":
         files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)

@@ -34,14 +34,18 @@ class _Checkpoint(NamedTuple):
     values: dict[str, Any]
 
 
-def run(folder: str, as_json: bool) -> int:
+def run(name: str, as_json: bool) -> int:
     """Print one run; return the exit code 0.
 
+    Args:
+        name: the run's folder, or its name in ``runs``.
+        as_json: whether to print JSON.
+
     Raises:
-        UsageError: there is no run in the folder.
+        UsageError: there is no such run, or several running runs have that name.
         RunError: the run cannot be read.
     """
-    with open_run(folder) as reader:
+    with open_run(run_folder(name)) as reader:
         if as_json:
             print_json(_run_json(reader))
         else:

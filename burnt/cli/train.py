@@ -33,7 +33,8 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     Args:
         target: ``"module:function"`` or ``"path/file.py:function"``.
         overrides: ``"key=value"`` assignments.
-        config_file: a file written by `Config.save`; None starts from the defaults.
+        config_file: a file written by `Config.save`, or a run's folder or ``config.json``; None starts from
+            the defaults.
         show: whether to print the configuration instead of training.
 
     Returns:
@@ -230,7 +231,8 @@ def _build_config(
     try:
         if config_file is None:
             return cls.from_assignments(overrides)
-        return cls.load(config_file).override(overrides)
+        in_folder = Path(config_file, "config.json")
+        return cls.load(in_folder if in_folder.is_file() else config_file).override(overrides)
     except ConfigError as error:
         raise UsageError(
             error.what,
@@ -245,5 +247,5 @@ def _build_config(
             "the configuration cannot be read",
             where=config_file,
             found=error.strerror,
-            hint="--config takes a file written by Config.save",
+            hint="--config takes a file written by Config.save, or a run's folder or config.json",
         ) from error

@@ -309,7 +309,7 @@ def test_show_of_an_empty_run(capsys):
     ("typed", "hint"),
     [
         ("runs/digts", "did you mean runs/digits?"),
-        ("digits", "did you mean runs/digits?"),
+        ("digts", "did you mean runs/digits?"),
         ("elsewhere/digits", "`burnt runs list elsewhere`"),
         ("runs", "`burnt runs list runs`"),
     ],
@@ -319,6 +319,16 @@ def test_a_mistyped_run(write, capsys, command, typed, hint):
     message = refused(capsys, 2, *command, typed)
     assert hint in message
     assert f"expected  {typed}/run.db" in message
+
+
+@pytest.mark.parametrize("name", ["digits", "letters"])
+def test_a_run_is_found_by_its_name_below_runs(write, capsys, name):
+    write("runs/digits")
+    write("runs/letters-20260131-0915")
+    assert printed(capsys, "show", name).startswith(f"runs/{name}")
+    assert "valid,loss" in printed(capsys, "export", "--format", "csv", name).replace(
+        "loss,valid", "valid,loss"
+    )
 
 
 def test_a_damaged_run_is_an_error(write, capsys):

@@ -15,6 +15,7 @@ import burnt
 from burnt import Config
 from burnt.cli import main
 from burnt.errors import DataError
+from burnt.train.store import RunWriter
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -150,6 +151,15 @@ def test_starts_from_a_file(tmp_path):
     Run().save(tmp_path / "base.json")
     assert main(["train", "work.digits:main", "--config", "base.json", "lr=2"]) == 0
     assert ran() == [{"model": {"hidden": 7}, "lr": 2.0, "name": "saved"}]
+
+
+def test_starts_from_a_run():
+    config = {"model": {"hidden": 7}, "lr": 0.5, "name": "saved"}
+    settings = {"config": config, "model": "Net", "optimizer": "AdamW()", "duration": "2 epochs"}
+    RunWriter.create("runs/digits", config=settings).close("finished")
+    for source in ("runs/digits", "runs/digits/config.json"):
+        assert main(["train", "work.digits:main", "--config", source, "lr=2"]) == 0
+    assert ran() == [{**config, "lr": 2.0}] * 2
 
 
 def test_required_fields_are_set_by_words():
