@@ -91,8 +91,18 @@ class Duration:
             return epoch_ended and position.epoch % self.count == 0
         return position.step > 0 and position.step % self.count == 0
 
-    def steps(self, batches: int | None) -> int | None:
-        """Return the number of steps, or None if the number of batches is unknown."""
+    def last_step(self, position: Position, batches: int | None) -> int | None:
+        """Return the step at which the duration is over; None if the number of batches is unknown.
+
+        Epochs are counted from `position` on: before a resume, they may have had another number of batches.
+
+        Args:
+            position: the position of the training.
+            batches: the number of batches of an epoch.
+        """
         if self.unit == "steps":
-            return self.count
-        return None if batches is None else self.count * batches
+            return max(self.count, position.step)
+        if batches is None:
+            return None
+        left = (self.count - position.epoch) * batches - position.batch
+        return position.step + max(left, 0)

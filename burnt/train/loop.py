@@ -212,7 +212,7 @@ class Loop:
         self.writer.progress(
             self.position.step,
             self.position.current_epoch,
-            total_steps=self.duration.steps(self.batches_per_epoch),
+            total_steps=self.duration.last_step(self.position, self.batches_per_epoch),
             total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
             activity=self.activity,
             paused_seconds=self.control.paused_seconds,

@@ -209,7 +209,8 @@ class PlainReporter(Reporter):
         ]
         parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
         if self._steps and speed["steps_per_second"]:
-            parts.append("eta " + duration_text((self._steps - position.step) / speed["steps_per_second"]))
+            left = max(self._steps - position.step, 0)  # an iterable may give more batches than its length
+            parts.append("eta " + duration_text(left / speed["steps_per_second"]))
         self._print_line("  ".join(parts))
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
@@ -383,7 +384,7 @@ class LiveReporter(Reporter):
         cells.append(f"[dim]{duration_text(elapsed)}[/]")
         done = position.step - self._start_step
         if self._steps and done and self._activity != "done":
-            left = elapsed / done * (self._steps - position.step)
+            left = elapsed / done * max(self._steps - position.step, 0)
             cells.append(f"[dim]eta {duration_text(left)}[/]")
         cells.append(f"[cyan]{self._activity}[/]")
         bar.add_row(*cells)

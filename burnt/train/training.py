@@ -261,7 +261,7 @@ class SupervisedTraining:
                 self._title(learner, position),
                 position,
                 self.duration.count if self.duration.unit == "epochs" else None,
-                self.duration.steps(self.train.num_batches()),
+                self.duration.last_step(position, self.train.num_batches()),
             )
             reason = ending.reason = loop.run()
             seconds = perf_counter() - start_time
@@ -313,6 +313,9 @@ class SupervisedTraining:
             ("train=", document["loader"], self.train.state()),
             ("the schedule", document["schedule"], _schedule_text(learner)),
             ("the optimizer", document["built"], repr(learner.optimizer)),
+            # Checkpoints of burnt 0.1.0 lack these two.
+            ("precision=", document.get("precision", self.precision), self.precision),
+            ("clip_norm=", document.get("clip_norm", self.clip_norm), self.clip_norm),
         ):
             if old != now:
                 self.reporter.message(
@@ -417,6 +420,8 @@ class SupervisedTraining:
             "seed": self.seed,
             "schedule": _schedule_text(learner),
             "built": repr(learner.optimizer),
+            "precision": self.precision,
+            "clip_norm": self.clip_norm,
             "stopping": None if self.stopping is None else self.stopping.state(),
             "learning_rate": control.override,
             "kernels": chosen_kernels(),

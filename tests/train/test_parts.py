@@ -68,7 +68,25 @@ def test_what_is_due_when():
     ]
     assert [steps.over(Position(step=n, epoch=9)) for n in (2, 3, 4)] == [False, True, True]
     assert [epochs.over(Position(step=9, epoch=n)) for n in (1, 2)] == [False, True]
-    assert (epochs.steps(7), epochs.steps(None), steps.steps(7), steps.steps(None)) == (14, None, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("duration", "at", "batches", "last"),
+    [
+        ("2 epochs", Position(), 7, 14),
+        ("2 epochs", Position(10, 1, 3), 7, 14),
+        ("2 epochs", Position(14, 2, 0), 7, 14),
+        ("2 epochs", Position(), None, None),
+        ("3 steps", Position(), 7, 3),
+        ("3 steps", Position(2, 0, 2), None, 3),
+        # The first epochs of a resumed run had another batch size; a finished run was resumed.
+        ("20 epochs", Position(130, 10, 0), 2, 150),
+        ("2 epochs", Position(130, 10, 0), 2, 130),
+        ("3 steps", Position(130, 10, 0), 2, 130),
+    ],
+)
+def test_the_last_step_of_a_duration(duration, at, batches, last):
+    assert Duration.parse(duration).last_step(at, batches) == last
 
 
 def test_the_epoch_of_a_position():

@@ -326,6 +326,8 @@ def test_other_loaders_between_epochs_are_reported_and_in_an_epoch_refused(tmp_p
         "Warning: train= changed since the checkpoint: was {'seed': 3, 'shuffle': True, 'batch_size': 5"
         in capsys.readouterr().out
     )
+    with RunReader(tmp_path / "run") as run:
+        assert (run.progress().step, run.progress().total_steps) == (13, 13)
     Run(tmp_path / "other", stop_at=7)
     with pytest.raises(CheckpointError) as caught:
         Run(tmp_path / "other", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6))
@@ -334,3 +336,11 @@ def test_other_loaders_between_epochs_are_reported_and_in_an_epoch_refused(tmp_p
     assert "'batch_size': 5" in message
     assert "'batch_size': 6" in message
     assert "resume with the same loader" in message
+
+
+def test_other_precision_and_clipping_are_reported(tmp_path, capsys):
+    Run(tmp_path / "run", stop_at=5, clip_norm=1.0)
+    Run(tmp_path / "run", resume=True, precision="bfloat16", monitor="plain")
+    out = capsys.readouterr().out
+    assert "Warning: precision= changed since the checkpoint: was float32, is now bfloat16." in out
+    assert "Warning: clip_norm= changed since the checkpoint: was 1.0, is now None." in out

@@ -1019,10 +1019,15 @@ def test_a_metric_may_have_any_name(tmp_path, name):
         assert run.events("epoch")[0].data["values"].keys() == {"loss", name}
 
 
+class Mine(burnt.Config):
+    mine: int
+
+
 def test_the_config_of_a_run(tmp_path):
-    training(tmp_path / "run", config={"mine": 1}, seed=3).run(learner(schedule=optim.Cosine(0.1, 5)))
+    training(tmp_path / "run", config=Mine(mine=1), seed=3).run(learner(schedule=optim.Cosine(0.1, 5)))
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["config"] == {"mine": 1}
+    assert Mine.load(tmp_path / "run" / "config.json") == Mine(mine=1)
     assert config["schedule"] == "Cosine(lr=0.1, steps=5, end=0.0)"
     assert config["parameters"] == 99
     assert (config["seed"], config["duration"], config["device"]) == (3, "1 epoch", "cpu")
