@@ -8,6 +8,8 @@ the Config that built them.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import inspect
 import json
@@ -34,24 +36,77 @@ _RUN_KEYS = {"config", "model", "optimizer", "duration"}
 """Keys of the ``config.json`` in a run folder, which holds the run's Config among other settings."""
 
 _T = TypeVar("_T")
+_MUTABLE = (list, dict, set, bytearray)
 
 
 class _ConfigMeta(msgspec.StructMeta):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        # msgspec inherits every option of a Struct except this one.
-        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
+        where = f"{namespace.get('__module__')}.{namespace.get('__qualname__', name)}"
+        annotations = namespace.get("__annotations__", {})
+        fields = {
+            key: _to_msgspec_field(value, f"{where}.{key}", is_field=key in annotations)
+            for key, value in namespace.items()
+            if not _is_class_variable(annotations.get(key))
+        }
+        try:
+            # msgspec inherits every option of a Struct except this one.
+            return super().__new__(mcls, name, bases, {**namespace, **fields}, **{"kw_only": True, **options})
+        except TypeError as error:
+            raise DefinitionError(
+                f"the Config {name} cannot be defined",
+                where=where,
+                found=str(error),
+                hint="burnt.field(default_factory=...)" if "default_factory" in str(error) else None,
+            ) from None
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+def _is_class_variable(annotation: Any) -> bool:
+    text = annotation if isinstance(annotation, str) else repr(annotation)
+    return text.startswith(("ClassVar", "typing.ClassVar"))
+
+
+def _to_msgspec_field(default: Any, where: str, *, is_field: bool) -> Any:
+    """Return a field's default in the form that msgspec takes.
+
+    msgspec copies only empty lists, dicts and sets for each instance, and knows no `dataclasses.field`.
+    """
+    if isinstance(default, dataclasses.Field):
+        if not default.init:
+            raise DefinitionError(
+                "a field of a Config cannot be computed",
+                where=where,
+                expected="burnt.field(default=...) or burnt.field(default_factory=...)",
+                found="init=False",
+                hint="define a property",
+            )
+        options: dict[str, Any] = {
+            key: value
+            for key, value in (("default", default.default), ("default_factory", default.default_factory))
+            if value is not dataclasses.MISSING
+        }
+        if isinstance(options.get("default"), _MUTABLE):
+            return _to_msgspec_field(options["default"], where, is_field=True)
+        return msgspec.field(**options)
+    if is_field and isinstance(default, _MUTABLE):
+        return msgspec.field(default_factory=functools.partial(copy.deepcopy, default))
+    return default
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field, dataclasses.field)
+)
 class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_fields=True):
     """Base of configurations: frozen, keyword-only, typed, nested; reads and writes JSON.
 
     Fields may be numbers, strings, booleans, None, enums, paths, lists, tuples, dicts, other Configs and
-    unions of these. Configs in one union need a tag, as in ``class Adam(Config, tag=True)``. A Config
-    that builds an object has a method ``init``; a model that it builds stores the Config in its record.
+    unions of these. A default that is a list, dict or set is copied for each instance; other defaults may be
+    computed by ``burnt.field(default_factory=...)``. Configs in one union need a tag, as in
+    ``class Adam(Config, tag=True)``. A Config that builds an object has a method ``init``; a model that it
+    builds stores the Config in its record.
 
     Raises:
         ConfigError: a value is not of its field's type.
+        DefinitionError: the class is written wrongly.
 
     >>> class DigitsConfig(Config):
     ...     hidden: int = 64

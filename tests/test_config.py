@@ -3,11 +3,12 @@
 import enum
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
 
-from burnt import Config
+from burnt import Config, field
 from burnt.errors import ConfigError, DefinitionError
 
 
@@ -218,6 +219,61 @@ class Inner(Config):
 
 class Outer(Config):
     inner: Inner
+
+
+def test_mutable_defaults_belong_to_each_instance() -> None:
+    class Inner(Config, frozen=False):
+        width: int = 1
+
+    class Outer(Config):
+        kinds: ClassVar[list[str]] = ["a"]
+        names: "ClassVar[list[str]]" = ["b"]
+        widths: list[int] = [1, 2]
+        named: dict[str, list[int]] = {"a": [1]}
+        marks: set[int] = {3}
+        made: list[int] = field(default_factory=lambda: [7])
+        inner: Inner = field(default_factory=Inner)
+        rates: list[float] = field(default=[0.5])
+        size: int = field(default=4)
+        needed: int = field()
+
+    first, second = Outer(needed=0), Outer(needed=0)
+    first.widths.append(3)
+    first.named["a"].append(2)
+    first.rates.clear()
+    assert second.to_dict() == {
+        "widths": [1, 2], "named": {"a": [1]}, "marks": [3], "made": [7], "inner": {"width": 1},
+        "rates": [0.5], "size": 4, "needed": 0,
+    }  # fmt: skip
+    assert first.made is not second.made
+    assert (Outer.kinds, Outer.names) == (["a"], ["b"])
+    assert Outer.from_assignments(["widths.1=5", "needed=1"]).widths == [1, 5]
+    assert Outer.from_json(first.to_json()) == first
+    with pytest.raises(ConfigError, match="in        needed"):
+        Outer.from_dict({})
+
+
+def test_messages_of_fields_that_cannot_be() -> None:
+    class Inner(Config, frozen=False):
+        width: int = 1
+
+    with pytest.raises(DefinitionError) as caught:
+
+        class Shared(Config):
+            inner: Inner = Inner()
+
+    assert "the Config Shared cannot be defined" in str(caught.value)
+    assert caught.value.hint == "burnt.field(default_factory=...)"
+    with pytest.raises(DefinitionError, match=r"in        .*Computed\.width"):
+
+        class Computed(Config):
+            width: int = field(init=False, default=3)
+
+    class Wrong(Config):
+        width: int = field(default_factory=list)
+
+    with pytest.raises(ConfigError, match=r"found     \[\] \(list\)"):
+        Wrong()
 
 
 def test_from_assignments_sets_required_fields():
