@@ -47,6 +47,7 @@ from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
+from burnt.train.target_shapes import TargetShapes
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -345,10 +346,13 @@ class SupervisedTraining:
             if position.batch == 0:
                 raise _no_batches("train")
             return {}
-        report = inspect.check(learner.model, batch, call=learner.step)
+        target_shapes = TargetShapes()
+        report = inspect.check(learner.model, batch, call=target_shapes.recorded(learner.step))
         trainable = [p for p in learner.model.parameters() if p.requires_grad]
         if not report.unchecked:
-            _check_loss(checked_output(report.outputs, learner.step, "training"), "training")
+            output = checked_output(report.outputs, learner.step, "training")
+            _check_loss(output, "training")
+            target_shapes.check(output, "the training step")
             if len(report.without_gradient) == len(trainable):
                 raise BurntError(
                     "the loss depends on no trainable parameter",

@@ -45,6 +45,7 @@ from burnt.train import (
     loop,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
+from burnt.train.target_shapes import TargetShapes
 from tests import forked
 
 
@@ -101,6 +102,10 @@ class Stack(nn.Module):
 def unreduced(model, batch):
     logits = model(batch.x)
     return StepOutput(F.cross_entropy(logits, batch.y, reduction="none"), logits, batch.y)
+
+
+def squared_error(outputs, targets):
+    return StepOutput((outputs - targets.double()).square().mean(), outputs, targets)
 
 
 def crashing(model, batch):
@@ -220,6 +225,25 @@ REFUSED = {
     "confusion": Looked(
         MetricError, "confusion was built for another number of classes", metrics=[ConfusionMatrix(2)]
     ),
+    "column and row": Looked(
+        ShapeError,
+        "the loss compares each prediction with every target",
+        "in        the training step",
+        "one shape in sub",
+        "(5, 1) and (5,), which broadcast to (5, 5)",
+        "squeeze(-1) the tensor of shape (5, 1)",
+        how=lambda model, batch: squared_error(model(batch.x)[:, :1], batch.x.sum(1)),
+    ),
+    "row and column": Looked(
+        ShapeError,
+        "(5,) and (5, 1), which broadcast",
+        how=lambda model, batch: squared_error(model(batch.x)[:, 0], batch.x.sum(1, keepdim=True)),
+    ),
+    "column and row in a loss": Looked(
+        ShapeError,
+        "one shape in l1_loss",
+        how=lambda model, batch: StepOutput(F.l1_loss(model(batch.x)[:, :1], batch.x[:, 0])),
+    ),
     "no batches": Looked(DataError, "train= gave no batches", "is its dataset empty?", train=Unsized()),
     "no validation": Looked(DataError, "valid= gave no batches", valid=Unsized()),
     "empty list": Looked(DataError, "train= has no batches", train=[]),
@@ -234,6 +258,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")  # torch warns of what is refused here
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_before_the_first_step_and_nothing_has_happened(tmp_path, name):
     case = REFUSED[name]
@@ -253,6 +278,36 @@ def test_refused_before_the_first_step_and_nothing_has_happened(tmp_path, name):
     assert torch.equal(torch.get_rng_state(), rng)
     # The folder is free for the next try.
     training(folder, check=False).run(learner())
+
+
+def squeezed(model, batch):
+    outputs, targets = model(batch.x)[:, :1], batch.x.sum(1)
+    return StepOutput(F.mse_loss(outputs.squeeze(-1), targets), outputs, targets)
+
+
+def viewed(model, batch):
+    outputs, targets = model(batch.x)[:, :1], batch.x.sum(1)
+    return StepOutput((outputs.view_as(targets) - targets).square().mean(), outputs, targets)
+
+
+def all_pairs(model, batch):
+    """A contrastive loss, which compares all labels of the batch."""
+    outputs = model(batch.x)
+    same = batch.y.unsqueeze(1) == batch.y
+    return StepOutput((outputs @ outputs.T * same).mean(), outputs, batch.y)
+
+
+def one_class(model, batch):
+    outputs, targets = model(batch.x)[:, :1], batch.y * 0
+    return StepOutput(F.cross_entropy(outputs, targets), outputs, targets)
+
+
+@pytest.mark.parametrize("how", [squeezed, viewed, all_pairs, one_class])
+def test_columns_and_rows_that_are_not_compared(how):
+    shapes = TargetShapes()
+    report = burnt.check(net(), next(iter(loader())), call=shapes.recorded(how))
+    assert not report.unchecked
+    shapes.check(report.outputs, "the training step")
 
 
 def test_a_learner_needs_a_step_and_an_optimizer():
