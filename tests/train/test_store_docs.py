@@ -23,15 +23,17 @@ EXAMPLES = re.findall(r"```sql\n(.*?)```", PAGE, flags=re.DOTALL)
 @pytest.fixture
 def connection(tmp_path):
     folder = tmp_path / "run"
-    with RunWriter.create(folder) as run:
+    config = {"metrics": {"loss": "lower", "accuracy": "higher"}}
+    with RunWriter.create(folder, config=config) as run:
         for step in range(1, 9001):
             run.log(step, 1, {"loss": math.nan if step == 5000 else 1 / step})
         for epoch in (1, 2, 3):
-            run.log(epoch * 100, epoch, {"loss": abs(epoch - 2.0)}, split="valid")
+            values = {"loss": abs(epoch - 2.0), "accuracy": 0.25 * epoch, "mine": 1 / epoch, "lost": math.nan}
+            run.log(epoch * 100, epoch, values, split="valid")
         run.event("checkpoint", 8192, path="checkpoints/8192")
-        run.system({"process.rss_bytes": 3 * 2**30})
+        run.system({"process.rss_bytes": 7 * 2**29})
         run.system({"process.rss_bytes": 2**30})
-    with RunWriter.create(folder, resume=True, resumed_from_step=8192) as run:
+    with RunWriter.create(folder, config=config, resume=True, resumed_from_step=8192) as run:
         run.log(8193, 2, {"loss": 7.0})
     with contextlib.closing(sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)) as connection:
         yield connection
@@ -42,9 +44,9 @@ def test_the_examples_find_what_they_promise(connection):
         connection.execute(example).fetchall() for example in EXAMPLES
     )
     assert curve == [(s, None if s == 5000 else 1 / s) for s in range(1, 8193)] + [(8193, 7.0)]
-    assert best == [("loss", 2, 0.0)]
+    assert best == [("accuracy", 3, 0.75), ("loss", 2, 0.0), ("mine", 3, 1 / 3)]
     assert broken == [(5000,)]
-    assert memory == [(3.0,)]
+    assert memory == [(3.5,)]
     assert [row[1:] for row in checkpoints] == [(8192, "checkpoints/8192")]
     assert [row[2:4] for row in attempts] == [(None, "finished"), (8192, "finished")]
     assert [(row[0], row[1], row[3]) for row in band] == [(1, 1 / 4096, 1.0), (4097, 1 / 8192, 1 / 4097)]
