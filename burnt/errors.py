@@ -63,6 +63,7 @@ __all__ = [
     "SwapError",
     "UnsupportedError",
     "nearest",
+    "quantity",
     "range_hint",
 ]
 
@@ -232,6 +233,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def quantity(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is 1.
+
+    >>> quantity(1, "epoch"), quantity(1200, "step"), quantity(0, "row")
+    ('1 epoch', '1,200 steps', '0 rows')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def range_hint(smallest: int, largest: int, size: int) -> str:

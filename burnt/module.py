@@ -241,6 +241,10 @@ class Module(torch.nn.Module):
             config: a Config to build with, instead of the one in the file.
             device: the device of the tensors; by default the one that `init` uses.
 
+        Returns:
+            The model, in training mode like every model that was just built: call ``model.eval()`` before
+            you use its predictions.
+
         Raises:
             RecordError: there is no Config, or it is unknown or builds another class; a damaged file; tensors
                 that do not fit.

@@ -357,6 +357,19 @@ class TestRecord:
         for path, value in model.state_dict().items():
             assert torch.equal(other.state_dict()[path], value), path
 
+    def test_printing_a_record_shows_shapes_and_no_values(self) -> None:
+        layer = nn.Linear(3, 3)
+        record = Mlp(layer, layer).into_record()
+        name = f"{Mlp.__module__}.Mlp"
+        assert repr(record) == f"Record(2 tensors, 12 values, model={name!r}, config_type=None)"
+        assert str(record).splitlines()[1:] == [
+            "  first.weight  (3, 3) torch.float32",
+            "  first.bias    (3,) torch.float32",
+            "  second.weight is first.weight",
+            "  second.bias is first.bias",
+        ]
+        assert str(burnt.Record({})) == "Record(0 tensors, 0 values, model=None, config_type=None)"
+
     def test_tied_weights_are_written_once_and_stay_tied(self, tmp_path: Path) -> None:
         layer = nn.Linear(3, 3)
         model = Mlp(layer, layer)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnt.config import Config as _Config
 from burnt.config import DerivedConfig, derive_config, field_values
-from burnt.errors import OptimError, nearest
+from burnt.errors import OptimError, nearest, quantity
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.record import read_tensors, write_tensors
@@ -40,6 +40,12 @@ class OptimizerRecord:
     optimizer: str
     options: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        values = quantity(sum(t.numel() for t in self.tensors.values()), "value")
+        tensors = quantity(len(self.tensors), "tensor")
+        return f"OptimizerRecord({self.optimizer}({options}), {tensors}, {values})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, atomically.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from burnt.config import Config, qualified_name
-from burnt.errors import RecordError, nearest
+from burnt.errors import RecordError, nearest, quantity
 from burnt.record.files import read_tensors, write_tensors
 
 FORMAT = 1
@@ -40,7 +40,7 @@ class Record:
     """A module's tensors by path, and the metadata to build the module again.
 
     Args:
-        tensors: parameters and buffers by path; a tied tensor only under its first_paths path.
+        tensors: parameters and buffers by path; a tied tensor only under its first path.
         aliases: the other paths of tied tensors -> the path in `tensors`.
         model: the module's class, by qualified name.
         config_type: the class of the Config that built it, by qualified name.
@@ -49,8 +49,10 @@ class Record:
 
     >>> import burnt, tempfile, pathlib
     >>> record = burnt.nn.Linear(2, 3).into_record()
-    >>> {name: tuple(tensor.shape) for name, tensor in record.tensors.items()}
-    {'weight': (3, 2), 'bias': (3,)}
+    >>> print(record)
+    Record(2 tensors, 9 values, model='burnt.nn.linear.Linear', config_type=None)
+      weight  (3, 2) torch.float32
+      bias    (3,) torch.float32
     """
 
     tensors: Mapping[str, Tensor]
@@ -59,6 +61,17 @@ class Record:
     config_type: str | None = None
     config: dict[str, Any] | None = None
     static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        tensors = quantity(len(self.tensors), "tensor")
+        values = quantity(sum(t.numel() for t in self.tensors.values()), "value")
+        return f"Record({tensors}, {values}, model={self.model!r}, config_type={self.config_type!r})"
+
+    def __str__(self) -> str:
+        width = max(map(len, self.tensors), default=0)
+        lines = [f"  {path:<{width}}  {tuple(t.shape)} {t.dtype}" for path, t in self.tensors.items()]
+        lines += [f"  {alias} is {path}" for alias, path in self.aliases.items()]
+        return "\n".join([repr(self), *lines])
 
     def check(self) -> None:
         """Check whether the record can be saved, without writing anything.
@@ -145,7 +158,7 @@ class LoadReport:
     static: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.applied)} tensors loaded"]
+        lines = [f"{quantity(len(self.applied), 'tensor')} loaded"]
         lines += [f"missing in the record: {path}" for path in self.missing]
         lines += [f"not in the module: {path}" for path in self.unexpected]
         lines += [f"{path}: cast from {old} to {new}" for path, (old, new) in self.cast.items()]

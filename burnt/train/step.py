@@ -36,8 +36,18 @@ class StepOutput:
             tensors = [t for t in (self.targets, self.outputs) if isinstance(t, Tensor) and t.dim()]
             self.count = len(tensors[0]) if tensors else 1
 
+    def __repr__(self) -> str:
+        fields = (f"{name}: {_shape_text(getattr(self, name))}" for name in ("loss", "outputs", "targets"))
+        return f"{type(self).__name__}({', '.join(fields)}, count={self.count})"
 
-@dataclasses.dataclass(slots=True)
+
+def _shape_text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    return "None" if value is None else type(value).__name__
+
+
+@dataclasses.dataclass(slots=True, repr=False)
 class ClassificationOutput(StepOutput):
     """The output of a classifier's step.
 

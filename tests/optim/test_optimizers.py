@@ -441,3 +441,12 @@ def test_every_optimizer_has_a_config_that_builds_it_and_goes_through_json():
         assert repr(built) == repr(expected)
     with pytest.raises(ConfigError, match="momentun"):
         optim.Sgd.Config.from_json('{"momentun": 0.9}')
+
+
+def test_printing_a_record_shows_no_values() -> None:
+    optimizer = optim.Sgd(momentum=0.9)
+    optimizer.step(0.1, {"w": torch.zeros(2, 3)}, {"w": torch.ones(2, 3)})
+    assert repr(optimizer.into_record()) == (
+        "OptimizerRecord(Sgd(momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=False), "
+        "1 tensor, 6 values)"
+    )

@@ -230,3 +230,11 @@ def test_the_confusion_matrix_writes_its_tables(tmp_path):
 )
 def test_the_count_of_a_step(fields, count):
     assert StepOutput(torch.tensor(0.0), **fields).count == count
+
+
+def test_printing_an_output_shows_shapes():
+    output = ClassificationOutput(torch.tensor(0.5), torch.zeros(8, 10), {"boxes": []})
+    assert repr(output) == "ClassificationOutput(loss: (), outputs: (8, 10), targets: dict, count=8)"
+    assert (
+        repr(StepOutput(torch.tensor(0.5))) == "StepOutput(loss: (), outputs: None, targets: None, count=1)"
+    )
