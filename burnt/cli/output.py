@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from burnt.errors import BurntError, nearest
+from burnt.errors import BurntError, nearest, quantity
 from burnt.monitor.format import age_text, clean, size_text
 
 __all__ = [
@@ -109,22 +109,23 @@ class Page:
             align_right: the columns that are right-aligned.
             fold_column: the column that wraps in a narrow terminal, by default the last.
             droppable: columns to omit in a narrow terminal, in this order.
-            show_all: whether to print the whole table; otherwise a terminal shows the rows and columns that
-                fit, and the number of hidden ones.
+            show_all: whether to print the whole table; otherwise a terminal shows the rows that fit, with
+                the widest column wrapped or else the columns that fit, and the number of hidden ones.
             header: whether to print the headings.
         """
         cells = [[_to_cell(cell) for cell in row] for row in rows]
+        widest = None if show_all or not self.is_styled else self._column_to_fold(columns, cells, align_right)
         if self.is_styled and not show_all:
-            num_columns = self._columns_that_fit(columns, cells)
+            num_columns = len(columns) if widest is not None else self._columns_that_fit(columns, cells)
             self._draw_table(
                 columns[:num_columns],
                 [row[:num_columns] for row in cells[:_MAX_ROWS]],
                 align_right,
-                None,
+                widest,
                 header,
             )
-            num_hidden = [(len(cells) - _MAX_ROWS, "rows"), (len(columns) - num_columns, "columns")]
-            if more := " and ".join(f"{count} {what}" for count, what in num_hidden if count > 0):
+            num_hidden = [(len(cells) - _MAX_ROWS, "row"), (len(columns) - num_columns, "column")]
+            if more := " and ".join(quantity(count, what) for count, what in num_hidden if count > 0):
                 self.line(Cell(f"... {more} more: use --json or a pipe to get all", "dim"))
         elif self.is_styled:
             fold_column = fold_column or columns[-1]
@@ -161,6 +162,16 @@ class Page:
         for row in rows:
             table.add_row(*(Text(cell.text, cell.style) for cell in row))
         self._console.print(table)
+
+    def _column_to_fold(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], align_right: Sequence[str]
+    ) -> str | None:
+        """Return the column that is much too wide alone, such as the keys of kernels; None if none is."""
+        widths = _column_widths([columns, *([c.text for c in row] for row in rows[:_MAX_ROWS])])
+        widest = max(range(len(columns)), key=lambda i: widths[i])
+        left = self._console.width - sum(width + 2 for i, width in enumerate(widths) if i != widest)
+        is_foldable = columns[widest] not in align_right and left >= _MIN_FOLDED_WIDTH
+        return columns[widest] if is_foldable else None
 
     def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
         used = 0

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from burnt.cli.runs_show import open_run, run_folder
+from burnt.errors import quantity
 from burnt.train.store import export_csv, export_jsonl, export_tensorboard
 
 __all__ = ["run"]
@@ -33,9 +34,10 @@ def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
         files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)
         messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
     elif format_name == "csv":
-        messages = [f"wrote {export_csv(folder, out or sys.stdout)} points to {out}"]
+        messages = [f"wrote {quantity(export_csv(folder, out or sys.stdout), 'point')} to {out}"]
     else:
-        messages = [f"wrote {export_jsonl(folder, out or sys.stdout, follow=follow)} lines to {out}"]
+        num_lines = export_jsonl(folder, out or sys.stdout, follow=follow)
+        messages = [f"wrote {quantity(num_lines, 'line')} to {out}"]
     if out is not None or format_name == "tensorboard":
         print(*messages, sep="\n", file=sys.stderr)
     return 0

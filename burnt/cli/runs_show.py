@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
 from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
-from burnt.errors import RunError
+from burnt.errors import RunError, quantity
 from burnt.monitor.format import problem_text, progress_text, series_label
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
@@ -123,7 +123,7 @@ def _print_run(reader: RunReader) -> None:
         "process": f"{summary.pid} on {summary.host}",
     }
     if summary.dropped:
-        facts["dropped"] = Cell(f"{summary.dropped} samples were lost while writing", "yellow")
+        facts["dropped"] = Cell(f"{quantity(summary.dropped, 'sample')} lost while writing", "yellow")
     page.pairs({name: value for name, value in facts.items() if value})
     if len(attempts) > 1:
         page.heading("attempts")

@@ -12,7 +12,7 @@ from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.cli.train import load_module
-from burnt.errors import BurntError, CacheError, nearest
+from burnt.errors import BurntError, CacheError, nearest, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 
 __all__ = ["clear", "export", "import_rows", "run", "show"]
@@ -375,7 +375,7 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
         on_device = "" if device is None else f" on {device}"
         raise UsageError(f"there are no measurements{of_op}{on_device} yet", hint="burnt tune run")
     write_table(Path(path), rows)
-    Page().line(f"{len(rows)} rows written to {path}")
+    Page().line(f"{quantity(len(rows), 'row')} written to {path}")
     return 0
 
 
@@ -403,7 +403,7 @@ def import_rows(path: str) -> int:
     database = TuningDatabase()
     _set_aside_if_damaged(database)
     database.add(rows)
-    Page().line(f"{len(rows)} rows added from {path}")
+    Page().line(f"{quantity(len(rows), 'row')} added from {path}")
     return 0
 
 
@@ -416,5 +416,5 @@ def clear(name: str | None) -> int:
     database = TuningDatabase()
     _set_aside_if_damaged(database)
     _check_op_name(name, database.rows())
-    Page().line(f"{database.clear(name)} rows deleted")
+    Page().line(f"{quantity(database.clear(name), 'row')} deleted")
     return 0

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +28,7 @@ from burnt.errors import (
     DefinitionError,
     MetricError,
     ShapeError,
+    quantity,
 )
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
@@ -34,6 +36,7 @@ from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
 from burnt.train.final_summary import format_summary
+from burnt.train.format import values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, StepFunction, Steps, checked_output, model_step
 from burnt.train.loop import Loop, run_validation
@@ -71,6 +74,14 @@ class TrainingResult:
     position: Position
     values: Mapping[str, float]
     checkpoints: tuple[Saved, ...]
+
+    def __repr__(self) -> str:
+        checkpoints = ", ".join(saved.path.name for saved in self.checkpoints)
+        return (
+            f"TrainingResult({type(self.model).__name__}, {self.reason} after step {self.position.step}, "
+            f"values: {values_text(self.values) or 'none'}, folder: {self.folder}, "
+            f"checkpoints: {checkpoints or 'none'})"
+        )
 
 
 class SupervisedTraining:
@@ -271,7 +282,8 @@ class SupervisedTraining:
                 reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
-            f"Training {reason}: {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}"
+            f"Training {reason}: {quantity(position.epoch, 'epoch')}, {quantity(position.step, 'step')}, "
+            f"{duration_text(seconds)}"
         )
         self.reporter.message(
             format_summary(self.folder, loop.values, train_metrics, saved, self.keepers or ())
@@ -436,7 +448,7 @@ class SupervisedTraining:
         size = inspect.num_params(learner.model)
         start = f", resuming after step {position.step}" if position.step else ""
         return (
-            f"{name}, {size:,} parameters, {self.duration} on {self.device} in {self.precision}, "
+            f"{name}, {quantity(size, 'parameter')}, {self.duration} on {self.device} in {self.precision}, "
             f"run folder {self.folder}{start}"
         )
 
@@ -444,7 +456,7 @@ class SupervisedTraining:
         if not saved:
             return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
         instructions = f"To resume, run the same program with the folder {self.folder} and resume=True."
-        if all(hasattr(self.config, name) for name in ("folder", "resume")):  # `burnt train` can set both
+        if _is_burnt_train() and all(hasattr(self.config, name) for name in ("folder", "resume")):
             instructions += (
                 f"\nFrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
             )
@@ -530,6 +542,14 @@ def _loss_first(metrics: Iterable[Metric]) -> list[Metric]:
             hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
         )
     return ordered
+
+
+def _is_burnt_train() -> bool:
+    """Whether this process was started as `burnt train` or `python -m burnt train`."""
+    program = Path(sys.argv[0])
+    return sys.argv[1:2] == ["train"] and (
+        program.stem == "burnt" or program.parts[-2:] == ("burnt", "__main__.py")
+    )
 
 
 def _no_batches(name: str) -> DataError:

@@ -275,6 +275,26 @@ def test_show_fits_a_terminal(capsys, monkeypatch):
     assert "column39" not in out
 
 
+@pytest.mark.parametrize(("columns", "is_folded"), [(400, False), (200, True), (80, True), (40, None)])
+def test_a_table_with_a_very_wide_column_shows_the_others(capsys, monkeypatch, columns, is_folded):
+    key = "cpu Some Processor, gcc 12.2.0|x=float32 4d row 24576x8|" * 4 + "end"
+    with RunWriter.create("runs/wide") as run:
+        run.record_table("kernels", ["op", "key", "candidate", "count"], [["softmax", key, "generated", 7]])
+    on_terminal(monkeypatch, columns)
+    out = plain(printed(capsys, "show", "runs/wide"))
+    assert max(map(len, out.splitlines())) <= columns
+    rows = out.partition("kernels\n")[2].splitlines()
+    if is_folded is None:  # too narrow for a readable key
+        assert rows[0].split() == ["op"]
+        assert "3 columns more" in out
+    else:
+        assert rows[0].split() == ["op", "key", "candidate", "count"]
+        assert rows[1].split()[-2:] == ["generated", "7"]
+        assert (key in rows[1]) != is_folded
+        words = "".join(" ".join(rows[1:]).split()).replace("generated7", "")
+        assert "".join(key.split()) in words
+
+
 def test_show_as_json(write, capsys):
     fill()
     run = json.loads(printed(capsys, "show", "runs/full", "--json"))

@@ -442,13 +442,22 @@ class ShellConfig(burnt.Config):
     resume: bool = False
 
 
-@pytest.mark.parametrize("config", [None, ShellConfig()])
-def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, config):
+@pytest.mark.parametrize(
+    ("config", "command", "shown"),
+    [
+        (ShellConfig(), ["/usr/bin/burnt", "train", "live.py:main"], True),
+        (ShellConfig(), ["/lib/burnt/__main__.py", "train", "live.py:main"], True),
+        (ShellConfig(), ["live.py", "train"], False),
+        (None, ["/usr/bin/burnt", "train", "live.py:main"], False),
+    ],
+)
+def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, monkeypatch, config, command, shown):
+    monkeypatch.setattr(sys, "argv", command)
     Trial(tmp_path / "the run", {2: [("stop", None)]}, monitor="plain", config=config).run()
     output = capsys.readouterr().out
     assert f"run the same program with the folder {tmp_path / 'the run'} and resume=True" in output
     shell = f"From the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
-    assert (shell in output) == (config is not None)
+    assert (shell in output) == shown
 
 
 def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):

@@ -167,6 +167,8 @@ def test_a_live_run(tmp_path, monkeypatch):
     run(tmp_path / "run", duration="2 epochs", monitor="live")
     assert "epoch 2/2" in out.getvalue()
     assert "Training finished: 2 epochs, 6 steps" in out.getvalue()
+    run(tmp_path / "short", duration="1 step", monitor="live")
+    assert "Training finished: 0 epochs, 1 step," in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -888,6 +888,15 @@ def test_the_epoch_ranks_the_checkpoint_at_its_end_whatever_is_saved_there_befor
     ]
 
 
+def test_printing_a_result_shows_its_values_and_no_tensors(tmp_path):
+    result = training(tmp_path / "run").run(learner())
+    result.values.update({"train/loss": 0.5, "valid/loss": 1e-7})
+    assert repr(result) == (
+        "TrainingResult(Sequential, finished after step 5, values: train/loss 0.5000  valid/loss 1e-07, "
+        f"folder: {tmp_path / 'run'}, checkpoints: step-00000005)"
+    )
+
+
 def test_a_stream_of_unknown_length(tmp_path):
     stream = Unsized(*loader())
     result = training(tmp_path / "run", train=stream, duration="2 epochs").run(learner())

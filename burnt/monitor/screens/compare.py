@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, get_args
 
+from rich.cells import cell_len, set_cell_size
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -37,6 +38,7 @@ __all__ = ["MAX_RUNS", "CompareScreen", "all_metrics", "assign_styles", "differe
 MAX_RUNS = 8  # runs in one chart: as many as there are distinguishable colours
 
 _SAMPLE_CELLS = 3  # cells of the line sample beside a run's name
+_MIN_VALUE_WIDTH = 12  # minimum width of a shortened setting
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _VALUE_COLUMNS = (
     Column(""),
@@ -76,6 +78,7 @@ class CompareScreen(Screen[None]):
         self._x_range: Range | None = None
         self._num_requests = 0
         self._last_token: object = None
+        self._differing: Mapping[str, Sequence[str | None]] = {}
         for view in self.views:
             view.follow()
 
@@ -97,6 +100,11 @@ class CompareScreen(Screen[None]):
         """Stop following the runs."""
         for view in self.views:
             view.unfollow()
+
+    def on_resize(self) -> None:
+        """Fit the settings to the new width."""
+        if self._differing:
+            self._show_configs(self._differing)
 
     def on_screen_resume(self) -> None:
         """Start reading when the screen becomes visible."""
@@ -197,13 +205,18 @@ class CompareScreen(Screen[None]):
         columns = [Column("differs in", expands=True)]
         columns += [Column(str(number + 1), align_right=True) for number in range(len(self.views))]
         rows: list[tuple[object, Sequence[Cell]]] = []
+        self._differing = differing
+        key_width = min(max(map(cell_len, differing), default=0), self.size.width // 2)
+        value_width = (self.size.width - key_width) // len(self.views) - 3
         for key, values in differing.items():
             most_common = Counter(values).most_common(1)[0]
             cells = [cell(key, "$dim")]
             for value in values:
                 # Values that most runs share are dimmed, so that the exceptions stand out.
                 is_dim = value is None or (most_common[1] > len(values) / 2 and value == most_common[0])
-                cells.append(cell("-" if value is None else _shorten(value), "$dim" if is_dim else ""))
+                cells.append(
+                    cell("-" if value is None else _shorten(value, value_width), "$dim" if is_dim else "")
+                )
             rows.append((key, cells))
         table = self.query_one("#configs", Table)
         if not any(view.config for view in self.views):
@@ -327,5 +340,6 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | No
     return {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
 
 
-def _shorten(value: str, width: int = 16) -> str:
-    return value if len(value) <= width else value[: width - 1] + "…"
+def _shorten(value: str, width: int) -> str:
+    width = max(width, _MIN_VALUE_WIDTH)
+    return value if cell_len(value) <= width else set_cell_size(value, width - 1) + "…"

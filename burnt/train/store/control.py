@@ -196,8 +196,8 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
             where=os.fspath(folder),
             expected="a running training",
             found=state + (f": {attempt.end_reason}" if attempt.end_reason not in (None, state) else ""),
-            hint="to continue the run, start its program again, if it has these settings: "
-            f"burnt train PROGRAM folder={os.fspath(folder)} resume=true",
+            hint="to continue the run, start the same program again with the folder "
+            f"{os.fspath(folder)} and resume=True (burnt train: folder={os.fspath(folder)} resume=true)",
         )
     now = time.time_ns()
     # The names sort in the order of sending.

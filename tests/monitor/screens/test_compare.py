@@ -94,6 +94,29 @@ def test_only_differing_keys_are_listed(tmp_path: Path) -> None:
     drive(tmp_path, test)
 
 
+@pytest.mark.parametrize(("width", "is_shortened"), [(80, True), (200, False)])
+def test_settings_take_the_width_there_is(tmp_path: Path, width: int, is_shortened: bool) -> None:
+    values = [f"Warmup(steps={number}, then=Cosine(lr=0.003, steps=17, end=0.0))" for number in (1, 2)]
+    key = "optimizer.schedule.of.the.first.phase"
+    for number, value in enumerate(values):
+        RunWriter.create(tmp_path / f"run-{number}", config={key: value}).close("finished")
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        table = screen.query_one("#configs", Table)
+        row = text(table).splitlines()[1]
+        assert key in row
+        assert ("…" in row) == is_shortened
+        assert all((value in row) != is_shortened for value in values)
+        assert row.count("Warmup(step") == 2
+        if not is_shortened:
+            await pilot.resize_terminal(80, 36)
+            await app.wait_until_idle(30)
+            assert key in text(table)
+            assert text(table).count("…") == 2
+
+    drive(tmp_path, test, (width, 36))
+
+
 def test_the_metric_is_chosen_by_key_and_by_name(tmp_path: Path) -> None:
     make(tmp_path)
 
