@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from burnt.inspect import CheckReport, Summary
     from burnt.record import LoadReport, Record
 
-__all__ = ["Module", "TensorList", "field"]
+__all__ = ["Module", "TensorList", "field", "loading_problem"]
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -233,8 +233,10 @@ class Module(torch.nn.Module):
     ) -> Self:
         """Build the model that `save` wrote, with the Config in the file.
 
-        Nothing in the file is executed: the Config must be a class that is already imported, whose `init` is
-        annotated to return this class.
+        Nothing in the file is executed, and nothing is imported: the Config must be a class that is already
+        imported, whose `init` is annotated to return this class, or has no annotation and is defined in the
+        module of this class. It is found by its qualified name, or by its own name in the module of this
+        class, which may have had another name when the file was written (``__main__``).
 
         Args:
             path: the file.
@@ -422,35 +424,92 @@ def _config_in(record: Record, model: type[Module], path: str) -> _Config:
             found="a model that was not built by a Config",
             hint=by_hand,
         )
-    if not _init_is_derived(model) and name == f"{qualified_name(model)}.Config":
-        return model.Config.from_dict(values)
-    config = next((c for c in reversed(_subclasses(_Config)) if qualified_name(c) == name), None)
-    if config is None:
+    configs = _configs_named(name, model)
+    if not configs:
         raise RecordError(
             f"the Config that built {path} is not imported",
             expected=name,
-            found="no such class",
+            found=f"no such class, nor one of its name in {model.__module__}, which defines {model.__name__}",
             hint=f"import it first, pass config=, or {by_hand}",
         )
-    returns = _return_type(config)
-    if not (isinstance(returns, type) and issubclass(returns, model)):
+    config = next((config for config in configs if _may_build(config, model)), None)
+    if config is None:
+        returns = _return_type(configs[0])
         raise RecordError(
             f"{path} builds no {model.__name__}",
-            expected=f"{name}.init annotated to return {model.__name__}",
-            found="no init" if returns is None else f"-> {getattr(returns, '__name__', returns)}",
-            hint=by_hand,
+            expected=f"{qualified_name(configs[0])}.init annotated to return {model.__name__}",
+            found=_return_text(returns),
+            hint=f"annotate it: def init(self) -> {model.__name__}; or {by_hand}"
+            if returns is _NOT_ANNOTATED
+            else by_hand,
         )
     return config.from_dict(values)
 
 
+def _configs_named(name: str, model: type[Module]) -> list[type[_Config]]:
+    """Return the imported Configs that a record's ``config_type`` may mean, the most likely one first.
+
+    A module has different names as a script (``__main__``), as a file (``burnt train net.py:main``) and as a
+    part of a package. So the Configs in the module that defines `model` are also found by their own name
+    alone.
+    """
+    if name.endswith(f".{model.__qualname__}.Config") and not _init_is_derived(model):
+        return [model.Config]
+    known = list(reversed(_subclasses(_Config)))
+    beside = [config for config in known if config.__module__ == model.__module__]
+    exact = [config for config in known if qualified_name(config) == name]
+    renamed = [config for config in beside if f".{name}".endswith(f".{config.__qualname__}")]
+    # Of Net.Config and Config, the longer one is meant.
+    renamed.sort(key=lambda config: -len(config.__qualname__))
+    return list(dict.fromkeys([*exact, *renamed[:1]]))
+
+
+def _may_build(config: type[_Config], model: type[Module]) -> bool:
+    """Whether a file may call the `init` of a Config in order to build `model`.
+
+    An `init` without an annotation is trusted only in the module that defines `model`: a file must not be
+    able to call any `init` in the program.
+    """
+    returns = _return_type(config)
+    if returns is _NOT_ANNOTATED:
+        return config.__module__ == model.__module__
+    return isinstance(returns, type) and issubclass(returns, model)
+
+
+def loading_problem(model: torch.nn.Module) -> str | None:
+    """Return why `Module.load` could not build a saved model by its Config; None if it could, or has none."""
+    config = getattr(model, "_built_by", None)
+    if config is None or not isinstance(model, Module) or _may_build(type(config), type(model)):
+        return None
+    name = type(model).__name__
+    return (
+        f"{name}.load will not build the saved model, because {qualified_name(type(config))}.init is not "
+        f"annotated to return {name}"
+    )
+
+
+_NOT_ANNOTATED = object()
+
+
 def _return_type(config: type[_Config]) -> Any:
+    """Return the annotation of a Config's `init`; None without `init`, a text if it cannot be resolved."""
     build = getattr(config, "init", None)
     if build is None:
         return None
     try:
-        return typing.get_type_hints(build).get("return", "nothing annotated")
+        return typing.get_type_hints(build).get("return", _NOT_ANNOTATED)
     except NameError as error:
         return f"an annotation that cannot be resolved ({error})"
+
+
+def _return_text(returns: Any) -> str:
+    if returns is None:
+        return "no init"
+    return (
+        "an init without a return annotation"
+        if returns is _NOT_ANNOTATED
+        else f"-> {getattr(returns, '__name__', returns)}"
+    )
 
 
 def _subclasses(cls: type[_Config]) -> list[type[_Config]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import types
@@ -18,7 +19,7 @@ from torch.nn import Parameter
 import burnt
 from burnt import Config, Module, field, nn
 from burnt.errors import ConfigError, DefinitionError, RecordError
-from burnt.module import TensorDict, TensorList
+from burnt.module import TensorDict, TensorList, loading_problem
 
 T = TypeVar("T", bound=torch.nn.Module)
 
@@ -526,6 +527,12 @@ class TestRecord:
         assert torch.equal(one.weight, two.weight)
 
 
+class Wide(Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, width)
+
+
 class Unannotated(Config):
     def init(self):  # type: ignore[no-untyped-def]
         return mlp()
@@ -573,18 +580,76 @@ class TestConfigInTheFile:
     @pytest.mark.parametrize(
         ("config", "found"),
         [
-            (Unannotated(), "-> nothing annotated"),
             (WithoutInit(), "no init"),
             (Unresolvable(), "NoSuchThing"),
             (nn.Linear.Config(in_features=1, out_features=1), "-> Linear"),
         ],
-        ids=["unannotated", "no init", "unresolvable", "another layer"],
+        ids=["no init", "unresolvable", "another layer"],
     )
     def test_a_config_that_builds_something_else(self, tmp_path: Path, config: Config, found: str) -> None:
         path = with_config(mlp(), tmp_path, config)
         with pytest.raises(RecordError, match="builds no Mlp") as caught:
             Mlp.load(path)
         assert found in str(caught.value)
+
+    def test_an_init_without_annotation_is_called_in_the_module_of_the_model(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = with_config(mlp(), tmp_path, Unannotated())
+        assert type(Mlp.load(path)) is Mlp
+        assert loading_problem(mlp()) is loading_problem(Wrap(mlp())) is None
+        with pytest.raises(RecordError, match="builds no Deep") as caught:
+            Deep.load(path)
+        assert caught.value.found == "Mlp"
+        # A file may not call an init anywhere in the program.
+        called = []
+        monkeypatch.setattr(Unannotated, "init", lambda self: called.append(1))
+        monkeypatch.setattr(Unannotated, "__module__", "elsewhere")
+        path = with_config(mlp(), tmp_path, Unannotated())
+        with pytest.raises(RecordError, match="builds no Mlp") as caught:
+            Mlp.load(path)
+        assert caught.value.found == "an init without a return annotation"
+        assert "annotate it: def init(self) -> Mlp" in str(caught.value)
+        assert called == []
+        model = mlp()
+        model._remember_config(Unannotated())
+        assert "elsewhere.Unannotated.init is not annotated to return Mlp" in str(loading_problem(model))
+
+    @pytest.mark.parametrize(
+        ("written", "module"),
+        [("__main__", None), ("package.net", None), (None, "__main__"), ("net", "package.net")],
+    )
+    def test_the_module_may_have_had_another_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, module: str | None
+    ) -> None:
+        # As a script, as a file of `burnt train` and as a part of a package.
+        for config in (MlpConfig(hidden=7), Wide.Config(width=7)):
+            model = config.init()
+            name = f"{written or config.__module__}.{type(config).__qualname__}"
+            record = burnt.record.record_of(model, config=config)
+            changed = dataclasses.replace(record, config_type=name)
+            changed.save(tmp_path / "m.safetensors")
+            with monkeypatch.context() as patch:
+                if module is not None:
+                    for owner in (type(config), type(model)):
+                        patch.setattr(owner, "__module__", module)
+                loaded = type(model).load(tmp_path / "m.safetensors")
+            assert type(loaded) is type(model)
+            for path, value in model.state_dict().items():
+                assert torch.equal(loaded.state_dict()[path], value)
+
+    def test_a_config_in_the_models_module_comes_before_one_that_builds_something_else(
+        self, tmp_path: Path
+    ) -> None:
+        # As when a file is both imported and run as a script: each has a Mlp and a MlpConfig of its own.
+        class Other(Config):
+            def init(self) -> Forward:
+                return Forward()
+
+        Other.__module__, Other.__qualname__ = "elsewhere", "MlpConfig"
+        record = burnt.record.record_of(mlp(), config=MlpConfig())
+        dataclasses.replace(record, config_type="elsewhere.MlpConfig").save(tmp_path / "m.safetensors")
+        assert type(Mlp.load(tmp_path / "m.safetensors")) is Mlp
 
     def test_a_config_whose_annotation_lies(self, tmp_path: Path) -> None:
         path = with_config(mlp(), tmp_path, Lying())

@@ -30,6 +30,7 @@ from burnt.errors import (
     ShapeError,
     quantity,
 )
+from burnt.module import loading_problem
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
@@ -345,6 +346,8 @@ class SupervisedTraining:
         try:
             if self.keepers is not None:
                 record_of(learner.model).check()
+                if (problem := loading_problem(learner.model)) is not None:
+                    self.reporter.message(f"Warning: {problem}.")
             shapes = self._check_training_step(learner, position)
             if self.valid is not None:
                 self._check_validation_step(steps)

@@ -324,6 +324,20 @@ def test_a_learner_needs_a_step_and_an_optimizer():
         optim.AdamW(eps=-1.0)
 
 
+def test_a_model_that_load_will_not_build_is_reported_before_training(tmp_path, capsys):
+    class OwnConfig(burnt.Config):
+        def init(self):
+            return Own(nn.Linear(6, 3))
+
+    training(tmp_path / "here", monitor="plain").run(learner(OwnConfig().init()))
+    assert "Own.load" not in capsys.readouterr().out
+    OwnConfig.__module__ = "elsewhere"
+    training(tmp_path / "there", monitor="plain").run(learner(OwnConfig().init()))
+    out = capsys.readouterr().out
+    assert out.startswith("Warning: Own.load will not build the saved model, because elsewhere.")
+    assert "OwnConfig.init is not annotated to return Own." in out
+
+
 def test_folders_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError) as caught:
@@ -1004,6 +1018,9 @@ class Own(burnt.Module):
     """A model with steps of its own."""
 
     layer: nn.Linear
+
+    def forward(self, x):
+        return self.layer(x)
 
     def training_step(self, batch):
         return step(self.layer, batch)
