@@ -134,6 +134,7 @@ def test_compared_with_float64(name: str) -> None:
     compare(name, torch.float32, SMALL)
 
 
+@pytest.mark.sample(0, full=17)
 @pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

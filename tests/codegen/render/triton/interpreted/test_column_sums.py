@@ -92,7 +92,7 @@ def steps(
     return [(s.kind, "store_row_sums(" in shown.source(s.name)) for s in shown.steps]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, full=6)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -110,7 +110,7 @@ def test_nothing_is_read_again(name: str) -> None:
     assert [kind for kind, _ in found if kind == "reduction"] == ["reduction"], found
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, full=5)
 @pytest.mark.parametrize(
     "text",
     ["16x16x16 w4 s2", "64x32x16 w4 s2 k2", "128x16x32 w4 s2", "64x16x16 w4 s2 p3", "128x256x16 w4 s2 d"],

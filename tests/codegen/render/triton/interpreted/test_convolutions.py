@@ -149,12 +149,13 @@ def often(names: Iterable[str]) -> list[Any]:
     return [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
-@pytest.mark.sample(keep=("depthwise", "groups", "residual block"))
+@pytest.mark.sample(keep=("depthwise", "groups", "residual block"), full=12)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
     check(name, torch.float32, always())
 
 
+@pytest.mark.sample(0, full=7)
 @pytest.mark.full
 @pytest.mark.parametrize("name", [n for n, case in CASES.items() if len(case.shapes[0]) == 4])
 def test_channels_last(name: str) -> None:
@@ -170,7 +171,7 @@ def test_16_bits(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, always(), last=True)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, full=10)
 @pytest.mark.parametrize("name", often(CASES))
 def test_which_functions_are_one_kernel(name: str) -> None:
     fn, shapes, forward, backward = CASES[name]

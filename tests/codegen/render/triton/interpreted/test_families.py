@@ -27,6 +27,7 @@ def test_families_in_16_bits(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, TRITON)
 
 
+@pytest.mark.sample(0, full=44)
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float32, *SHORT], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)

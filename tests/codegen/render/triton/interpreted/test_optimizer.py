@@ -152,7 +152,7 @@ def matrices(dtype, seed):
     return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, full=4)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )

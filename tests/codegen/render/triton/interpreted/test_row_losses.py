@@ -36,7 +36,7 @@ def near(made: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     assert error <= 8 * torch.finfo(dtype).eps * max(float(exact.abs().max()), 1.0)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, full=12)
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, *(pytest.param(d, marks=pytest.mark.full) for d in (torch.bfloat16, torch.float16))],
