@@ -28,6 +28,7 @@ __all__ = [
     "meta_context",
     "meta_copy",
     "meta_inputs",
+    "preserved_random_states",
 ]
 
 
@@ -197,18 +198,39 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def meta_context() -> Iterator[None]:
-    """Context with meta as the default device, without compilation; restores random states."""
+def preserved_random_states() -> Iterator[None]:
+    """Context that restores the global random generators of Python, NumPy and torch, on every device."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    cuda_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = range(torch.cuda.device_count()) if cuda_in_use else ()
     with ExitStack() as stack:
         stack.callback(random.setstate, python_state)
         stack.callback(np.random.set_state, numpy_state)
-        stack.enter_context(torch.random.fork_rng(devices=list(devices)))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(_uncompiled())
-        stack.enter_context(torch.device("meta"))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        device = _accelerator_in_use()
+        if device is not None:
+            devices = range(torch.accelerator.device_count())
+            stack.enter_context(torch.random.fork_rng(devices, device_type=device.type))
+        yield
+
+
+def _accelerator_in_use() -> torch.device | None:
+    """Return this machine's accelerator; None if there is none or its runtime has not started yet."""
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return None
+    runtime = torch.get_device_module(device)
+    has_started = getattr(runtime, "is_initialized", runtime.is_available)
+    return device if has_started() else None
+
+
+@contextmanager
+def meta_context() -> Iterator[None]:
+    """Context with meta as the default device, without compilation; restores random states."""
+    with (
+        preserved_random_states(),
+        torch.inference_mode(False),
+        _uncompiled(),
+        torch.device("meta"),
+    ):
         yield
 
 

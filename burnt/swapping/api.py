@@ -21,6 +21,7 @@ from burnt.swapping.patterns import (  # noqa: F401  importing these registers t
 )
 from burnt.swapping.report import Report
 from burnt.swapping.site import Site, SwapPlan, restore_class, site_of, start
+from burnt.swapping.state import preserved_state
 
 __all__ = ["as_arguments", "swap", "unswap"]
 
@@ -62,7 +63,8 @@ def swap(
         mode: what must become faster: ``"train"`` for forward and backward, ``"infer"`` for the forward
             without gradients. The model computes the same in both.
         verify: a batch to measure with: a tensor, a tuple of arguments, or a mapping of keyword arguments.
-            The model's buffers, training modes and the random generators are restored afterwards.
+            Parameters, buffers, training modes, the model's other attributes and the random generators are
+            restored afterwards, from a copy in host memory. Lazy modules stay initialized.
         defer_logits: compute the loss of a language model that trains with labels without its logits. The
             logits that it returns are an object that acts like a tensor and is computed when it is read.
 
@@ -295,28 +297,18 @@ def _verify(model: nn.Module, mode: str, batch: Any) -> None:
                 found=_outline(args, kwargs) if tensors is inputs else type(model).__name__,
                 hint="without verify= each site is measured at its first call that computes",
             )
-    modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
-    cuda = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        model.train(mode == "train")
-        with torch.random.fork_rng(devices=cuda), torch.set_grad_enabled(mode == "train"):
+    with preserved_state(model, on_host=True), torch.set_grad_enabled(mode == "train"):
+        try:
+            model.train(mode == "train")
             model(*args, **kwargs)
-    except Exception as error:  # a user's model may raise any exception
-        raise SwapError(
-            "the model fails with the batch of verify=",
-            where=type(model).__name__,
-            expected="a tensor, a tuple of arguments, or a mapping of keyword arguments that the model takes",
-            found=f"{_outline(args, kwargs)}; {type(error).__name__}: {error}",
-            hint=f"model({_stars(batch)}batch) must work before swap",
-        ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        with torch.no_grad():
-            for buffer, version, before in buffers:
-                if buffer._version != version:
-                    buffer.copy_(before)
+        except Exception as error:  # a user's model may raise any exception
+            raise SwapError(
+                "the model fails with the batch of verify=",
+                where=type(model).__name__,
+                expected="a tensor, a tuple of arguments, or a mapping of keyword arguments that it takes",
+                found=f"{_outline(args, kwargs)}; {type(error).__name__}: {error}",
+                hint=f"model({_stars(batch)}batch) must work before swap",
+            ) from error
 
 
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

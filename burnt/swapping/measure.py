@@ -1,8 +1,8 @@
 """Run the original and the swapped module of one site side by side: the time of both, and their difference.
 
 Both run as twins of the module: the same class and settings, parameters that share the memory of the
-module's, and their own buffers, inputs and gradients, without hooks. So measuring changes no gradient, no
-running average and no random number of the model.
+module's, and their own buffers, inputs and gradients, without hooks. What the twins share with the module is
+restored. So measuring changes no parameter, gradient, running average or random number of the model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.precision import matmul_eps, precision
+from burnt.inspect.meta import preserved_random_states
+from burnt.swapping.state import preserved_state
 
 if TYPE_CHECKING:
     from burnt.swapping.kind import Kind
@@ -103,7 +105,7 @@ def measure(
         kwargs: the keyword arguments of the call.
         train: compute gradients, and time the backward too.
     """
-    with _no_trace(list(module.parameters()), args, kwargs):
+    with _no_trace(module, kind):
         try:
             inputs = _copy_arguments(module, kind, args, kwargs)
         except NotCallableError as error:
@@ -142,7 +144,7 @@ def check_error(
     """Return the error against the original, the reference's dtype, and why it is too large or None."""
     if kind.random:
         return None, None, None
-    with _no_trace(list(module.parameters()), args, kwargs):
+    with _no_trace(module, kind):
         try:
             inputs = _copy_arguments(module, kind, args, kwargs)
         except NotCallableError as error:
@@ -164,15 +166,15 @@ def _summarize_error(error: Exception) -> str:
 
 
 @contextmanager
-def _no_trace(*used: Any) -> Iterator[None]:
-    """Restore the random generators afterwards, and hide the calls from global hooks and saved-tensor hooks.
+def _no_trace(module: nn.Module, kind: Kind) -> Iterator[None]:
+    """Restore the module and the random generators afterwards, and hide the calls from global hooks.
 
-    Checkpointing, for one, counts saved tensors.
+    Also from saved-tensor hooks: checkpointing, for one, counts saved tensors.
     """
-    tensors = [t for t in pytree.tree_leaves(used) if isinstance(t, Tensor) and t.device.type == "cuda"]
+    # Other methods than forward use no parameters, and may belong to a module as large as the model.
+    preserved = preserved_state(module) if kind.uses_parameters else preserved_random_states()
     unseen = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
-    devices = sorted({t.device.index or 0 for t in tensors})
-    with torch.random.fork_rng(devices=devices), unseen, _torch.without_global_hooks():
+    with preserved, unseen, _torch.without_global_hooks():
         yield
 
 

@@ -23,6 +23,7 @@ from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.lazy_logits import Logits
 from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global, with_global
 from burnt.swapping.site import reuse_inner_module
+from burnt.swapping.state import preserved_state
 
 __all__ = ["HEAD", "LIBRARIES", "activation_name", "has_hooks", "head_of", "is_of_class"]
 
@@ -218,7 +219,7 @@ def _probe(
     twin.__dict__["_modules"] = {**module._modules, **children}
     if training is not None:
         twin.__dict__["training"] = training
-    with torch.no_grad():
+    with torch.no_grad(), preserved_state(module):  # the copy shares what is not replaced
         try:
             out = twin.forward(x)
         except Exception:  # third-party code may need other inputs and raise any exception

@@ -1,0 +1,241 @@
+"""Run a user's module and leave no trace: everything that a call may change is restored afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from burnt.inspect.meta import preserved_random_states
+
+__all__ = ["preserved_state"]
+
+_CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, set, deque)
+# What every module has: these attributes are torch's own, and restored one by one or not at all.
+_MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+_OWN_PREFIX = "_burnt"  # of attributes that `swap` sets
+
+
+@contextmanager
+def preserved_state(module: nn.Module, *, on_host: bool = False) -> Iterator[None]:
+    """Context that restores a module's state and the random generators, also if the module raises.
+
+    The state of a module and of the modules in it: the values and shapes of parameters and buffers, which
+    tensors its buffers are, its training mode, and what it holds in attributes: tensors, containers,
+    `torch.Generator` objects and values of any other type, which are not looked into. What a call adds is
+    removed. Tensors are compared by value: torch's version counter misses what `F.batch_norm` does to running
+    statistics, and what is done through ``.data``. Only tensors that have changed are written to.
+
+    Attributes of torch's own modules, among them wrappers for distributed training, are not restored: these
+    manage their memory themselves. Parameters that a lazy module has initialized stay.
+
+    Args:
+        module: any module.
+        on_host: keep the copies of its tensors in host memory. On an accelerator this takes longer, and needs
+            no memory there.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        state = _State(module, on_host)
+    with preserved_random_states():
+        try:
+            yield
+        finally:
+            with torch.inference_mode(False), torch.no_grad():
+                state.restore()
+
+
+class _State:
+    """A snapshot of a module and of all modules in it."""
+
+    def __init__(self, module: nn.Module, on_host: bool) -> None:
+        self.on_host = on_host
+        self.modules: list[_ModuleState] = []
+        self.containers: list[tuple[Any, Any]] = []
+        self.generators: list[tuple[torch.Generator, Tensor]] = []
+        self.tensors: list[_TensorState] = []
+        self.memory: dict[int, _Memory] = {}  # by address, since tensors may share memory
+        self._seen: set[int] = set()
+        self._add(module)
+
+    def restore(self) -> None:
+        """Make the module as it was."""
+        for module in self.modules:
+            module.restore()
+        for container, before in self.containers:
+            _restore_container(container, before)
+        for generator, before in self.generators:
+            generator.set_state(before)
+        for tensor in self.tensors:
+            tensor.restore()
+        for memory in self.memory.values():
+            memory.restore()
+
+    def _add(self, root: object) -> None:
+        """Take a snapshot of a value and of everything in it."""
+        pending: list[Any] = [root]  # a list rather than recursion: modules may be nested deeply
+        while pending:
+            value = pending.pop()
+            if id(value) in self._seen:
+                continue
+            if isinstance(value, nn.Module):
+                module = _ModuleState(value)
+                self.modules.append(module)
+                pending += module.values()
+            elif isinstance(value, Tensor):
+                self._add_tensor(value)
+            elif isinstance(value, torch.Generator):
+                self.generators.append((value, value.get_state()))
+            elif type(value) in _CONTAINERS:
+                if not isinstance(value, tuple):
+                    self.containers.append((value, copy.copy(value)))
+                pending += value.values() if isinstance(value, dict) else value
+            else:
+                continue
+            self._seen.add(id(value))
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        if is_lazy(tensor):
+            return
+        if hasattr(tensor, "__tensor_flatten__"):  # a wrapper, such as a DTensor
+            names, _ = tensor.__tensor_flatten__()
+            for name in names:
+                self._add(getattr(tensor, name))
+            return
+        state = _TensorState(tensor)
+        self.tensors.append(state)
+        if state.storage is not None and state.storage.nbytes() and state.storage.device.type != "meta":
+            address = state.storage.data_ptr()
+            if address not in self.memory:
+                self.memory[address] = _Memory(state.storage, self.on_host)
+            self.memory[address].tensors.append(tensor)
+
+
+class _ModuleState:
+    """What a module holds, by reference."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.training = module.training
+        self.tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.attributes: dict[str, Any] = {}
+        self.non_persistent: set[str] = set()
+        self.is_torch = type(module).__module__.partition(".")[0] == "torch"
+        self.is_script = isinstance(module, torch.jit.ScriptModule)  # its tables are C++ objects
+        if self.is_script:
+            return
+        self.non_persistent = set(module._non_persistent_buffers_set)
+        self.tables = [
+            (table, dict(table)) for table in (module._parameters, module._buffers, module._modules)
+        ]
+        if not self.is_torch:
+            self.attributes = {n: v for n, v in vars(module).items() if not _is_internal(n)}
+
+    def values(self) -> Iterable[Any]:
+        """Return the tensors, modules and attributes that the module holds itself."""
+        if self.is_script:
+            return [
+                *self.module.parameters(recurse=False),
+                *self.module.buffers(recurse=False),
+                *self.module.children(),
+            ]
+        return [*(value for _, table in self.tables for value in table.values()), *self.attributes.values()]
+
+    def restore(self) -> None:
+        module = self.module
+        module.training = self.training
+        if self.is_script:
+            return
+        for table, before in self.tables:
+            if table is module._buffers:
+                _restore_container(table, before)
+            elif not self.is_torch:
+                # Parameters are not bound again: FSDP exchanges them around a call, and keeps count of it.
+                for name in table.keys() - before.keys():
+                    del table[name]
+        module._non_persistent_buffers_set.clear()
+        module._non_persistent_buffers_set.update(self.non_persistent)
+        if self.is_torch:
+            return
+        now = vars(module)
+        for name in [n for n in now if n not in self.attributes and not _is_internal(n)]:
+            del now[name]
+        now.update(self.attributes)
+
+
+def _is_internal(name: str) -> bool:
+    return name in _MODULE_ATTRIBUTES or name.startswith(_OWN_PREFIX)
+
+
+class _TensorState:
+    """The memory and shape of a tensor, which ``resize_``, ``set_`` and assignments to ``.data`` change."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.alias = tensor.detach()
+        self.storage = _storage_of(tensor)
+        # Without one storage (sparse, oneDNN), in-place changes are left to the version counter.
+        self.copy = tensor.detach().clone() if self.storage is None else None
+        self.version = 0 if tensor.is_inference() else tensor._version
+
+    def restore(self) -> None:
+        tensor = self.tensor
+        if self.copy is not None:
+            if not tensor.is_inference() and tensor._version != self.version:
+                tensor.copy_(self.copy)  # not a detached sparse tensor, which would become another one
+        elif _layout_of(tensor) != _layout_of(self.alias):
+            tensor.data = self.alias
+
+
+class _Memory:
+    """The bytes of a storage, whatever tensors are on it: expanded, overlapping, of any dtype."""
+
+    def __init__(self, storage: torch.UntypedStorage, on_host: bool) -> None:
+        self.storage = storage
+        self.tensors: list[Tensor] = []
+        self.before = self._bytes().to("cpu", copy=True) if on_host else self._bytes().clone()
+
+    def restore(self) -> None:
+        if self.storage.nbytes() < self.before.numel():
+            return  # freed, as FSDP does between calls
+        now = self._bytes()[: self.before.numel()]
+        before = self.before.to(now.device)
+        if not torch.equal(now, before):
+            now.copy_(before)
+            # Packed weights and graphs of autograd must learn of it.
+            torch.autograd.graph.increment_version(t for t in self.tensors if not t.is_inference())
+
+    def _bytes(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Return a tensor's storage; None if it has no single one."""
+    try:
+        storage = tensor.untyped_storage()
+        storage.data_ptr()
+    except RuntimeError:  # or NotImplementedError, which is one
+        return None
+    return storage
+
+
+def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.untyped_storage().data_ptr(), tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _restore_container(container: Any, before: Any) -> None:
+    """Put the elements back that a list, deque, set or dictionary held, unless they are still the same."""
+    if _element_ids(container) != _element_ids(before):
+        container.clear()
+        (container.extend if isinstance(container, list | deque) else container.update)(before)
+
+
+def _element_ids(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [(key, id(value)) for key, value in container.items()]
+    return [*map(id, container)]
