@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +39,7 @@ __all__ = [
     "in_transform",
     "is_autocast",
     "is_plain_call",
+    "is_raised_by_saved_tensor_hook",
     "matmul_precision",
     "normal_dispatch",
     "onednn_conv",
@@ -97,7 +100,8 @@ def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Context without saved-tensor hooks (checkpointing, offloading), which are restored afterwards.
 
-    torch.func's transforms refuse to run beside them.
+    torch.func's transforms refuse to run beside them. Checkpointing counts saved tensors, and must not count
+    those of calls that the user has not made.
     """
     hooks: Any = torch._C._autograd
     aside = []
@@ -109,6 +113,24 @@ def without_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(aside):
             hooks._push_saved_tensors_default_hooks(*pair)
+
+
+def is_raised_by_saved_tensor_hook(error: BaseException) -> bool:
+    """Whether an exception comes from the saved-tensor hook that is active, as its traceback shows.
+
+    Autograd calls the hook when it saves a tensor, so the exception passes through a kernel's call without
+    being about it. ``checkpoint(use_reentrant=False)`` ends a recomputation in this way.
+    """
+    hooks: Any = torch._C._autograd
+    top = hooks._top_saved_tensors_default_hooks(False)
+    if top is None:
+        return False
+    hook: Any = inspect.unwrap(top[0])
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    code = getattr(hook, "__code__", None) or getattr(type(hook).__call__, "__code__", None)
+    frames = traceback.walk_tb(error.__traceback__)
+    return code is not None and any(frame.f_code is code for frame, _ in frames)
 
 
 def trace_to_aten(
@@ -159,7 +181,8 @@ def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], l
     """Like `fake_results`, but also return the fake arguments after the call."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True), _errors_raised_but_not_logged():
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_mode, without_saved_tensor_hooks(), _errors_raised_but_not_logged():
         inputs = [
             torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).requires_grad_(
                 a.requires_grad

@@ -321,6 +321,25 @@ def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
         assert asked == ["inner", "outer"]
 
 
+def test_checkpointing_stops_by_an_error_of_its_hook() -> None:
+    errors = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.exp()
+        except Exception as error:
+            errors.append(_torch.is_raised_by_saved_tensor_hook(error))
+            raise
+
+    x = torch.ones(2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(call, x, use_reentrant=False).sum().backward()
+    assert errors == [True], "torch.utils.checkpoint ends a recomputation in another way"
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.detach):
+        with pytest.raises(ValueError, match="of a kernel") as raised:
+            raise ValueError("of a kernel")
+        assert not _torch.is_raised_by_saved_tensor_hook(raised.value)
+
+
 def test_torch_tells_alike_tensors_from_others() -> None:
     are_alike = _torch.build_tensor_guard([torch.ones(2, 3), torch.ones(())])
     assert are_alike(torch.zeros(2, 3), torch.zeros(()))

@@ -167,14 +167,10 @@ def _summarize_error(error: Exception) -> str:
 
 @contextmanager
 def _no_trace(module: nn.Module, kind: Kind) -> Iterator[None]:
-    """Restore the module and the random generators afterwards, and hide the calls from global hooks.
-
-    Also from saved-tensor hooks: checkpointing, for one, counts saved tensors.
-    """
+    """Restore the module and the random generators afterwards; no global or saved-tensor hooks are called."""
     # Other methods than forward use no parameters, and may belong to a module as large as the model.
     preserved = preserved_state(module) if kind.uses_parameters else preserved_random_states()
-    unseen = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
-    with preserved, unseen, _torch.without_global_hooks():
+    with preserved, _torch.without_saved_tensor_hooks(), _torch.without_global_hooks():
         yield
 
 

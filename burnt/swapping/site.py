@@ -189,8 +189,9 @@ def _burnt_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -
         except InputError:
             # For inputs that burnt's ops refuse, such as mixed dtypes, the original computes or raises.
             return theirs(self, *args, **kwargs)
-        except RuntimeError:
-            if all_strided(pytree.tree_leaves((args, kwargs))):
+        except RuntimeError as error:
+            is_strided = all_strided(pytree.tree_leaves((args, kwargs)))
+            if is_strided or _torch.is_raised_by_saved_tensor_hook(error):
                 raise
             return theirs(self, *args, **kwargs)
 

@@ -245,7 +245,8 @@ def tune(
     benchmark = _Benchmark(op, list(op.bind(args, {})), clock or default_clock(device), settings)
     _active.tuning = True
     try:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with on_device, _torch.without_saved_tensor_hooks():
             benchmark.run({row.config for row in known})
     finally:
         _active.tuning = False

@@ -267,7 +267,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             return entry.call(*args)
         except Exception as error:
             # A sparse or oneDNN tensor may have the same signature as a strided one.
-            if not all_strided(args):
+            if not all_strided(args) and not _torch.is_raised_by_saved_tensor_hook(error):
                 return self.candidates["library"](*args)
             self._raise_explained(entry, args, error)
 
@@ -467,7 +467,12 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         return results
 
     def _raise_explained(self, entry: Entry, args: Sequence[Any], error: Exception) -> NoReturn:
-        """Raise a candidate's error with a message about the op's arguments, if possible."""
+        """Raise a candidate's error with a message about the op's arguments, if possible.
+
+        An error of a saved-tensor hook is not the candidate's, and is raised unchanged.
+        """
+        if _torch.is_raised_by_saved_tensor_hook(error):
+            raise error
         candidate = entry.candidate
         if self.look is not None and isinstance(error, IndexError):
             self.look(*args)

@@ -143,7 +143,13 @@ def _record_nodes(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_N
     twin.__dict__["_modules"] = recorders
     for each in (twin, *(recorder for recorder in recorders.values() if recorder is not None)):
         each.__dict__["training"] = training
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), isolated_eval(), torch.enable_grad():
+    with (
+        torch.inference_mode(False),
+        torch.random.fork_rng(devices=[]),
+        isolated_eval(),
+        _torch.without_saved_tensor_hooks(),
+        torch.enable_grad(),
+    ):
         before, torch_before = random.getstate(), torch.get_rng_state()
         try:
             result = twin.forward(x.clone().requires_grad_() * 1)

@@ -285,6 +285,26 @@ def test_a_candidate_that_fails_is_noted(op: Op[..., Any]) -> None:
     torch.testing.assert_close(op(x), x * 3)
 
 
+def test_saved_tensor_hooks_do_not_see_what_is_measured(op: Op[..., Any]) -> None:
+    """Checkpointing counts the tensors that a call saves."""
+
+    @op.candidate("saves", differentiable=True)
+    def saves(x: Tensor) -> Tensor:
+        return x * torch.full_like(x, 3)
+
+    def saved_by_a_call() -> int:
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+            op(x)
+        return len(saved)
+
+    x = torch.randn(64, requires_grad=True)
+    with kernels.tuning("quick"):
+        tuned = saved_by_a_call()
+        assert rows(op, x)["saves"].status == "ok"
+        assert tuned == saved_by_a_call()
+
+
 def test_configurations_are_rows_of_their_own(op: Op[..., Any]) -> None:
     tried = []
 

@@ -692,6 +692,106 @@ def test_errors_that_are_not_about_arguments_pass() -> None:
         op(torch.ones(3))
 
 
+# --- saved-tensor hooks -----------------------------------------------------------------------------------
+
+
+def few_numbers(*shape: int) -> Tensor:
+    return torch.linspace(-1, 1, torch.Size(shape).numel()).view(*shape)
+
+
+TARGETS = torch.tensor([2, 0, 4])
+# Candidates that save tensors in their own ways; a call of each, with the input and weights of the op.
+CHECKPOINTED: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "linear by torch": ("linear", "library", kernels.linear),
+    "linear generated": ("linear", "generated", kernels.linear),
+    "linear by oneDNN": ("linear", "onednn", kernels.linear),
+    "loss with gradient": ("cross_entropy", "with gradient", lambda x, w: kernels.cross_entropy(x, TARGETS)),
+    "loss of chunks": (
+        "linear_cross_entropy",
+        "chunked",
+        lambda x, w: kernels.linear_cross_entropy(x, w, TARGETS),
+    ),
+    "attention of tiles": (
+        "dot_product_attention",
+        "tiled",
+        lambda x, w: kernels.attention(x[None, None], w[None, None], w[None, None]),
+    ),
+    "recurrent steps": ("gru_layer", "steps", lambda x, w: GRU(x[None] @ w)[0]),
+}
+GRU = nn.Gru(5, 2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CHECKPOINTED)
+def test_checkpointing_stops_a_recomputation_inside_any_candidate(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, candidate, call = CHECKPOINTED[case]
+    op = OPS[name]
+    monkeypatch.setattr(op, "candidates", {candidate: op.candidates[candidate]})
+    op.forget()
+    x, w = few_numbers(3, 5).requires_grad_(), few_numbers(5, 5).requires_grad_()
+
+    def gradients(result: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(result.sum(), [x, w], materialize_grads=True))
+
+    wanted = gradients(call(x, w))
+    for again in (False, True):  # in the first call of a signature, and in a later one
+        if not again:
+            op.forget()
+        for actual, expected in zip(
+            gradients(checkpoint(call, x, w, use_reentrant=False)), wanted, strict=True
+        ):
+            torch.testing.assert_close(actual, expected)
+    op.forget()
+
+
+class StopEarly(Exception):
+    pass
+
+
+class Hook:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return self.method(tensor)
+
+    def method(self, tensor: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("kind", [StopEarly, RuntimeError, IndexError, KeyError, NotImplementedError])
+@pytest.mark.parametrize("way", ["object", "method", "partial", "wrapped"])
+def test_an_error_of_a_saved_tensor_hook_passes_unchanged(kind: type[Exception], way: str) -> None:
+    op, x = doubled_op(), torch.ones(3, requires_grad=True)
+    fast = op.candidate("fast")(lambda x, scale: x * x * 2)
+
+    @fast.backward
+    def _(grad_outs: Any, results: Any, x: Tensor, scale: float) -> Any:
+        return (grad_outs[0] * 2,)
+
+    error = kind("from the hook")
+    hook = Hook(error)
+    pack = {
+        "object": hook,
+        "method": hook.method,
+        "partial": functools.partial(lambda hook, tensor: hook(tensor), hook),
+        "wrapped": functools.wraps(hook.method)(lambda tensor: hook.method(tensor)),
+    }[way]
+    torch.autograd.grad(op(x).sum(), x)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        for _ in range(2):
+            with pytest.raises(kind) as raised:
+                op(x)
+            assert raised.value is error
+            op.forget()  # then in the first call of a signature
+    op.candidate("broken")(lambda x, scale: {}["missing"])
+    alike = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
+    with alike, pytest.raises(InputRuntimeError, match="the candidate 'broken'"):
+        op(x)
+
+
 def test_explaining_what_is_no_op() -> None:
     with pytest.raises(UnsupportedError, match="batch_norm is not an op") as error:
         kernels.explain(kernels.batch_norm, torch.ones(2, 3))  # type: ignore[arg-type]
