@@ -8,6 +8,7 @@ their attributes, never by burnt's own.
     layers.py    the short description of a layer, and which inputs it accepts
     trail.py     record module calls, and find the module where a failure occurred
     meta.py      run a model on meta tensors
+    global_state.py  undo what such a run leaves in caches outside of the model
     checking.py  check: do the shapes fit?
     costs.py     summary: output shapes, parameters, FLOPs, activation bytes
 """

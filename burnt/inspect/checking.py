@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from burnt.errors import ConfigError, ShapeError
+from burnt.inspect.global_state import without_meta_leaks
 from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Call, first_line, is_about_shapes
@@ -62,7 +63,9 @@ def check(
     """Run a model forward and backward on meta tensors, for two batch sizes, to see whether its shapes fit.
 
     No tensor memory is used, no value is computed, and neither the model nor any random state is changed:
-    a copy of the model is run. Forward hooks of the model are part of it and run too.
+    a copy of the model is run. Forward hooks of the model are part of it and run too. Should the run leave
+    meta tensors in global state, such as a `functools.lru_cache`, a dictionary of a module or an attribute of
+    a class, what the run has changed there is undone.
 
     Args:
         model: any module. Its training mode is kept.
@@ -100,13 +103,14 @@ def check(
     sizes = _sizes_to_try(size, batch_sizes)
     run = _Run(call, inputs, kwargs, backward, size)
     failures: dict[int | None, ShapeError] = {}
-    with meta_context():
+    with without_meta_leaks(model, call, inputs, kwargs) as end_search, meta_context():
         twin = MetaModel(model)
         for tried in sizes:
             try:
                 run(twin, tried)
             except ShapeError as error:
                 failures[tried] = error
+            end_search()
         if failures:
             mismatch = next(iter(failures.values()))
             _add_batch_size_hint(mismatch, run, model, sizes, set(failures))

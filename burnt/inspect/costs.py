@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from burnt.errors import ShapeError
+from burnt.inspect.global_state import without_meta_leaks
 from burnt.inspect.layers import describe
 from burnt.inspect.meta import MetaModel, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
@@ -132,7 +133,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
     from torch.utils.flop_counter import FlopCounterMode
 
     unchecked: tuple[str, ...] = ()
-    with meta_context(), torch.no_grad():
+    with without_meta_leaks(model, inputs, kwargs), meta_context(), torch.no_grad():
         twin = MetaModel(model, _Costs)
         costs = twin.trail
         assert isinstance(costs, _Costs)
@@ -188,7 +189,7 @@ class _Costs(Trail):
 
     def clear(self) -> None:
         super().clear()
-        self.costs: dict[int, _Cost] = {id(module): _Cost() for module in self.model.modules()}
+        self.costs: dict[int, _Cost] = {}
         self.open: list[_OpenCall] = []
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -202,7 +203,7 @@ class _Costs(Trail):
         call = self.open.pop()
         while call.module is not module:  # a call that failed with an exception that the model caught
             call = self.open.pop()
-        cost = self.costs[id(module)]
+        cost = self.costs.setdefault(id(module), _Cost())
         cost.calls += 1
         cost.output = shapes_text(output)
         cost.flops += self.counter.get_total_flops() - call.flops_before
@@ -216,7 +217,7 @@ def _rows(model: nn.Module, costs: _Costs) -> tuple[Row, ...]:
     for path, module in model.named_modules():
         own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
         seen.update(map(id, own))
-        cost = costs.costs[id(module)]
+        cost = costs.costs.get(id(module), _Cost())
         rows.append(
             Row(
                 path=path,
