@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from burnt.errors import ShapeError
 from burnt.inspect.layers import Misfit, describe, has_known_inputs, misfit, output_features
@@ -43,29 +45,48 @@ class Trail:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.paths = {id(m): f"model.{path}" if path else "model" for path, m in model.named_modules()}
         self.clear()
 
     def clear(self) -> None:
         """Forget the last run."""
+        self.paths: dict[int, str] = {}
+        self._modules: list[nn.Module] = []  # keeps them alive, so that each id stays one module's
+        self._handles: list[RemovableHandle] = []
+        self._add_paths(self.model, "model")
         self.steps: deque[Step] = deque(maxlen=64)
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.outputs: dict[str, str] = {}
 
+    def _add_paths(self, root: nn.Module, path: str) -> list[nn.Module]:
+        """Give a path to the modules in a module that have none, and return these."""
+        new = {p: m for p, m in root.named_modules(prefix=path) if id(m) not in self.paths}
+        self.paths |= {id(module): p for p, module in new.items()}
+        self._modules += new.values()
+        return [*new.values()]
+
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Context with hooks on each module."""
-        handles = []
+        """Context with hooks on each module, also on those that the model makes while it runs."""
+        self._handles = [register_module_module_registration_hook(self._on_registration)]
         try:
             for module in self.model.modules():
-                if not isinstance(module, torch.jit.ScriptModule):  # its hooks would have to be scripted
-                    # Registered last: the hooks see inputs and outputs as other hooks have changed them.
-                    handles.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
-                    handles.append(module.register_forward_hook(self.leave, with_kwargs=True))
+                self._add_hooks(module)
             yield
         finally:
-            for handle in handles:
+            for handle in self._handles:
                 handle.remove()
+
+    def _add_hooks(self, module: nn.Module) -> None:
+        if not isinstance(module, torch.jit.ScriptModule):  # its hooks would have to be scripted
+            # Registered last: the hooks see inputs and outputs as other hooks have changed them.
+            self._handles.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self.leave, with_kwargs=True))
+
+    def _on_registration(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        """Global hook: start to record a module that becomes part of the model while it runs."""
+        if module is not None and id(parent) in self.paths:
+            for new in self._add_paths(module, f"{self.paths[id(parent)]}.{name}"):
+                self._add_hooks(new)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pre-forward hook: record the inputs, and check their shapes."""

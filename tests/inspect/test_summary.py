@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from burnt.errors import ShapeError
-from burnt.inspect import TensorSpec, summary
+from burnt.inspect import TensorSpec, check, summary
 
 
 class Attention(nn.Module):
@@ -176,3 +176,31 @@ def test_torch_s_own_transformer():
     assert rows["self_attn.out_proj"].output is None  # its weights are used by self_attn directly
     assert rows["self_attn"].layer == "MultiheadAttention(8, 2 heads)"
     assert rows["self_attn"].activation_bytes == 2 * 5 * 8 * 4
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_layers_that_a_forward_makes(again):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.late = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            if self.late is None or again:
+                self.late = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+            return self.late(self.first(x)) + nn.Linear(4, 3)(x)
+
+    model = Late()
+    rows = {row.path: row for row in summary(model, torch.empty(2, 4)).rows}
+    assert list(rows) == ["", "first", "late", "late.0", "late.1"]
+    assert [rows[path].output for path in rows] == ["(2, 3)", "(2, 4)", "(2, 3)", "(2, 3)", "(2, 3)"]
+    assert [rows[path].calls for path in rows] == [1] * 5
+    assert rows["late.0"].parameters == 15
+    assert rows["late"].flops == 2 * 2 * 4 * 3
+    report = check(model, torch.empty(2, 4))
+    assert report.unchecked == ()
+    assert report.shapes["late.1"] == "(2, 3)"
+    assert model.late is None
+    model.first = nn.Linear(4, 5)
+    with pytest.raises(ShapeError, match=r"in model\.late\.0   Linear\(4 -> 3\)"):
+        check(model, torch.empty(2, 4))
