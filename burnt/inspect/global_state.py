@@ -4,8 +4,9 @@ User code caches tensors: in `functools.lru_cache`, in a global dictionary, on a
 tensor there would be used by the training that follows, and fail. While a run is under way, no mode of torch
 can tell a tensor that is going to be cached from another, and a run on real tensors would need the model's
 memory and time. So the state that code can reach by the names it mentions is noted when the code is first
-executed. If the run leaves meta tensors in it, all of it is put back, as if the run had not been: a flag that
-says that a table is filled must not outlive the table.
+executed. If the run leaves meta tensors in the state of a package, all of that is put back, as if the run had
+not been: a flag that says that a table is filled must not outlive the table. What an import changes stays,
+since the module stays imported.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _CACHE: Any = type(functools.lru_cache(len))
 _MISSING: Any = object()
 _EMPTY_CELL: Any = object()
 
-_Restore = Callable[[Any, Any], None]  # of a slot's key and its earlier value
+_Write = Callable[[Any, Any], None]
 
 
 @contextmanager
@@ -82,21 +83,50 @@ _HOOKS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
 
 
 class _Slots:
-    """A holder of values (namespace, class, object, container or closure), and its values before the run."""
+    """A holder of values (namespace, class, object, container or closure), and its values before the run.
 
-    def __init__(self, read: Callable[[], dict[Any, Any]], write: _Restore, before: dict[Any, Any]) -> None:
-        self.read, self.write, self.before = read, write, before
+    Args:
+        package: of the code that holds or names it.
+        read: returns the values now, by key.
+        write: sets the value of a key; `_MISSING` removes it.
+        before: the values before the run.
+    """
+
+    def __init__(
+        self, package: str, read: Callable[[], dict[Any, Any]], write: _Write, before: dict[Any, Any]
+    ) -> None:
+        self.package, self.read, self.write, self.before = package, read, write, before
+
+    def values(self) -> dict[Any, Any]:
+        """Return a copy of the values now."""
+        # By dict's own methods: a subclass may import a module for each of its values.
+        return dict([*dict.items(self.read())])
 
     def changes(self) -> list[tuple[Any, Any]]:
         """Return the keys whose values are other objects now, with these; `_MISSING` if there is none."""
-        now = self.read()
-        now = dict([*dict.items(now)])
-        changed = [(k, now.get(k, _MISSING)) for k, v in self.before.items() if now.get(k, _MISSING) is not v]
-        return changed + [(k, v) for k, v in now.items() if k not in self.before]
+        return _differences(self.before, self.values())
 
-    def restore(self, key: Any) -> None:
-        """Put the earlier value of a key back, or remove the key."""
-        self.write(key, self.before.get(key, _MISSING))
+    def restore(self) -> None:
+        """Put the earlier values back."""
+        for key, _ in self.changes():
+            self.write(key, self.before.get(key, _MISSING))
+
+
+class _Elements(_Slots):
+    """A list, set or deque, as a holder of a single value: its elements, in a tuple."""
+
+    def __init__(self, package: str, elements: Any) -> None:
+        self.elements = elements
+        super().__init__(package, lambda: {0: tuple(elements)}, self._write, {0: tuple(elements)})
+
+    def changes(self) -> list[tuple[Any, Any]]:
+        """Return the elements now, if they are others or in another order."""
+        now = tuple(self.elements)
+        return [(0, now)] if [*map(id, now)] != [*map(id, self.before[0])] else []
+
+    def _write(self, key: int, before: tuple[Any, ...]) -> None:
+        self.elements.clear()
+        (self.elements.update if isinstance(self.elements, set) else self.elements.extend)(before)
 
 
 class _Reached:
@@ -104,23 +134,30 @@ class _Reached:
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.slots: list[_Slots] = []
-        self.sequences: list[tuple[Any, Any]] = []
         self.caches: list[tuple[Any, int]] = []
         self._seen: dict[int, Any] = {}  # by id; the objects are kept alive, so that ids stay theirs
         self._executed: dict[int, types.CodeType] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}  # by id: the values of the names mentioned
         self._pending: list[Any] = []
-        self._follow_all(roots)
+        self._package = ""  # of the code that is followed
+        self._imports = 0  # that are under way, one in another
+        self._before_import: list[dict[Any, Any]] = []
+        for root in roots:
+            self._package = _package_of(type(root).__module__)
+            self._follow_all([root])
 
-    def on_event(self, frame: types.FrameType, event: str, arg: object) -> None:
+    def on_event(self, frame: types.FrameType, event: str, arg: object) -> Any:
         """Hook of `sys.settrace` or `sys.setprofile`: follow the names of code when it is first executed."""
         code = frame.f_code
-        if event != "call" or id(code) in self._executed:
-            return
+        if code.co_name == "<module>":
+            return self._on_import(frame, event)
+        if event != "call" or id(code) in self._executed or self._imports:
+            return None
         self._executed[id(code)] = code
         namespace = frame.f_globals
         # Not by __module__: decorators copy it from the function that they wrap.
         if not _is_excluded(namespace.get("__name__")):
+            self._package = _package_of(namespace.get("__name__"))
             names = code.co_names
             self._add_names(namespace, names)
             # What code imports itself: its names are those of modules, from a package on.
@@ -128,6 +165,30 @@ class _Reached:
             prefixes = ["", *itertools.accumulate(f"{part}." for part in parts)]
             imported = (sys.modules.get(prefix + name) for prefix in prefixes for name in names)
             self._follow_all([module for module in imported if module is not None], names)
+        return None
+
+    def _on_import(self, frame: types.FrameType, event: str) -> Any:
+        """Take what changes while a module is imported for what was there before the run."""
+        if event == "call":
+            self._imports += 1
+            if self._imports == 1:
+                self._before_import = [slots.values() for slots in self.slots]
+            frame.f_trace_lines = False
+            return self._on_import_event  # of `sys.settrace`: else it would not call for the return
+        if event == "return" and self._imports:
+            self._imports -= 1
+            if not self._imports:
+                for slots, before in zip(self.slots, self._before_import, strict=True):
+                    if type(slots) is _Elements:
+                        slots.before = slots.values() if slots.changes() else slots.before
+                        continue
+                    for key, value in _differences(before, slots.values()):
+                        slots.before[key] = value
+        return None
+
+    def _on_import_event(self, frame: types.FrameType, event: str, arg: object) -> Any:
+        self._on_import(frame, event)
+        return self._on_import_event
 
     # --- following ------------------------------------------------------------------------------------------
 
@@ -148,7 +209,8 @@ class _Reached:
         noted = self._namespaces.get(id(namespace))
         if noted is None:
             noted = self._namespaces[id(namespace)] = {}
-            self.slots.append(_Slots(_names_reader(namespace, noted), _dict_writer(namespace), noted))
+            package = _package_of(namespace.get("__name__"))
+            self._add_slots(_names_reader(namespace, noted), _dict_writer(namespace), noted, package)
         for name in names:
             value = namespace.get(name, _MISSING)
             if name not in noted:
@@ -173,7 +235,7 @@ class _Reached:
             self._add_dict(value)
         elif _is_sequence(kind):
             if not issubclass(kind, tuple | frozenset):
-                self.sequences.append((value, tuple(value)))
+                self.slots.append(_Elements(self._package, value))
             self._pending += value
         elif kind is types.MethodType:
             self._pending += (value.__self__, value.__func__)
@@ -189,7 +251,7 @@ class _Reached:
     def _follow_function(self, function: types.FunctionType) -> None:
         cells = function.__closure__ or ()
         if cells:
-            self.slots.append(_Slots(lambda: _read_cells(cells), _cell_writer(cells), _read_cells(cells)))
+            self._add_slots(lambda: _read_cells(cells), _cell_writer(cells), _read_cells(cells))
         self._pending += [_read_cell(cell) for cell in cells]
         self._pending += [function.__defaults__, function.__kwdefaults__, vars(function)]
 
@@ -198,7 +260,8 @@ class _Reached:
             if not _is_excluded(base.__module__) and (base is cls or id(base) not in self._seen):
                 self._seen[id(base)] = base
                 members = dict(vars(base))
-                self.slots.append(_Slots(_class_reader(base), _attribute_writer(base), members))
+                package = _package_of(base.__module__)
+                self._add_slots(_class_reader(base), _attribute_writer(base), members, package)
                 self._pending += members.values()
 
     def _follow_object(self, value: Any) -> None:
@@ -210,32 +273,37 @@ class _Reached:
             members = _slot_members(cls)
             if members:
                 read = functools.partial(_read_slots, value, members)
-                self.slots.append(_Slots(read, _slot_writer(value, members), read()))
+                self._add_slots(read, _slot_writer(value, members), read())
                 self._pending += read().values()
         elif attributes is not None and "__wrapped__" in attributes:  # a decorated function
             self._pending.append(attributes["__wrapped__"])
 
     def _add_dict(self, values: dict[Any, Any]) -> None:
-        # By dict's own methods: a subclass may import a module for each of its values.
         before = dict([*dict.items(values)])
-        self.slots.append(_Slots(lambda: values, _dict_writer(values), before))
+        self._add_slots(lambda: values, _dict_writer(values), before)
         self._pending += before.values()
+
+    def _add_slots(
+        self,
+        read: Callable[[], dict[Any, Any]],
+        write: _Write,
+        before: dict[Any, Any],
+        package: str | None = None,
+    ) -> None:
+        self.slots.append(_Slots(self._package if package is None else package, read, write, before))
 
     # --- restoring ------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Undo all changes, if there are meta tensors among them."""
-        changes = [(slots, key, value) for slots in self.slots for key, value in slots.changes()]
-        changed_sequences = [
-            (now, before) for now, before in self.sequences if [*map(id, now)] != [*map(id, before)]
-        ]
-        values = [value for _, _, value in changes] + [now for now, _ in changed_sequences]
-        if self._hold_meta(values):
-            for slots, key, _ in changes:
-                slots.restore(key)
-            for now, before in changed_sequences:
-                now.clear()
-                (now.update if isinstance(now, set) else now.extend)(before)
+        """Undo the changes of each package that has meta tensors among them."""
+        changed: dict[str, list[_Slots]] = {}
+        for slots in self.slots:
+            if slots.changes():
+                changed.setdefault(slots.package, []).append(slots)
+        for of_package in changed.values():
+            if self._hold_meta(value for slots in of_package for _, value in slots.changes()):
+                for slots in of_package:
+                    slots.restore()
         for cache, misses in self.caches:
             if cache.cache_info().misses != misses and self._hold_meta(_cached_values(cache)):
                 cache.cache_clear()
@@ -269,6 +337,12 @@ class _Reached:
         return False
 
 
+def _differences(before: dict[Any, Any], now: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the keys whose values are other objects now, with these; `_MISSING` if there is none."""
+    changed = [(k, now.get(k, _MISSING)) for k, v in before.items() if now.get(k, _MISSING) is not v]
+    return changed + [(k, v) for k, v in now.items() if k not in before]
+
+
 # --- slots ----------------------------------------------------------------------------------------------
 
 
@@ -283,7 +357,7 @@ def _read_cells(cells: tuple[types.CellType, ...]) -> dict[Any, Any]:
     return {i: _read_cell(cell) for i, cell in enumerate(cells)}
 
 
-def _cell_writer(cells: tuple[types.CellType, ...]) -> _Restore:
+def _cell_writer(cells: tuple[types.CellType, ...]) -> _Write:
     def write(key: int, value: Any) -> None:
         if value is _EMPTY_CELL:
             del cells[key].cell_contents
@@ -297,7 +371,7 @@ def _names_reader(namespace: dict[str, Any], names: Iterable[str]) -> Callable[[
     return lambda: {name: namespace[name] for name in names if name in namespace}
 
 
-def _dict_writer(values: dict[Any, Any]) -> _Restore:
+def _dict_writer(values: dict[Any, Any]) -> _Write:
     def write(key: Any, value: Any) -> None:
         if value is _MISSING:
             values.pop(key, None)
@@ -311,7 +385,7 @@ def _class_reader(cls: type) -> Callable[[], dict[str, Any]]:
     return lambda: dict(vars(cls))
 
 
-def _attribute_writer(cls: type) -> _Restore:
+def _attribute_writer(cls: type) -> _Write:
     def write(key: str, value: Any) -> None:
         if value is _MISSING:
             type.__delattr__(cls, key)
@@ -340,7 +414,7 @@ def _read_slots(value: Any, members: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _slot_writer(value: Any, members: dict[str, Any]) -> _Restore:
+def _slot_writer(value: Any, members: dict[str, Any]) -> _Write:
     def write(key: str, earlier: Any) -> None:
         if earlier is _MISSING:
             members[key].__delete__(value)
@@ -384,9 +458,14 @@ def _cached_values(cache: Any) -> list[Any]:
 @functools.cache
 def _is_excluded(module: Any) -> bool:
     """Whether the state of a module, given by its name, is not looked into."""
-    package = module.partition(".")[0] if isinstance(module, str) else "builtins"
+    package = _package_of(module)
     if package not in sys.stdlib_module_names:
         return package in _EXCLUDED
     # A user's module may have the name of one of the standard library, such as "test" or "code".
     file = getattr(sys.modules.get(package), "__file__", None)
     return file is None or Path(file).is_relative_to(Path(os.__file__).parent)
+
+
+def _package_of(module: Any) -> str:
+    """Return the package of a module, given by its name."""
+    return module.partition(".")[0] if isinstance(module, str) else "builtins"

@@ -1,6 +1,7 @@
 """A check or summary leaves no meta tensor in a cache, wherever user code keeps one."""
 
 import functools
+import importlib
 import sys
 import threading
 import types
@@ -304,3 +305,56 @@ def test_the_interpreters_hooks_of_others_stay(taken, monkeypatch):
     assert seen
     check(Net(lambda n: 0), torch.randn(3, N))
     assert (sys.gettrace(), sys.getprofile()) == before
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["settrace", "setprofile"])
+def test_a_module_imported_by_the_run_stays_whole(traced, tmp_path, monkeypatch):
+    name = f"burnt_test_plugin_{traced}".lower()
+    (tmp_path / f"{name}.py").write_text(
+        "import functools, torch, burnt_test_helpers\n"
+        "burnt_test_helpers.REGISTRY['plugin'] = 'registered'\n"
+        "TABLES = {}\n"
+        "@functools.cache\n"
+        "def size(n): return torch.tensor(float(n))\n"
+        "def get(n):\n"
+        "  if n not in TABLES: TABLES[n] = torch.arange(n).float() * size(n)\n"
+        "  return TABLES[n]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(HELPERS, "REGISTRY", {}, raising=False)
+
+    def from_plugin(n):
+        if "plugin" not in HELPERS.REGISTRY:
+            importlib.import_module(name)
+        return sys.modules[name].get(n)
+
+    def by_statement(n):
+        import burnt_test_helpers
+
+        return from_plugin(n) + len(burnt_test_helpers.REGISTRY)
+
+    before = sys.gettrace()
+    try:
+        if traced:
+            sys.settrace(lambda *_: None)
+        check(Net(by_statement), torch.randn(3, N))
+    finally:
+        sys.settrace(before)
+    assert HELPERS.REGISTRY == {"plugin": "registered"}
+    assert torch.equal(by_statement(N), torch.arange(N).float() * N + 1)
+
+
+def test_changes_of_other_packages_stay(monkeypatch):
+    """Only a package that holds meta tensors is put back."""
+    other = types.ModuleType("burnt_test_other")
+    exec("LOG = []\ndef log(n): LOG.append(n)", vars(other))
+    monkeypatch.setitem(sys.modules, "burnt_test_other", other)
+
+    def forward(n):
+        other.log(n)
+        return in_global_dict(n)
+
+    TABLES.clear()
+    check(Net(forward), torch.randn(3, N))
+    assert TABLES == {}
+    assert other.LOG == [N, N]
