@@ -1,5 +1,6 @@
 """SupervisedTraining: the checks before the first step, errors during the training, and its overhead."""
 
+import functools
 import itertools
 import json
 import math
@@ -308,6 +309,21 @@ def test_columns_and_rows_that_are_not_compared(how):
     report = burnt.check(net(), next(iter(loader())), call=shapes.recorded(how))
     assert not report.unchecked
     shapes.check(report.outputs, "the training step")
+
+
+def test_the_check_leaves_the_tables_that_a_model_caches(tmp_path):
+    table = functools.lru_cache(lambda n: torch.arange(n).float())
+    tables = {}
+
+    class Shifted(nn.Linear):
+        def forward(self, x):
+            if len(x) not in tables:
+                tables[len(x)] = torch.ones(len(x), 1)
+            return super().forward(x) + table(3) * tables[len(x)]
+
+    training(tmp_path / "run").run(learner(Shifted(6, 3)))
+    assert {t.device.type for t in (table(3), *tables.values())} == {"cpu"}
+    assert list(tables) == [4]  # the check also tries a batch of 5
 
 
 def test_a_learner_needs_a_step_and_an_optimizer():
