@@ -716,6 +716,29 @@ def test_a_copy_is_a_copy() -> None:
         same(x, randn(3, 4))
 
 
+UNCHANGED: dict[str, Callable[..., Any]] = {
+    "a constant": lambda x: (x + 1, torch.tensor(0), torch.as_tensor([1.0, 2.0]), x.new_tensor([3])),
+    "a cast constant": lambda x: (torch.tensor([1.0]).float(), torch.tensor([1]).to(torch.int64)),
+    "rounded integers": lambda x: (x.floor(), x.ceil(), x.round(), x.trunc(), x + 1),
+    "nothing moved": lambda x: (x.flip([]), torch.view_copy(x, x.shape), torch.clone(x)),
+    "a call's output": lambda x: (s := x.sort(0).values, s.floor(), torch.clone(s)),
+}
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_results_that_equal_an_input_or_a_constant_are_new_memory(name: str) -> None:
+    fused = fuse(UNCHANGED[name])
+    x = torch.arange(6)
+    for _ in range(2):
+        results, expected = fused(x), UNCHANGED[name](torch.arange(6))
+        for result, other in zip(results, expected, strict=True):
+            assert torch.equal(result, other)
+            assert result.dtype == other.dtype
+            result.add_(1)
+        assert torch.equal(x, torch.arange(6))
+    assert fused.fallback_reason(x) is None
+
+
 def test_gradients_through_changes() -> None:
     def fn(x, y):
         result = x * 2

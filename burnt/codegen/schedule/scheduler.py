@@ -165,6 +165,7 @@ class _Scheduler:
         statistics: buffers of row statistics, by their expression at the probe index.
         result_shapes: as in `Plan`.
         view_buffers: buffers of views that torch's own call makes.
+        returned: buffers that are results, each with the node whose memory it is (`_skip_views`).
     """
 
     def __init__(
@@ -191,6 +192,7 @@ class _Scheduler:
         self.seed: Buffer | None = None
         self.result_shapes: dict[Buffer, tuple[int, ...]] = {}
         self.view_buffers: dict[torch.fx.Node, Buffer] = {}
+        self.returned: dict[Buffer, torch.fx.Node] = {}
 
     def build_plan(self) -> Plan:
         """Lower all nodes, store the results, and return the plan."""
@@ -461,11 +463,7 @@ class _Scheduler:
         layout = self.traced.results[position] if is_own else None
         strides = tuple(meta.stride()) if layout is None else layout.strides
         stored = self.buffer_holding(value)
-        # A result that was an argument must not show the argument's later in-place change.
-        is_changed = (
-            stored is not None and stored.position in self.traced.mutated and node.op != "placeholder"
-        )
-        if stored is not None and stored.strides == strides and not (is_changed and stored.role == "input"):
+        if stored is not None and stored.strides == strides and (not is_own or self.may_return(stored, node)):
             return stored
         if self.is_free_view(node, exclusive=True) and strides == tuple(meta.stride()):
             return self.add_view(node)
@@ -485,6 +483,19 @@ class _Scheduler:
         self.pending.append((buffer, value))
         return buffer
 
+    def may_return(self, buffer: Buffer, node: torch.fx.Node) -> bool:
+        """Whether a result may be the memory of a buffer that holds its value; otherwise it is a copy.
+
+        A lowering may return its argument unchanged, such as that of ``floor`` for integers, where torch
+        returns new memory. A result may share memory only with what it is a view of in torch.
+        """
+        origin = _skip_views(node)
+        if buffer.role == "input":
+            # A result that was an argument must not show the argument's later in-place change.
+            is_changed = buffer.position in self.traced.mutated and node.op != "placeholder"
+            return origin.op in ("placeholder", "get_attr") and not is_changed
+        return self.returned.setdefault(buffer, origin) is origin
+
     def flush_pending(self) -> None:
         """Build the kernels of the pending stores."""
         pending, self.pending = self.pending, []
@@ -496,6 +507,13 @@ def _is_too_large(expr: Expr) -> bool:
     for e in walk([expr]):
         depth[id(e)] = 1 + max((depth[id(a)] for a in e.args), default=0)
     return len(depth) > _MAX_EXPRS or depth[id(expr)] > _MAX_DEPTH
+
+
+def _skip_views(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node whose memory a node is a view of: itself unless it is a view."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:
