@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.frontend.overlap import has_internal_overlap
 from burnt.codegen.frontend.trace import (
     PLANNING_LOCK,
     ResultLayout,
@@ -99,12 +100,9 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def _layout(tensor: Tensor) -> _Layout:
     """Return shape, strides and dtype for a tensor's gradient: its own strides, unless elements overlap."""
-    strides, max_offset = tensor.stride(), 0
-    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
-        if size > 1 and stride <= max_offset:
-            strides = torch.empty(tensor.shape, device="meta").stride()
-            break
-        max_offset += stride * (size - 1)
+    strides = tensor.stride()
+    if has_internal_overlap(tensor.shape, strides):
+        strides = torch.empty(tensor.shape, device="meta").stride()
     return tuple(tensor.shape), strides, tensor.dtype
 
 

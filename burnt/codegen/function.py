@@ -169,7 +169,7 @@ class Function(InlinedWhenTraced):
         if forward is None:
             return self.fn(*args)
         tensors = [a for a in args if isinstance(a, Tensor)]
-        if forward.mutated and _share_memory([*tensors, *entry.captured_tensors]):
+        if forward.mutated and forward.mutates_overlap([*tensors, *entry.captured_tensors]):
             return self.fn(*args)
         numbers = [args[i] for i in forward.plan.number_positions]
         if entry.needs_grad:
@@ -485,11 +485,6 @@ def _float_values(args: Sequence[Any]) -> tuple[str, ...]:
 def functions() -> list[Function]:
     """Return all `Function` objects of this process, sorted by name."""
     return sorted(_FUNCTIONS, key=lambda function: function.name)
-
-
-def _share_memory(tensors: Sequence[Tensor]) -> bool:
-    """Whether two of these tensors may share memory."""
-    return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
 
 
 def _why_untraceable(error: Exception) -> str:

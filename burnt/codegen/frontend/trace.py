@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
+from burnt.codegen.frontend.overlap import OverlapWatch
 from burnt.errors import UnsupportedError
 
 __all__ = [
@@ -327,12 +328,20 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     composite_graph = graph
     if torch.is_grad_enabled():
         composite_graph = _replace_mutation_ops(_trace_graph(fn, args, stand_ins, decompose=False)[0])
-    fake_args, fake_results = _torch.fake_call(fn, _replace_numbers(args, stand_ins))
+    watch = OverlapWatch()
+
+    def watched(*inputs: Any) -> Any:
+        with watch:
+            return fn(*inputs)
+
+    fake_args, fake_results = _torch.fake_call(watched, _replace_numbers(args, stand_ins))
     mutated, reason = _return_mutations(graph, [a for a in fake_args if isinstance(a, Tensor)], fake_results)
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     for after, before in zip([a for a in fake_args if isinstance(a, Tensor)], tensors, strict=True):
         if after.shape != before.shape or after.stride() != before.stride():
             reason = "it changes the shape of an argument in place"
+    if watch.is_written:
+        reason = "it modifies elements in place that share memory with others of the same tensor"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
     results = [
         ResultLayout(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
@@ -404,14 +413,7 @@ def _return_mutations(
         node.replace_all_uses_with(node.args[1])
         graph.graph.erase_node(node)
     last.args = (outputs,)
-    reason = None
-    for position in copies:
-        tensor = fake_args[position]
-        if tensor.numel() and any(
-            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        ):
-            reason = "it modifies an argument in place whose elements share memory"
-    return tuple(copies), reason
+    return tuple(copies), None
 
 
 def _replace_mutation_ops(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch, memory
+from burnt.codegen.frontend.overlap import Footprint, may_overlap
 from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
@@ -78,6 +79,13 @@ class CompiledPlan:
             b for s in self.plan.steps if isinstance(s, TorchCall) for b in s.outputs
         }
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
+        footprints = [Footprint.of(b.shape, b.strides, b.dtype.itemsize) for b in self.plan.inputs]
+        self.mutated_pairs = [  # of inputs that must not overlap: one is changed in place
+            (i, j, footprints[i], footprints[j])
+            for i in self.mutated
+            for j in range(len(footprints))
+            if i != j and not (j in self.mutated and j < i)
+        ]
         self.build_kernels()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
@@ -188,6 +196,14 @@ class CompiledPlan:
         for position, result in zip(self.mutated, results[count:], strict=True):
             tensors[position].copy_(result)
         return results[:count]
+
+    def mutates_overlap(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether an argument that is changed in place may overlap another of the plan's inputs.
+
+        The plan reads all inputs as they were before the change, so the eager function must run then.
+        """
+        addresses = [t.data_ptr() for t in tensors]
+        return any(may_overlap(a, b, addresses[j] - addresses[i]) for i, j, a, b in self.mutated_pairs)
 
     def initial_tensors(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the tensor of each slot before the first step: inputs, and tensors that no step writes.

@@ -1,0 +1,146 @@
+"""Whether tensors overlap, that is share memory: as far as addresses, shapes and strides tell.
+
+All tests err on the safe side: they may report an overlap where there is none, never the reverse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Footprint", "OverlapWatch", "has_internal_overlap", "may_overlap"]
+
+
+def has_internal_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of one tensor may share memory, as in ``x.expand(2, 3)`` or ``x.unfold(0, 3, 1)``.
+
+    >>> has_internal_overlap((3, 2), (1, 3)), has_internal_overlap((3, 3), (1, 1))
+    (False, True)
+    """
+    if 0 in shape:
+        return False
+    last = 0  # the largest offset along the axes with smaller strides
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride <= last:
+                return True
+            last += stride * (size - 1)
+    return False
+
+
+class Footprint(NamedTuple):
+    """Which bytes the elements of a tensor take, relative to its first one.
+
+    Args:
+        axes: bytes between two elements along an axis, and its size; axes that do not move are left out.
+        itemsize: bytes of an element.
+        num_bytes: from the first byte to behind the last; 0 for a tensor without elements.
+    """
+
+    axes: tuple[tuple[int, int], ...]
+    itemsize: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Footprint:
+        """Return the footprint of a tensor with this shape, these strides (in elements) and this itemsize."""
+        if 0 in shape:
+            return cls((), itemsize, 0)
+        pairs = zip(shape, strides, strict=True)
+        axes = tuple((stride * itemsize, size) for size, stride in pairs if size > 1 and stride)
+        return cls(axes, itemsize, itemsize + _last_offset(axes))
+
+
+def _last_offset(axes: Sequence[tuple[int, int]]) -> int:
+    return sum(stride * (size - 1) for stride, size in axes)
+
+
+def may_overlap(a: Footprint, b: Footprint, distance: int) -> bool:
+    """Whether tensors with these footprints may share a byte.
+
+    Args:
+        a: of the first tensor.
+        b: of the second tensor.
+        distance: the second's address minus the first's, in bytes.
+
+    Axes with strides below a threshold stay within one block of bytes; the others move the blocks of both
+    tensors by multiples of a common divisor. Blocks that are apart modulo that divisor never meet. If both
+    fit into one period, only blocks of the same period meet, and the axes within them decide.
+
+    >>> evens, odds = (Footprint.of((5,), (2,), 4) for _ in range(2))
+    >>> may_overlap(evens, odds, 4), may_overlap(evens, odds, 8)
+    (False, True)
+    """
+    if not -b.num_bytes < distance < a.num_bytes:
+        return False
+    axes_a, axes_b = list(a.axes), list(b.axes)
+    for threshold in sorted({stride for stride, _ in (*a.axes, *b.axes)}, reverse=True):
+        period = math.gcd(*(stride for stride, _ in (*axes_a, *axes_b) if stride >= threshold))
+        inner_a, inner_b = ([axis for axis in axes if axis[0] < threshold] for axes in (axes_a, axes_b))
+        size_a, size_b = a.itemsize + _last_offset(inner_a), b.itemsize + _last_offset(inner_b)
+        if size_a <= distance % period <= period - size_b:
+            return False
+        for start_b in (distance % period, distance % period - period):
+            if max(size_a, start_b + size_b) - min(0, start_b) <= period:
+                axes_a, axes_b, distance = inner_a, inner_b, start_b
+                break
+    return True
+
+
+class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices in-place changes of elements that share memory with others of the same view.
+
+    A view such as ``x.as_strided((4, 3), (1, 1))`` holds some elements twice. Functionalization does not see
+    that a change of one is a change of the other. It sees it for views that hold every element once, however
+    many of these there are.
+
+    Attributes:
+        is_written: whether such a tensor, or a view of one, was changed in place.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_written = False
+        self.views: dict[tuple[Any, ...], Tensor] = {}  # of tensors with internal overlap; kept alive
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Run an op, and look at what it views or changes."""
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(func, torch._ops.OpOverload):
+            return result
+        if func.is_view:
+            if any(map(self._is_part_of_overlap, _tensors(args))):
+                self.views |= {_layout(t): t for t in _tensors(result)}
+        elif func._schema.is_mutable:
+            named = {
+                **dict(zip([a.name for a in func._schema.arguments], args, strict=False)),
+                **(kwargs or {}),
+            }
+            written = [
+                named.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write
+            ]
+            self.is_written |= any(map(self._is_part_of_overlap, _tensors(written)))
+        return result
+
+    def _is_part_of_overlap(self, tensor: Tensor) -> bool:
+        """Whether a tensor has internal overlap, or is a view of one that has."""
+        if tensor.layout != torch.strided:
+            return False
+        return has_internal_overlap(tensor.shape, tensor.stride()) or _layout(tensor) in self.views
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, Tensor)]
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor is in memory: autograd may return a view as another object than the mode saw."""
+    storage: Callable[[], Any] = tensor.untyped_storage
+    return storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
