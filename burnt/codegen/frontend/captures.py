@@ -53,6 +53,8 @@ _NONDETERMINISTIC = (
     "random.", "time.", "secrets.", "uuid.", "datetime.", "numpy.random.", "os.environ", "os.getenv",
     "os.urandom",
 )  # fmt: skip
+# Builtin functions that can change or read what the bytecode does not name.
+_REFLECTIVE = frozenset({"setattr", "delattr", "vars", "globals", "exec", "eval"})
 _STABLE_PACKAGES = _TRUSTED | {"numpy", "triton"} | sys.stdlib_module_names
 
 
@@ -71,8 +73,10 @@ def why_unsupported_callable(fn: Any) -> str | None:
         kind = f"method of a {type(fn.__self__).__name__}"
     elif isinstance(fn, torch.nn.Module | type):
         kind = type(fn).__name__
-    else:
+    elif isinstance(fn, _CALLABLES) or _package(fn) in _TRUSTED:
         return None
+    else:
+        return next(filter(None, map(_why_impure_class, type(fn).__mro__[:-1])), None)
     return f"it is a {kind}, not a function: changes of its attributes would go unnoticed"
 
 
@@ -84,6 +88,7 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
     """
     sites: list[tuple[Any, str]] = []
     seen: set[types.CodeType] = set()
+    classes: set[type] = set()
 
     def add_site(holder: Any, name: str) -> Any:
         sites.append((holder, name))
@@ -124,6 +129,15 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
                 if not _may_change_attributes(value) or not _has_attribute(value, attribute):
                     break
                 value = add_site(value, attribute)
+            else:
+                visit_class(value)
+
+    def visit_class(cls: Any) -> None:
+        """Visit the methods of a class that a function uses itself, and not only attributes of it."""
+        if isinstance(cls, type) and _may_change_attributes(cls) and cls not in classes:
+            classes.add(cls)
+            for _, method in _methods_of(cls):
+                visit(method)
 
     called = fn.func if isinstance(fn, functools.partial) else fn
     if isinstance(fn, functools.partial):
@@ -136,8 +150,8 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
         for name in _data_attributes(called):
             add_site(called, name)
         for cls in type(called).__mro__[:-1]:
-            for member in vars(cls).values():
-                visit(member)
+            for _, method in _methods_of(cls):
+                visit(method)
     return list({(id(holder), name): (holder, name) for holder, name in sites}.values())
 
 
@@ -188,26 +202,93 @@ def why_unsupported_captures(captured_objects: Sequence[Any]) -> str | None:
     return None
 
 
-def _why_impure(function: types.FunctionType) -> str | None:
-    """Return which side effect or nondeterminism a function has, which a plan would lose; None if none."""
-    if _package(function) in _TRUSTED:
+def _why_impure(
+    function: types.FunctionType, local_object: str | None = None, examined: set[type] | None = None
+) -> str | None:
+    """Return which side effect or nondeterminism a function has, which a plan would lose; None if none.
+
+    An attribute that is set while tracing would hold a tensor of the trace, without memory.
+
+    Args:
+        function: the function. Methods of classes that it uses are examined too, functions that it calls are
+            not.
+        local_object: the name of a local variable whose attributes may be set.
+        examined: classes that need not be examined again; more are added.
+    """
+    examined = set() if examined is None else examined
+    package = _package(function)
+    if package in _TRUSTED:
         return None
     code = function.__code__
+    is_stable = package in _STABLE_PACKAGES
+    receiver = None
     for i in _instructions(code):
         if i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars):
             return f"it assigns to {i.argval!r}, a global or a variable of an enclosing function"
+        is_store = i.opname in ("STORE_ATTR", "DELETE_ATTR") and not is_stable
+        if is_store and (receiver is None or receiver != local_object):
+            return f"it assigns to the attribute {i.argval!r}, which a plan would not do"
+        receiver = i.argval if i.opname == "LOAD_FAST" else None
     for name, *attributes in _attribute_chains(code):
         value = function.__globals__.get(name)
         if name in code.co_freevars:
             cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
             value = read_capture(cells[name], "")
+        elif name in _REFLECTIVE and name not in function.__globals__ and not is_stable:
+            return f"it uses {name}, whose effect is not known"
         path = ".".join([value.__name__, *attributes]) if isinstance(value, types.ModuleType) else ""
         if isinstance(value, types.BuiltinMethodType):
             path = f"{value.__module__}.{value.__name__}"
             path = f"random.{value.__name__}" if isinstance(value.__self__, random.Random) else path
         if path.startswith(_NONDETERMINISTIC):
             return f"it uses {path}, which may differ at each call"
+        for attribute in attributes:
+            value = inspect.getattr_static(value, attribute, None) if _may_change_attributes(value) else None
+        if isinstance(value, type) and _may_change_attributes(value) and value not in examined:
+            examined.add(value)
+            reason = _why_impure_class(value, is_instance_local=True, examined=examined)
+            if reason is not None:
+                return reason
     return None
+
+
+def _why_impure_class(
+    cls: type, *, is_instance_local: bool = False, examined: set[type] | None = None
+) -> str | None:
+    """Return which side effect a class's methods may have; None if none.
+
+    Args:
+        cls: the class; its bases are not examined.
+        is_instance_local: the function makes the instance, so that methods may set its attributes. Otherwise
+            it is made before, by ``__init__``.
+        examined: classes that need not be examined again; more are added.
+    """
+    for name, method in _methods_of(cls):
+        member = vars(cls)[name]
+        if is_instance_local:
+            is_bound = isinstance(member, types.FunctionType | property | functools.cached_property)
+            self_name = method.__code__.co_varnames[0] if is_bound and method.__code__.co_argcount else None
+            reason = _why_impure(method, self_name, examined)
+        elif isinstance(member, functools.cached_property):
+            reason = f"it has a cached property, {name!r}"
+        else:
+            reason = None if name in ("__init__", "__new__") else _why_impure(method, None, examined)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _methods_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Yield the names and functions of a class's own methods and properties."""
+    for name, member in vars(cls).items():
+        parts: tuple[Any, ...] = (member,)
+        if isinstance(member, staticmethod | classmethod):
+            parts = (member.__func__,)
+        elif isinstance(member, property):
+            parts = (member.fget, member.fset, member.fdel)
+        elif isinstance(member, functools.cached_property):
+            parts = (member.func,)
+        yield from ((name, part) for part in parts if isinstance(part, types.FunctionType))
 
 
 def _attribute_chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
@@ -250,7 +331,8 @@ def _may_change_attributes(value: Any) -> bool:
     """Whether an object is a module, class or function whose attributes may be rebound between calls."""
     if isinstance(value, types.ModuleType):
         return value.__name__.split(".")[0] not in _STABLE_PACKAGES
-    if isinstance(value, enum.EnumType) or not isinstance(value, type | types.FunctionType):
+    functions = types.FunctionType | InlinedWhenTraced
+    if isinstance(value, enum.EnumType) or not isinstance(value, type | functions):
         return False
     return _package(value) not in _STABLE_PACKAGES
 

@@ -273,6 +273,161 @@ def test_what_happens_besides_computing_runs_as_it_is(fn, reason):
     assert reason in fuse(fn).fallback_reason(randn(3))
 
 
+class Tables:
+    positions: Tensor | None = None
+    by_size: dict[int, Tensor] = {}
+
+    @classmethod
+    def get(cls, size):
+        if cls.positions is None:
+            cls.positions = torch.arange(size).float()
+        return cls.positions
+
+
+class Rope:
+    def __init__(self, size):
+        self.size = size
+        if Tables.positions is None:
+            Tables.positions = torch.arange(size).float()
+
+
+class Config:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+class Settings:
+    scale = 1.0
+
+    @classmethod
+    def configure(cls, scale):
+        cls.scale = scale
+
+
+class Lazy:
+    table: Tensor | None = None
+
+    def __call__(self, x):
+        if self.table is None:
+            self.table = torch.arange(3.0)
+        return x * self.table
+
+
+class LazyProperty:
+    @functools.cached_property
+    def table(self):
+        return torch.arange(3.0)
+
+    def __call__(self, x):
+        return x * self.table
+
+
+def on_a_class(x):
+    if Tables.positions is None:
+        Tables.positions = torch.arange(3.0)
+    return x * Tables.positions
+
+
+def on_a_class_by_another_name(x):
+    tables = Tables
+    if tables.positions is None:
+        tables.positions = torch.arange(3.0)
+    return x * tables.positions
+
+
+def on_a_class_by_setattr(x):
+    if Tables.positions is None:
+        setattr(Tables, "positions", torch.arange(3.0))  # noqa: B010
+    return x * Tables.positions
+
+
+def on_a_module(x):
+    if not hasattr(settings, "positions"):
+        settings.positions = torch.arange(3.0)
+    return x * settings.positions
+
+
+def on_itself(x):
+    if not hasattr(on_itself, "positions"):
+        on_itself.positions = torch.arange(3.0)
+    return x * on_itself.positions
+
+
+@fuse
+def on_a_fused_function(x):
+    if not hasattr(on_a_fused_function, "positions"):
+        on_a_fused_function.positions = torch.arange(3.0)
+    return x * on_a_fused_function.positions
+
+
+def by_an_object(x):
+    return x * Rope(3).size * Tables.positions
+
+
+def in_a_dict_of_a_class(x):
+    return x * Tables.by_size.setdefault(3, torch.arange(3.0))
+
+
+@pytest.fixture
+def no_tables(monkeypatch):
+    monkeypatch.setattr(Tables, "positions", None)
+    monkeypatch.setattr(Tables, "by_size", {})
+    yield
+    for holder in (settings, on_itself, on_a_fused_function):
+        vars(holder).pop("positions", None)
+
+
+@pytest.mark.usefixtures("no_tables")
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (on_a_class, "assigns to the attribute 'positions'"),
+        (on_a_class_by_another_name, "assigns to the attribute 'positions'"),
+        (on_a_class_by_setattr, "uses setattr"),
+        (on_a_module, "assigns to the attribute 'positions'"),
+        (on_itself, "assigns to the attribute 'positions'"),
+        (on_a_fused_function, "assigns to the attribute 'positions'"),
+        (by_an_object, "assigns to the attribute 'positions'"),
+        (in_a_dict_of_a_class, "captures a dict"),
+        (lambda x: x * Tables.get(3), "captures a method"),
+        (lambda x: x * [Tables][0].get(3), "assigns to the attribute 'positions'"),
+        (Lazy(), "assigns to the attribute 'table'"),
+        (LazyProperty(), "has a cached property, 'table'"),
+    ],
+)
+def test_what_is_set_lazily_is_no_tensor_of_a_trace(fn, reason):
+    fused, x = fn if isinstance(fn, Function) else fuse(fn), randn(3)
+    assert reason in fused.fallback_reason(x)
+    for run in (fused, fused, fused.fn):
+        assert torch.equal(run(x), x * torch.arange(3.0) * (3 if fn is by_an_object else 1))
+
+
+def test_an_object_that_a_function_makes_for_itself_is_fused():
+    fused, x = fuse(lambda x: x * Config(2.0).scale), randn(3)
+    assert fused.fallback_reason(x) is None
+    same(fused(x), x * 2)
+
+
+def test_attributes_of_a_class_that_other_code_sets_are_fused():
+    fused, x = fuse(lambda x: x * Settings.scale), randn(3)
+    for scale in (2.0, 3.0):
+        Settings.configure(scale)
+        assert fused.fallback_reason(x) is None
+        same(fused(x), x * scale)
+
+
+def test_an_attribute_of_a_fused_function_is_noticed():
+    @fuse
+    def scaled(x):
+        return x * scaled.scale
+
+    x = randn(3)
+    for scale in (2.0, 3.0):
+        scaled.scale = scale
+        assert scaled.fallback_reason(x) is None
+        same(scaled(x), x * scale)
+
+
 def test_names_of_a_functions_own_may_change():
     fused, x = fuse(_own_counter), randn(3)
     assert fused.fallback_reason(x) is None
