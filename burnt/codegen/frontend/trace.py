@@ -55,7 +55,7 @@ _COMPOSITE = (
     "hardsigmoid", "hardsigmoid_backward", "relu6", "log_sigmoid_forward", "log_sigmoid_backward", "mish",
     "mish_backward", "softshrink", "softshrink_backward", "hardshrink", "mse_loss", "mse_loss_backward",
     "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "addcmul", "addcdiv",
-    "lerp", "std", "std_mean", "square", "frac", "logaddexp", "xlogy", "masked_fill", "glu", "glu_backward",
+    "lerp", "square", "frac", "logaddexp", "xlogy", "masked_fill", "glu", "glu_backward",
     "nan_to_num", "rsub", "native_dropout_backward", "addr", "_safe_softmax", "binary_cross_entropy",
     "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "block_diag", "count_nonzero",
     "deg2rad", "rad2deg", "dist", "heaviside", "ldexp", "logspace", "logaddexp2", "logit",

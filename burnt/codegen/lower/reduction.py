@@ -20,6 +20,7 @@ from burnt.codegen.lower.registry import (
     meta_tensor,
     pointwise,
     register_lowering,
+    to_result_dtype,
 )
 from burnt.codegen.lower.views import reshape
 
@@ -191,18 +192,19 @@ def _lower_aminmax(
     return _lower_amin(metas[0], x, axes, keepdim), _lower_amax(metas[1], x, axes, keepdim)
 
 
-@register_lowering(aten.var_mean.correction)
-def _lower_var_mean(
-    metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
+def _variance(
+    meta: torch.Tensor, x: Value, axes: Any, correction: Any, math_dtype: torch.dtype
 ) -> tuple[Value, Value]:
-    meta = metas[0]
-    math_dtype = compute_dtype(meta.dtype)
-    total = reduce_axes("sum", x, axes, True, math_dtype, math_dtype)
+    """Return the variance of `x`, whose squares are summed in `math_dtype`, and the mean.
+
+    Both have the result's shape, and the dtypes `math_dtype` and that in which the result is computed.
+    """
+    mean_dtype = compute_dtype(meta.dtype)
+    total = reduce_axes("sum", x, axes, True, mean_dtype, mean_dtype)
     count = x.numel // max(total.numel, 1) if x.numel else 0
-    full_meta = torch.empty(x.shape, dtype=math_dtype, device="meta")
-    reduced_meta = torch.empty(total.shape, dtype=math_dtype, device="meta")
-    mean = pointwise("div", reduced_meta, [total, count_value(count)], math_dtype)
-    centred = pointwise("sub", full_meta, [x, mean], math_dtype)
+    full_meta, full_mean_meta = (meta_tensor(x.shape, dtype) for dtype in (math_dtype, mean_dtype))
+    mean = pointwise("div", meta_tensor(total.shape, mean_dtype), [total, count_value(count)], mean_dtype)
+    centred = pointwise("sub", full_mean_meta, [x, mean], mean_dtype)
     squares = reduce_axes(
         "sum", pointwise("mul", full_meta, [centred, centred], math_dtype), axes, True, math_dtype, math_dtype
     )
@@ -213,22 +215,43 @@ def _lower_var_mean(
     else:
         divisor = max(count - (1 if correction is None else correction), 0)
         divisor = count_value(divisor) if isinstance(divisor, int) else divisor
-    variance = pointwise("div", reduced_meta, [squares, divisor], math_dtype)
+    variance = pointwise("div", meta_tensor(total.shape, math_dtype), [squares, divisor], math_dtype)
+    return reshape(variance, meta.shape), reshape(mean, meta.shape)
 
-    def to_result(value: Value) -> Value:
-        reshaped = reshape(value, meta.shape)
-        if meta.dtype == math_dtype:
-            return reshaped
-        return Value(
-            reshaped.shape, meta.dtype, lambda index: Expr.make("as", (reshaped.at(index),), meta.dtype)
-        )
 
+@register_lowering(aten.var_mean.correction)
+def _lower_var_mean(
+    metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    variance, mean = _variance(metas[0], x, axes, correction, compute_dtype(metas[0].dtype))
     # The mean of elements with an infinity is infinite, as that of `mean`; torch's running mean gives NaN.
-    return to_result(variance), to_result(mean)
+    return to_result_dtype(variance, metas[0]), to_result_dtype(mean, metas[1])
 
 
 @register_lowering(aten.var.correction)
 def _lower_var(
     meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> Value:
-    return _lower_var_mean([meta], x, axes, correction=correction, keepdim=keepdim)[0]
+    return _lower_var_mean([meta, meta], x, axes, correction=correction, keepdim=keepdim)[0]
+
+
+@register_lowering(aten.std_mean.correction)
+def _lower_std_mean(
+    metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    meta = metas[0]
+    # The squares of float32 values may leave the range of float32 where their root does not. As in torch,
+    # they are summed in float64 on a CPU, and in float32 on other devices, where float64 is slow or missing.
+    needs_range = meta.device.type == "cpu" and meta.dtype in (torch.float32, torch.bfloat16)
+    math_dtype = torch.float64 if needs_range else compute_dtype(meta.dtype)
+    variance, mean = _variance(meta, x, axes, correction, math_dtype)
+    deviation = pointwise("sqrt", meta_tensor(variance.shape, math_dtype), [variance], math_dtype)
+    deviation = to_result_dtype(deviation, meta_tensor(variance.shape, compute_dtype(meta.dtype)))
+    return to_result_dtype(deviation, meta), to_result_dtype(mean, metas[1])
+
+
+@register_lowering(aten.std.correction)
+def _lower_std(
+    meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
+) -> Value:
+    return _lower_std_mean([meta, meta], x, axes, correction=correction, keepdim=keepdim)[0]

@@ -30,9 +30,10 @@ from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 __all__ = ["SavedTensors", "select_saved_tensors", "with_saved_inputs", "with_saved_outputs"]
 
 _SMALL_RATIO = 8  # a reduction's result is saved if it is this many times smaller than the largest input
-_REDUCTIONS = frozenset(
-    ("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean")
-)
+_REDUCTIONS = frozenset((
+    "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean",
+    "std", "std_mean",
+))  # fmt: skip
 # Ops whose result torch saves for backward: users know that they must not change it in place before that.
 _SAVED_BY_TORCH = frozenset(
     getattr(torch.ops.aten, name).default

@@ -1,0 +1,52 @@
+"""Lowerings of reductions: values at the edges of a dtype's range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from burnt.codegen import Function
+from burnt.codegen.runtime.c_compiler import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
+
+DEVIATIONS: dict[str, Callable[[Tensor], Any]] = {
+    "of all": lambda x: x.std(),
+    "of rows": lambda x: x.std(1, keepdim=True),
+    "of columns": lambda x: x.std(0, correction=0),
+    "beside the mean": lambda x: torch.std_mean(x, 1),
+    "in an expression": lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_a_standard_deviation_whose_square_leaves_the_range_of_float32(name: str) -> None:
+    fn = DEVIATIONS[name]
+    fused = Function(fn, always_generate=True)
+    values = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.bfloat16):
+        for scale in (1e-30, 1e-23, 1.0, 1e20, 1e30):
+            x = (values * scale).to(dtype)
+            tolerance = {"rtol": 1e-5 if dtype == torch.float32 else 2e-2, "atol": 0.0}
+            for found, expected in zip(as_tuple(fused(x)), as_tuple(fn(x.double())), strict=True):
+                assert found.dtype == dtype
+                torch.testing.assert_close(found.double(), expected, **tolerance)
+    assert fused.fallback_reason(x) is None
+
+
+@pytest.mark.parametrize("scale", [1e-23, 1e20])
+def test_the_gradient_of_such_a_standard_deviation(scale: float) -> None:
+    x = (torch.arange(8.0) * scale).requires_grad_()
+    fused = Function(lambda x: x.std(), always_generate=True)
+    (found,) = torch.autograd.grad(fused(x), x)
+    double = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(double.std(), double)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0.0)
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
