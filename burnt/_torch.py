@@ -49,6 +49,7 @@ __all__ = [
     "onednn_packed_conv",
     "onednn_supports",
     "share_memory",
+    "skip_version_checks",
     "state_of",
     "trace_to_aten",
     "version_of",
@@ -131,6 +132,28 @@ def is_raised_by_saved_tensor_hook(error: BaseException) -> bool:
     code = getattr(hook, "__code__", None) or getattr(type(hook).__call__, "__code__", None)
     frames = traceback.walk_tb(error.__traceback__)
     return code is not None and any(frame.f_code is code for frame, _ in frames)
+
+
+def skip_version_checks(node: Any, positions: Sequence[int]) -> bool:
+    """Let backward read saved tensors that were changed in place; return whether it does.
+
+    torch does not check the versions of tensors that hooks unpack. Where saved-tensor hooks are on, the
+    tensors have theirs already.
+
+    Args:
+        node: a node of the autograd graph.
+        positions: of the tensors, among those that it saved.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return False
+    saved = node._raw_saved_tensors
+    for position in positions:
+        saved[position].register_hooks(_unchanged, _unchanged)
+    return True
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def trace_to_aten(

@@ -163,6 +163,36 @@ def test_changes_in_place_are_counted() -> None:
         assert _torch.version_of(torch.ones(3).add_(1)) == 0
 
 
+def test_the_version_of_a_saved_tensor_is_checked_unless_it_is_skipped() -> None:
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            assert x.grad_fn is not None
+            assert _torch.version_of(x) == 1, "an unpacked tensor no longer has the version of the saved one"
+            return grad
+
+    w = torch.ones(3, requires_grad=True)
+    for is_skipped in (False, True):
+        x = w * 1
+        y = Saves.apply(x)
+        if is_skipped:
+            assert _torch.skip_version_checks(y.grad_fn, [0])
+            x.add_(1)
+            y.sum().backward()
+        else:
+            x.add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+    with torch.autograd.graph.save_on_cpu():
+        assert not _torch.skip_version_checks(Saves.apply(w * 1).grad_fn, [0])
+
+
 def test_onednn_multiplies_with_a_tail_and_packed_weights() -> None:
     assert _torch.has_mkl() == torch.backends.mkl.is_available()
     if not torch.backends.mkldnn.is_available():

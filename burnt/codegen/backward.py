@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,11 +28,14 @@ from burnt.codegen.frontend.trace import (
     trace,
     why_unsupported,
 )
+from burnt.codegen.ir import Buffer
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import with_saved_inputs
-from burnt.errors import CacheError, UnsupportedError
+from burnt.errors import CacheError, InputRuntimeError, UnsupportedError
 
-__all__ = ["BackwardPlan", "Differentiable", "build_backward_plan", "trace_backward"]
+__all__ = [
+    "BackwardPlan", "Differentiable", "build_backward_plan", "defer_version_checks", "trace_backward",
+]  # fmt: skip
 
 
 # Longest axis of a cumprod whose derivative is compiled: torch unrolls it, about ten ops for each element.
@@ -52,7 +55,9 @@ class Differentiable(torch.autograd.Function):
         outputs, saved = outputs_and_saved[: len(results)], outputs_and_saved[len(results) :]
         ctx.has_seed = seed is not None
         saved_outputs = [outputs[i] for i in forward.saved.reused_results]
-        ctx.save_for_backward(*tensors, *saved, *saved_outputs, *(() if seed is None else (seed,)))
+        unread = forward.saved.unread
+        read = [None if i in unread else t for i, t in enumerate(tensors)] if unread else tensors
+        ctx.save_for_backward(*read, *saved, *saved_outputs, *(() if seed is None else (seed,)))
         without_grad = [
             o for o, r in zip(outputs, results, strict=True) if r is not None and not r.requires_grad
         ]
@@ -69,7 +74,9 @@ class Differentiable(torch.autograd.Function):
         tensors, saved = saved_tensors[: len(needs_grad)], saved_tensors[len(needs_grad) :]
         *saved, seed = saved if ctx.has_seed else (*saved, None)
         plan = None if torch.is_grad_enabled() else _get_plan(ctx, tensors, needs_grad)
+        _check_versions(ctx, tensors, None if plan is None else plan.read)
         if plan is None:
+            tensors = _with_stand_ins(ctx.forward, tensors, needs_grad)
             gradients = iter(_grad_by_torch(ctx.forward, ctx.numbers, grad_outs, tensors, needs_grad, seed))
         else:
             plan_grad_outs = [
@@ -88,11 +95,65 @@ class Differentiable(torch.autograd.Function):
         return (None, None, *[g if i in reached else None for i, g in enumerate(all_gradients)])
 
 
+def defer_version_checks(forward: CompiledPlan, tensors: Sequence[Tensor], results: Sequence[Any]) -> None:
+    """Let tensors that only second derivatives read be changed in place before the backward.
+
+    torch checks the versions of all saved tensors at once, whichever are read.
+
+    Args:
+        forward: the plan that computed the results by `Differentiable`.
+        tensors: its tensors.
+        results: its results.
+    """
+    nodes = (r.grad_fn for r in results if isinstance(r, Tensor) and r.grad_fn is not None)
+    node: Any = next(nodes, None)
+    if node is not None and _torch.skip_version_checks(node, forward.saved.deferred):
+        node.versions = {i: _torch.version_of(tensors[i]) for i in forward.saved.deferred}
+
+
+def _check_versions(ctx: Any, tensors: Sequence[Tensor], read: Set[int] | None) -> None:
+    """Check that those tensors whose check was deferred are unchanged, if they are read (None: all are).
+
+    Raises:
+        InputRuntimeError: one was changed in place.
+    """
+    for i, version in getattr(ctx, "versions", {}).items():
+        if (read is None or i in read) and _torch.version_of(tensors[i]) != version:
+            raise InputRuntimeError(
+                "a tensor needed for gradient computation has been modified by an inplace operation",
+                where=f"a derivative of the fused function {ctx.forward.name}",
+                expected=f"tensor {i} of shape {list(tensors[i].shape)} at version {version}",
+                found=f"version {_torch.version_of(tensors[i])}",
+                hint="second derivatives need all arguments unchanged",
+            )
+
+
+def _with_stand_ins(
+    forward: CompiledPlan, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]
+) -> list[Tensor]:
+    """Return the tensors with zeros in place of those that were not saved, as no derivative reads them."""
+
+    def zeros(buffer: Buffer) -> Tensor:
+        last = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True))
+        elements = torch.zeros(max(last + 1, 0), dtype=buffer.dtype, device=forward.device)
+        return elements.as_strided(buffer.shape, buffer.strides)
+
+    triples = zip(tensors, forward.plan.inputs, needs_grad, strict=False)
+    return [zeros(b).requires_grad_(needed) if t is None else t for t, b, needed in triples]
+
+
 class BackwardPlan(NamedTuple):
-    """The plan of a backward, and the tensors that it captured."""
+    """The plan of a backward.
+
+    Args:
+        plan: the plan.
+        constants: the tensors that it captured.
+        read: positions of the forward's tensors that it reads.
+    """
 
     plan: CompiledPlan
     constants: list[Tensor]
+    read: frozenset[int]
 
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -106,13 +167,16 @@ def _layout(tensor: Tensor) -> _Layout:
     return tuple(tensor.shape), strides, tensor.dtype
 
 
-def _get_plan(ctx: Any, tensors: Sequence[Tensor], needs_grad: tuple[bool, ...]) -> BackwardPlan | None:
+def _get_plan(
+    ctx: Any, tensors: Sequence[Tensor | None], needs_grad: tuple[bool, ...]
+) -> BackwardPlan | None:
     """Return the plan for these gradients, built at the first call; None if none can be built."""
     plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward_plans
     if needs_grad not in plans:
         with PLANNING_LOCK:
             if needs_grad not in plans:
                 layouts = [v for v in ctx.layouts if v is not None and v[2].is_floating_point]
+                tensors = _with_stand_ins(ctx.forward, tensors, needs_grad)
                 plans[needs_grad] = _build_plan(ctx.forward, tensors, needs_grad, layouts)
     return plans[needs_grad]
 
@@ -132,6 +196,11 @@ def _build_plan(
     with torch.no_grad():
         saved = forward.saved.all_nodes(forward.traced)
         traced = with_saved_inputs(traced, forward.traced, saved, forward.target.why_torch_call)
+        placeholders = [n for n in traced.graph.graph.nodes if n.op == "placeholder"]
+        first = len(placeholders) - len(saved) - len(tensors)
+        read = frozenset(i for i in range(len(tensors)) if placeholders[first + i].users)
+        # Each gradient is computed as among all of them, so some gradients read no more than all.
+        assert read.isdisjoint(forward.saved.unread)
         # Tensors that the function itself creates from Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
@@ -146,7 +215,7 @@ def _build_plan(
             warn_fallback(f"{forward.name}'s backward", error)
             return None
         debug_log_plan(plan)
-        return BackwardPlan(plan, constants)
+        return BackwardPlan(plan, constants, read)
 
 
 def build_backward_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:

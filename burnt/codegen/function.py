@@ -27,7 +27,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
-from burnt.codegen.backward import Differentiable, trace_backward
+from burnt.codegen.backward import Differentiable, defer_version_checks, trace_backward
 from burnt.codegen.eager_policy import EagerCalls, eager_calls
 from burnt.codegen.frontend.captures import (
     CONSTANT_TYPES,
@@ -173,7 +173,10 @@ class Function(InlinedWhenTraced):
             return self.fn(*args)
         numbers = [args[i] for i in forward.plan.number_positions]
         if entry.needs_grad:
-            flat = Differentiable.apply(forward, numbers, *tensors, *entry.captured_tensors)  # type: ignore[no-untyped-call]
+            tensors += entry.captured_tensors
+            flat = Differentiable.apply(forward, numbers, *tensors)  # type: ignore[no-untyped-call]
+            if forward.saved.deferred:
+                defer_version_checks(forward, tensors, flat)
         else:
             flat = forward([*tensors, *entry.captured_tensors], numbers)
             flat = flat[: len(forward.traced.results)]

@@ -9,6 +9,10 @@ as softmax's, if it does not read more large tensors that way.
 A maximum is not saved if the values that it was found among are recomputed, because the backward compares
 them with it for equality, and recomputed sums may be rounded differently
 (`burnt.codegen.schedule.rounding_hazards`).
+
+Inputs that the backward does not read are not saved, so that they may be changed in place before it, as in
+``x.add_(f(x))``. Those that only second derivatives read are saved, but may be changed as well: without
+second derivatives that is no error.
 """
 
 from __future__ import annotations
@@ -49,10 +53,14 @@ class SavedTensors(NamedTuple):
     Args:
         nodes: nodes of the forward's graph whose values it returns after the function's own results.
         reused_results: positions of the function's own results that the backward takes too, after `nodes`.
+        unread: positions of the forward's tensors (captured ones last) that no derivative reads.
+        deferred: positions of those that second derivatives read, but not the backward: it takes results.
     """
 
     nodes: list[Node]
     reused_results: list[int]
+    unread: frozenset[int] = frozenset()
+    deferred: tuple[int, ...] = ()
 
     def all_nodes(self, forward: Traced) -> list[Node]:
         """Return the nodes of both kinds, in the order in which the backward takes their values."""
@@ -73,8 +81,11 @@ def select_saved_tensors(
             its numbers.
         why_torch_call: of the target.
     """
+    every_input = set(range(_num_tensors(forward)))
+    unread = every_input - _read_tensors(forward, backward, {}, set())
     if any(map(is_random, forward.graph.graph.nodes)):
-        return SavedTensors([], [])  # equal random ops in the two graphs do not have equal results
+        # Equal random ops in the two graphs do not have equal results.
+        return SavedTensors([], [], frozenset(unread))
     pool_indices = _find_pool_indices(forward, backward, why_torch_call)
     counterparts = _match_nodes(forward, backward)
     inputs = [n.meta["val"].numel() for n in forward.graph.graph.nodes if n.op == "placeholder"]
@@ -108,7 +119,30 @@ def select_saved_tensors(
     for node in _remaining_nodes(backward, counterparts, available):
         needed |= {counterparts[n]: None for n in node.all_input_nodes if counterparts.get(n) in selected}
     order = {node: i for i, node in enumerate(forward.graph.graph.nodes)}
-    return SavedTensors(sorted(needed, key=order.__getitem__), reused)
+    read = _read_tensors(forward, backward, counterparts, available)
+    deferred = tuple(sorted(every_input - unread - read))
+    return SavedTensors(sorted(needed, key=order.__getitem__), reused, frozenset(unread), deferred)
+
+
+def _num_tensors(forward: Traced) -> int:
+    """Return the number of tensors that a forward takes: arguments and captured ones."""
+    return len([n for n in forward.graph.graph.nodes if n.op == "placeholder"]) + len(forward.captured)
+
+
+def _read_tensors(
+    forward: Traced, backward: Traced, counterparts: dict[Node, Node], available: Set[Node]
+) -> set[int]:
+    """Return the positions of the forward's tensors that the backward reads if it takes `available`."""
+    placeholders = [n for n in backward.graph.graph.nodes if n.op == "placeholder"]
+    tensors = placeholders[len(placeholders) - _num_tensors(forward) :]
+    found: dict[Node, None] = {}
+    todo = [n for n in _results(backward) if isinstance(n, Node)]
+    while todo:
+        node = todo.pop()
+        if node not in found and counterparts.get(node) not in available:
+            found[node] = None
+            todo += node.all_input_nodes
+    return {i for i, node in enumerate(tensors) if node in found}
 
 
 def _is_dense(value: Tensor) -> bool:
