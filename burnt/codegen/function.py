@@ -133,6 +133,10 @@ class Function(InlinedWhenTraced):
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
+    def rebuild_arguments(self) -> tuple[Any, ...]:
+        """Return what `pickle` and `copy` make another function of, which builds its plans anew."""
+        return _rebuild, (self.fn, self.single, self.target, self.always_generate)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: run the compiled plan for these arguments, or the eager function."""
         if not is_dynamo_compiling() and not kwargs:
@@ -450,6 +454,10 @@ class Function(InlinedWhenTraced):
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor subclass, or a lazily negated or conjugated tensor"
         return None
+
+
+def _rebuild(fn: Callable[..., Any], single: bool, target: Target | None, always_generate: bool) -> Function:
+    return Function(fn, single=single, target=target, always_generate=always_generate)
 
 
 def _without_integers(signature: Sequence[Any]) -> tuple[Any, ...]:

@@ -76,6 +76,23 @@ class InlinedWhenTraced:
     So its computation is fused with the ops around the call.
     """
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle and copy by reference, as functions are, where a name of its module leads here."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else self.rebuild_arguments()
+
+    def rebuild_arguments(self) -> tuple[Any, ...]:
+        """Return what `pickle` and `copy` make another one of: a callable and its arguments.
+
+        Raises:
+            TypeError: there is none.
+        """
+        name = getattr(self, "__qualname__", "its name")
+        raise TypeError(f"cannot pickle {self!r}: it is not {self.__module__}.{name}")
+
 
 _tracing = threading.local()
 
