@@ -49,7 +49,7 @@ def without_meta_leaks(*roots: Any) -> Iterator[Callable[[], None]]:
     The state is: global variables, attributes of modules, classes, functions and objects, closures, default
     arguments, and the containers in them. Of `functools` caches only those that hold meta tensors are
     cleared, since single entries cannot be removed. State of the standard library, NumPy, torch and burnt is
-    not changed, nor is what code reaches otherwise than by names, such as by `getattr` with a string.
+    not changed, nor are objects that code reaches otherwise than by names, as by `getattr` with a string.
 
     Args:
         roots: the model, and what else is called.
@@ -134,7 +134,7 @@ class _Reached:
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self.slots: list[_Slots] = []
-        self.caches: list[tuple[Any, int]] = []
+        self.caches: list[Any] = []
         self._seen: dict[int, Any] = {}  # by id; the objects are kept alive, so that ids stay theirs
         self._executed: dict[int, types.CodeType] = {}
         self._namespaces: dict[int, dict[str, Any]] = {}  # by id: the values of the names mentioned
@@ -158,7 +158,8 @@ class _Reached:
         # Not by __module__: decorators copy it from the function that they wrap.
         if not _is_excluded(namespace.get("__name__")):
             self._package = _package_of(namespace.get("__name__"))
-            names = code.co_names
+            # Its own name is that of what caches its results, or of its class.
+            names = (*code.co_names, code.co_qualname.partition(".")[0])
             self._add_names(namespace, names)
             # What code imports itself: its names are those of modules, from a package on.
             parts = (namespace.get("__package__") or "").split(".")
@@ -229,7 +230,7 @@ class _Reached:
         elif issubclass(kind, type):
             self._follow_class(value)
         elif kind is _CACHE:
-            self.caches.append((value, value.cache_info().misses))
+            self.caches.append(value)
             self._pending += (getattr(value, "__wrapped__", None), *_cached_values(value))
         elif issubclass(kind, dict):
             self._add_dict(value)
@@ -304,8 +305,8 @@ class _Reached:
             if self._hold_meta(value for slots in of_package for _, value in slots.changes()):
                 for slots in of_package:
                     slots.restore()
-        for cache, misses in self.caches:
-            if cache.cache_info().misses != misses and self._hold_meta(_cached_values(cache)):
+        for cache in self.caches:
+            if self._hold_meta(_cached_values(cache)):
                 cache.cache_clear()
 
     def _hold_meta(self, values: Iterable[Any]) -> bool:

@@ -189,6 +189,23 @@ def in_attribute_of_module(n):
     return HELPERS.EXTRA
 
 
+@functools.lru_cache(maxsize=1)
+def cached_and_found_by_string(n):
+    return table(n)
+
+
+class FoundByString:
+    @staticmethod
+    @functools.lru_cache(maxsize=1)
+    def cached(n):
+        return table(n)
+
+
+def in_cache_found_by_string(n):
+    both = globals()["cached_" + "and_found_by_string"], getattr(globals()["FoundBy" + "String"], "cached")  # noqa: B009
+    return both[0](n) + both[1](n) - both[1](n)
+
+
 def in_thread_local(n):
     if not hasattr(LOCAL, "table"):
         LOCAL.table = table(n)
@@ -227,6 +244,7 @@ FUNCTIONS = {
     "import": in_module_imported_by_function,
     "module attribute": in_attribute_of_module,
     "thread local": in_thread_local,
+    "found by string": in_cache_found_by_string,
     "ordered dict": in_ordered_dict,
 }
 
