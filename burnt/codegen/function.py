@@ -184,6 +184,8 @@ class Function(InlinedWhenTraced):
         else:
             flat = forward([*tensors, *entry.captured_tensors], numbers)
             flat = flat[: len(forward.traced.results)]
+        if forward.traced.aliases.by_position:
+            flat = forward.traced.with_aliases(flat)
         structure = forward.traced.structure
         return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
 
@@ -377,7 +379,11 @@ class Function(InlinedWhenTraced):
         except Exception as error:  # of any kind: the eager function either raises it too, or can run
             return self._fallback(f"it cannot be traced: {_why_untraceable(error)}", captured_objects)
         captured_tensors = [getattr(traced.graph, name) for name in traced.captured]
-        reason = self._why_unsupported_tensors(captured_tensors) or why_unsupported(traced)
+        reason = (
+            self._why_unsupported_tensors(captured_tensors)
+            or why_unsupported(traced)
+            or traced.aliases.unsupported_reason
+        )
         inputs = [*tensors, *captured_tensors]
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         any_result_requires_grad = any(
@@ -396,6 +402,8 @@ class Function(InlinedWhenTraced):
         )
         if calls is not None:
             return CacheEntry(None, captured_tensors, captured_objects, calls.why, eager_calls=calls)
+        traced = traced.without_aliases()
+        captured_tensors = [getattr(traced.graph, name) for name in traced.captured]
         device = tensors[0].device if tensors else torch.device("cpu")
         backward_trace = trace_backward(traced, inputs, device) if needs_grad else None
         saved = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
+from burnt.codegen.frontend.aliases import Aliases, find_aliases
 from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
 from burnt.codegen.frontend.overlap import OverlapWatch
 from burnt.errors import UnsupportedError
@@ -33,6 +35,7 @@ __all__ = [
     "Traced",
     "is_random",
     "is_tracing",
+    "skip_views",
     "trace",
     "trace_composite_calls",
     "why_unsupported",
@@ -147,6 +150,7 @@ class Traced:
         mutated: positions, among the tensor arguments, of those that are modified in place. Their new values
             are the graph's last outputs, after the function's results.
         unsupported_reason: why no plan can be built, if tracing has shown that.
+        aliases: the results that are other results or views of them in the eager function.
     """
 
     composite_graph: torch.fx.GraphModule
@@ -157,6 +161,39 @@ class Traced:
     results: tuple[ResultLayout | None, ...] = ()
     mutated: tuple[int, ...] = ()
     unsupported_reason: str | None = None
+    aliases: Aliases = dataclasses.field(default_factory=lambda: Aliases({}, []))
+
+    def without_aliases(self) -> Traced:
+        """Return the trace without the results that are aliases of others; its graphs are changed."""
+        aliases, shared = self.aliases.by_position, self.aliases.shared
+        if not aliases:
+            return self
+        count = self.structure.num_leaves  # the new values of arguments come after the results
+        for graph in {id(graph): graph for graph in (self.composite_graph, self.graph)}.values():
+            output = graph.graph.output_node()
+            (results,) = cast("tuple[Sequence[Any]]", output.args)
+            kept = [r for i, r in enumerate(results[:count]) if i not in aliases]
+            bases = [skip_views(results[base.views[0]]) for base in shared]
+            output.args = ([*kept, *bases, *results[count:]],)
+            _eliminate_dead_code(graph)
+        layouts = [r for i, r in enumerate(self.results[:count]) if i not in aliases]
+        layouts += [ResultLayout(base.strides, base.requires_grad) for base in shared]
+        left = {str(node.target) for node in self.graph.graph.nodes if node.op == "get_attr"}
+        return dataclasses.replace(
+            self,
+            results=(*layouts, *self.results[count:]),
+            captured=tuple(name for name in self.captured if name in left),
+        )
+
+    def with_aliases(self, results: Sequence[Any]) -> list[Any]:
+        """Return all results, given those of `without_aliases`."""
+        aliases, count = self.aliases.by_position, self.structure.num_leaves
+        remaining = iter(results)
+        found: list[Any] = [None if i in aliases else next(remaining) for i in range(count)]
+        found += remaining
+        for i, alias in aliases.items():
+            found[i] = alias.of(found[alias.base])
+        return found[:count]
 
     @functools.cached_property
     def inputs_with_grad(self) -> frozenset[int]:
@@ -360,6 +397,9 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     if watch.is_written:
         reason = "it modifies elements in place that share memory with others of the same tensor"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    aliases = find_aliases(fake_results)
+    if not all(_is_base_in(g, aliases) for g in (graph, composite_graph)):
+        aliases = Aliases({}, [], "its results overlap in part, and their memory is not in the trace")
     results = [
         ResultLayout(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
         for r in fake_results
@@ -374,6 +414,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         tuple(results),
         mutated,
         reason,
+        aliases,
     )
 
 
@@ -455,11 +496,35 @@ def _clean_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in graph.graph.nodes:
         if node.target is aten.squeeze_.dim and len(node.args[0].users) == 1:
             node.target = aten.squeeze.dim
-    # Random ops are never dead: without one, the ones after it would draw other numbers.
-    graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
+    _eliminate_dead_code(graph)
     for stream, node in enumerate(filter(is_random, graph.graph.nodes)):
         node.meta["stream"] = stream
     return graph
+
+
+def _eliminate_dead_code(graph: torch.fx.GraphModule) -> None:
+    # Random ops are never dead: without one, the ones after it would draw other numbers.
+    graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
+
+
+def skip_views(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node whose memory a node is a view of: itself unless it is a view."""
+    while True:
+        producer = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if not isinstance(producer.target, torch._ops.OpOverload) or not producer.target.is_view:
+            return node
+        node = producer.all_input_nodes[0]
+
+
+def _is_base_in(graph: torch.fx.GraphModule, aliases: Aliases) -> bool:
+    """Whether a graph computes each shared base of the results as one node."""
+    (results,) = cast("tuple[Sequence[Any]]", graph.graph.output_node().args)
+    for base in aliases.shared:
+        nodes = {skip_views(results[i]) for i in base.views}
+        value = next(iter(nodes)).meta.get("val")
+        if len(nodes) > 1 or not isinstance(value, Tensor) or tuple(value.shape) != base.shape:
+            return False
+    return True
 
 
 def is_random(node: torch.fx.Node) -> bool:

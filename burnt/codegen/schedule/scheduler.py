@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from burnt.codegen.frontend.dtype_support import is_dtype_unsupported
-from burnt.codegen.frontend.trace import Traced, is_random
+from burnt.codegen.frontend.trace import Traced, is_random, skip_views
 from burnt.codegen.ir import (
     DTYPES,
     Buffer,
@@ -165,7 +165,7 @@ class _Scheduler:
         statistics: buffers of row statistics, by their expression at the probe index.
         result_shapes: as in `Plan`.
         view_buffers: buffers of views that torch's own call makes.
-        returned: buffers that are results, each with the node whose memory it is (`_skip_views`).
+        returned: buffers that are results, each with the node whose memory it is (`skip_views`).
     """
 
     def __init__(
@@ -489,7 +489,7 @@ class _Scheduler:
         A lowering may return its argument unchanged, such as that of ``floor`` for integers, where torch
         returns new memory. A result may share memory only with what it is a view of in torch.
         """
-        origin = _skip_views(node)
+        origin = skip_views(node)
         if buffer.role == "input":
             # A result that was an argument must not show the argument's later in-place change.
             is_changed = buffer.position in self.traced.mutated and node.op != "placeholder"
@@ -507,13 +507,6 @@ def _is_too_large(expr: Expr) -> bool:
     for e in walk([expr]):
         depth[id(e)] = 1 + max((depth[id(a)] for a in e.args), default=0)
     return len(depth) > _MAX_EXPRS or depth[id(expr)] > _MAX_DEPTH
-
-
-def _skip_views(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the node whose memory a node is a view of: itself unless it is a view."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:

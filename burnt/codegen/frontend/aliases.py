@@ -1,0 +1,160 @@
+"""Results that share memory in the eager function: which a plan computes, and which are views of those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from burnt.codegen.frontend.overlap import Footprint, has_internal_overlap, may_overlap
+
+__all__ = ["Alias", "Aliases", "SharedBase", "find_aliases"]
+
+
+class Alias(NamedTuple):
+    """A result that is another one, or a view of it.
+
+    Args:
+        base: position of the other result; those of `Aliases.shared` come after all results.
+        layout: shape, strides, and offset from the base's first element; None for the same object.
+        is_detached: whether no gradient flows through it.
+    """
+
+    base: int
+    layout: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    is_detached: bool
+
+    def of(self, base: Tensor) -> Tensor:
+        """Return the view of the base."""
+        if self.layout is None:
+            return base
+        shape, strides, offset = self.layout
+        base = base.detach() if self.is_detached else base
+        return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+
+class SharedBase(NamedTuple):
+    """Memory that results overlap in, and that is no result itself: ``return y[1:], y[:-1]``.
+
+    Args:
+        shape: of the tensor that these results are views of.
+        strides: its strides.
+        requires_grad: whether it requires a gradient.
+        views: positions of these results.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    requires_grad: bool
+    views: tuple[int, ...]
+
+
+class Aliases(NamedTuple):
+    """Which results a plan need not compute.
+
+    Args:
+        by_position: the results that are other results, or views of these or of a shared base.
+        shared: the shared bases, which the plan returns after the other results.
+        unsupported_reason: why no plan can return results that overlap in this way.
+    """
+
+    by_position: dict[int, Alias]
+    shared: list[SharedBase]
+    unsupported_reason: str | None = None
+
+
+def find_aliases(results: Sequence[Any]) -> Aliases:
+    """Find the results that are other results or views of them, or overlap in another way.
+
+    Results that lie apart in one storage, as those of ``chunk``, are no aliases.
+
+    Args:
+        results: the results of the eager function, as fake tensors; others are ignored.
+    """
+    found: dict[int, Alias] = {}
+    shared: list[SharedBase] = []
+    by_storage: dict[int, list[int]] = {}
+    for i, result in enumerate(results):
+        if isinstance(result, Tensor) and result.layout == torch.strided:
+            by_storage.setdefault(result.untyped_storage()._cdata, []).append(i)
+    for positions in by_storage.values():
+        aliases = _aliases_of_results(results, positions)
+        if aliases is None:
+            base, num_bases = results[positions[0]]._base, len(results) + len(shared)
+            views = {} if base is None else {i: _alias(base, results[i], num_bases) for i in positions}
+            aliases = {i: alias for i, alias in views.items() if alias is not None}
+            if len(aliases) < len(positions):
+                return Aliases({}, [], "its results overlap in part, and are not views of one tensor")
+            shared.append(
+                SharedBase(tuple(base.shape), tuple(base.stride()), base.requires_grad, tuple(positions))
+            )
+        found |= aliases
+    return Aliases(found, shared)
+
+
+def _aliases_of_results(results: Sequence[Any], positions: Sequence[int]) -> dict[int, Alias] | None:
+    """Return which results are views of others; None if two overlap and neither is a view of the other."""
+    aliases: dict[int, Alias] = {}
+    bases: list[int] = []
+    # The first are those that others can be views of.
+    for i in sorted(positions, key=lambda i: _rank(results[i]), reverse=True):
+        overlapping = [base for base in bases if _overlap(results[base], results[i])]
+        if not overlapping:
+            bases.append(i)
+            continue
+        alias = _alias(results[overlapping[0]], results[i], overlapping[0])
+        if alias is None or len(overlapping) > 1:
+            return None
+        aliases[i] = alias
+    return aliases
+
+
+def _rank(result: Tensor) -> tuple[bool, bool, int]:
+    return result.requires_grad, not has_internal_overlap(result.shape, result.stride()), result.numel()
+
+
+def _footprint(tensor: Tensor) -> Footprint:
+    return Footprint.of(tensor.shape, tensor.stride(), tensor.itemsize)
+
+
+def _offset(base: Tensor, tensor: Tensor) -> int:
+    """Return the distance of their first elements, in bytes."""
+    return int(tensor.storage_offset()) * tensor.itemsize - int(base.storage_offset()) * base.itemsize
+
+
+def _overlap(base: Tensor, tensor: Tensor) -> bool:
+    return base is tensor or may_overlap(_footprint(base), _footprint(tensor), _offset(base, tensor))
+
+
+def _alias(base: Tensor, tensor: Tensor, position: int) -> Alias | None:
+    """Return a tensor as a view of a base; None if it is none."""
+    if base is tensor:
+        return Alias(position, None, False)
+    offset = _offset(base, tensor) // base.itemsize
+    if base.dtype != tensor.dtype or not _holds(base, tensor, offset):
+        return None
+    layout = tuple(tensor.shape), tuple(tensor.stride()), offset
+    return Alias(position, layout, base.requires_grad and not tensor.requires_grad)
+
+
+def _holds(base: Tensor, tensor: Tensor, offset: int) -> bool:
+    """Whether all elements of a tensor, which begins at this offset, are found to be elements of a base."""
+    end = offset + _footprint(tensor).num_bytes // tensor.itemsize
+    size = _footprint(base).num_bytes // base.itemsize
+    if offset < 0 or end > size:
+        return False
+    is_dense = size == base.numel() and not has_internal_overlap(base.shape, base.stride())
+    if is_dense or (base.shape, base.stride()) == (tensor.shape, tensor.stride()):
+        return True
+    # The base has gaps: each axis of the tensor must run along one of the base's, and stay within it.
+    axes = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    for stride, size in sorted(zip(base.stride(), base.shape, strict=True), reverse=True):
+        if size > 1 and stride:
+            along = [axis for axis in axes if axis[0] >= stride and not axis[0] % stride]
+            last = offset // stride + sum(step // stride * (count - 1) for step, count in along)
+            if last >= size:
+                return False
+            axes, offset = [axis for axis in axes if axis not in along], offset % stride
+    return not offset and all(step == 0 for step, _ in axes)
