@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Footprint", "OverlapWatch", "has_internal_overlap", "may_overlap"]
+__all__ = ["STRIDE_OPS", "Footprint", "OverlapWatch", "has_internal_overlap", "may_overlap"]
+
+STRIDE_OPS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("as_strided", "as_strided_copy", "as_strided_scatter")
+)
+"""Ops whose result depends on the strides of their argument, not on its elements alone."""
 
 
 def has_internal_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -101,6 +106,8 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         is_written: whether such a tensor, or a view of one, was changed in place.
+        restrided: shape and strides of the tensors whose memory an op such as ``as_strided`` reads by other
+            strides.
     """
 
     supports_higher_order_operators = True
@@ -108,6 +115,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_written = False
+        self.restrided: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self.views: dict[tuple[Any, ...], Tensor] = {}  # of tensors with internal overlap; kept alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -115,6 +123,8 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             return result
+        if func in STRIDE_OPS:
+            self.restrided.add((tuple(args[0].shape), tuple(args[0].stride())))
         if func.is_view:
             if any(map(self._is_part_of_overlap, _tensors(args))):
                 self.views |= {_layout(t): t for t in _tensors(result)}

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from burnt import _torch
 from burnt.codegen.frontend.aliases import Aliases, find_aliases
 from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
-from burnt.codegen.frontend.overlap import OverlapWatch
+from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch
 from burnt.errors import UnsupportedError
 
 __all__ = [
@@ -396,6 +396,12 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
             reason = "it changes the shape of an argument in place"
     if watch.is_written:
         reason = "it modifies elements in place that share memory with others of the same tensor"
+    for node in graph.graph.nodes:
+        if node.target in STRIDE_OPS:
+            source = node.all_input_nodes[0]
+            value = source.meta.get("val", getattr(graph, str(source.target), None))
+            if value is None or (tuple(value.shape), tuple(value.stride())) not in watch.restrided:
+                reason = "it reads the memory of a tensor that has other strides in a plan (as_strided)"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
     aliases = find_aliases(fake_results)
     if not all(_is_base_in(g, aliases) for g in (graph, composite_graph)):

@@ -155,3 +155,17 @@ def test_views_without_overlap_inside_do_not_keep_a_change_from_being_fused() ->
     fused = burnt.fuse(fn)
     assert torch.equal(fused(torch.arange(6.0)), fn(torch.arange(6.0)))
     assert fused.fallback_reason(torch.arange(6.0)) is None
+
+
+@needs_compiler
+def test_memory_that_is_read_by_strides_which_a_change_in_place_would_alter_is_left_to_torch() -> None:
+    for op in (torch.as_strided_copy, lambda *args: torch.as_strided(*args).clone()):
+        fused = burnt.fuse(lambda x, op=op: op(x.add_(1), (3,), (2,)))
+        assert fused(torch.arange(10)[::2]).tolist() == [1, 3, 5]
+        assert "other strides in a plan" in str(fused.fallback_reason(torch.arange(10)[::2]))
+        assert fused(torch.arange(5)).tolist() == [1, 3, 5]
+        assert fused.fallback_reason(torch.arange(5)) is None
+    kept = torch.arange(5)
+    fused = burnt.fuse(lambda x: x + torch.as_strided(kept, (3,), (2,)))
+    assert fused(torch.ones(3)).tolist() == [1, 3, 5]
+    assert fused.fallback_reason(torch.ones(3)) is None
