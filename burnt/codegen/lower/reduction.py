@@ -237,12 +237,18 @@ def _lower_var(
 
 @register_lowering(aten.std_mean.correction)
 def _lower_std_mean(
-    metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
+    metas: Sequence[torch.Tensor],
+    x: Value,
+    axes: Any = None,
+    *,
+    correction: Any = 1,
+    keepdim: bool = False,
+    has_fast_float64: bool = False,
 ) -> tuple[Value, Value]:
     meta = metas[0]
     # The squares of float32 values may leave the range of float32 where their root does not. As in torch,
     # they are summed in float64 on a CPU, and in float32 on other devices, where float64 is slow or missing.
-    needs_range = meta.device.type == "cpu" and meta.dtype in (torch.float32, torch.bfloat16)
+    needs_range = has_fast_float64 and meta.dtype in (torch.float32, torch.bfloat16)
     math_dtype = torch.float64 if needs_range else compute_dtype(meta.dtype)
     variance, mean = _variance(meta, x, axes, correction, math_dtype)
     deviation = pointwise("sqrt", meta_tensor(variance.shape, math_dtype), [variance], math_dtype)
@@ -251,7 +257,9 @@ def _lower_std_mean(
 
 
 @register_lowering(aten.std.correction)
-def _lower_std(
-    meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
-) -> Value:
-    return _lower_std_mean([meta, meta], x, axes, correction=correction, keepdim=keepdim)[0]
+def _lower_std(meta: torch.Tensor, x: Value, axes: Any = None, **options: Any) -> Value:
+    return _lower_std_mean([meta, meta], x, axes, **options)[0]
+
+
+FLOAT64_OPS = frozenset({aten.std.correction, aten.std_mean.correction})
+"""Ops whose lowering takes ``has_fast_float64``: whether the target computes in float64 at little cost."""

@@ -118,6 +118,7 @@ C = Target(
     scratch_bytes=_SCRATCH_BYTES,
     max_chunks=_MAX_CHUNKS,
     splits_passes=True,
+    has_fast_float64=True,
     online_thresholds=_ONLINE_THRESHOLDS,
     why_torch_call=why_torch_is_faster,
     show=_show_c,

@@ -48,6 +48,7 @@ class Target:
         max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
         splits_passes: whether a pass over one row can be split across all threads. If not, reductions of few
             long rows get kernels of their own.
+        has_fast_float64: whether float32 ops may compute in float64 where they need its range.
         online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
             that it depends on; None for never.
         why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
@@ -62,6 +63,7 @@ class Target:
     scratch_bytes: int = 0
     max_chunks: int = 0
     splits_passes: bool = False
+    has_fast_float64: bool = False
     online_thresholds: OnlineThresholds | None = None
     why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None
     why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None
@@ -75,6 +77,7 @@ class Target:
             scratch_bytes=self.scratch_bytes,
             max_chunks=self.max_chunks,
             splits_passes=self.splits_passes,
+            has_fast_float64=self.has_fast_float64,
             online_thresholds=self.online_thresholds,
             why_torch_call=self.why_torch_call,
             why_torch_matmul=self.why_torch_matmul,

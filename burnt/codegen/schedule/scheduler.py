@@ -41,6 +41,7 @@ from burnt.codegen.lower.matmul import (
     operands_of,
 )
 from burnt.codegen.lower.random import RandomSource
+from burnt.codegen.lower.reduction import FLOAT64_OPS
 from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
 from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
@@ -97,6 +98,7 @@ def schedule(
     scratch_bytes: int = 0,
     max_chunks: int = 0,
     splits_passes: bool = False,
+    has_fast_float64: bool = False,
     online_thresholds: OnlineThresholds | None = None,
     why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None,
     why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None,
@@ -109,6 +111,7 @@ def schedule(
         scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
         max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
         splits_passes: whether a pass over one row can be split across all threads.
+        has_fast_float64: whether float32 ops may compute in float64 where they need its range.
         online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
             that it depends on; None for never.
         why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
@@ -118,7 +121,9 @@ def schedule(
     builder = KernelBuilder(
         scratch_bytes, max_chunks, splits_passes, online_thresholds, why_torch_matmul is not None
     )
-    return _Scheduler(traced, captured, builder, why_torch_call, why_torch_matmul).build_plan()
+    return _Scheduler(
+        traced, captured, builder, why_torch_call, why_torch_matmul, has_fast_float64
+    ).build_plan()
 
 
 RESHAPE_OPS = (
@@ -175,8 +180,10 @@ class _Scheduler:
         builder: KernelBuilder,
         why_torch_call: Callable[[torch.fx.Node], str | None],
         why_torch_matmul: Callable[[torch.fx.Node], str | None] | None,
+        has_fast_float64: bool,
     ) -> None:
         self.traced = traced
+        self.has_fast_float64 = has_fast_float64
         self.why_torch_call = why_torch_call
         self.why_torch_matmul = why_torch_matmul
         self.builder = builder
@@ -266,6 +273,8 @@ class _Scheduler:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.lowered_argument)
             if is_random(node):
                 kwargs = {**kwargs, "source": self.random_source(node)}  # type: ignore[dict-item]
+            if node.target in FLOAT64_OPS:
+                kwargs = {**kwargs, "has_fast_float64": self.has_fast_float64}
             if "needs_indices" in node.meta:
                 kwargs = {**kwargs, "needs_indices": True}
             try:

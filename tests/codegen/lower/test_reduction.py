@@ -11,6 +11,7 @@ from torch import Tensor
 
 from burnt.codegen import Function
 from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.codegen.stages import stages
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
@@ -50,3 +51,10 @@ def test_the_gradient_of_such_a_standard_deviation(scale: float) -> None:
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("target", ["triton", "metal"])
+def test_a_standard_deviation_takes_no_float64_on_other_targets(target: str) -> None:
+    source = stages(lambda x: x.std(-1), torch.ones(4, 8), target=target).source
+    assert "float64" not in source
+    assert "double" not in source
