@@ -45,10 +45,15 @@ CASES = {
         (nn.RMSNorm((3, 5), eps=1e-2), (4, 3, 5)),
         (nn.RMSNorm(5, elementwise_affine=False), (4, 5)),
     ],
-    "group_norm": [(nn.GroupNorm(2, 6), (3, 6, 5)), (nn.GroupNorm(3, 6, affine=False), (2, 6, 5, 3))],
+    "group_norm": [
+        (nn.GroupNorm(2, 6), (3, 6, 5)),
+        (nn.GroupNorm(2, 6, eps=1e-2), (3, 6, 5)),
+        (nn.GroupNorm(3, 6, affine=False), (2, 6, 5, 3)),
+    ],
     "batch_norm": [
         (nn.BatchNorm1d(3), (4, 3)),
-        (nn.BatchNorm1d(3, momentum=0.5), (4, 3, 2)),
+        (nn.BatchNorm1d(3, momentum=0.5, eps=1e-2), (4, 3, 2)),
+        (nn.BatchNorm2d(3, eps=1e-2).eval(), (4, 3, 2, 5)),
         (nn.BatchNorm2d(3, affine=False), (4, 3, 2, 5)),
         (nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 2, 5)),
         (nn.BatchNorm2d(3).eval(), (4, 3, 2, 5)),
