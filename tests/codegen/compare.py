@@ -118,7 +118,12 @@ _STEPS: dict[Any, Callable[..., Any]] = {
 
 
 # Why a program may be run as the eager function that it is; what no kernel can be printed for is none.
-_PLAIN = "cannot be traced", "returns a view of an argument that it modifies in place"
+_PLAIN = (
+    "cannot be traced",
+    "returns a view of an argument that it modifies in place",
+    "modifies elements in place that share memory",
+    "results overlap in part",
+)
 
 
 @dataclasses.dataclass
