@@ -278,7 +278,7 @@ def test_a_fault_of_the_compiler_is_reported_and_the_plain_function_runs(monkeyp
         result = function(x)
     same(result, x.sin() * 3)
     assert "no such instruction" in function.fallback_reason(x)
-    same(function(x), result)  # which is told once
+    same(function(x), result)  # which is reported once
     monkeypatch.undo()
     function, x = fuse(lambda x: x.sin() * 5), randn(5).requires_grad_()
     result = function(x)

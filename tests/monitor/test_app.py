@@ -1141,7 +1141,7 @@ def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of the pane")
 
-    def told(app: MonitorApp, text: str) -> bool:
+    def is_notified(app: MonitorApp, text: str) -> bool:
         return any(text in message for message in notifications(app))
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -1150,11 +1150,11 @@ def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
             with monkeypatch.context() as patch:
                 patch.setattr(LogPane, place, broken)
                 await press(app, pilot, "4")
-                await until(app, lambda: told(app, "of the pane"))
+                await until(app, lambda: is_notified(app, "of the pane"))
             await press(app, pilot, "escape", "down", "enter")
         with monkeypatch.context() as patch:
             patch.setattr(RunLibrary, "refresh", broken)
-            await until(app, lambda: told(app, "cannot read data: ZeroDivisionError"))
+            await until(app, lambda: is_notified(app, "cannot read data: ZeroDivisionError"))
         await press(app, pilot, "6")
         assert app.is_running
 

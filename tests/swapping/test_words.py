@@ -1,4 +1,4 @@
-"""What `swap` is told and says: names in `only=` and `skip=`, batches of `verify=`, the margin, refusals."""
+"""What `swap` takes and reports: names in `only=` and `skip=`, batches of `verify=`, the margin, refusals."""
 
 import pytest
 import torch
@@ -100,8 +100,8 @@ def test_scripts_are_left_alone():
 
 
 @pytest.fixture
-def told():
-    """The classes of the modules whose calls a hook of all modules is told of, while it is there."""
+def recorded():
+    """The classes of the modules whose calls a global module hook sees, while it is registered."""
     seen: list[str] = []
     handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -118,7 +118,7 @@ def told():
 
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("kind", ["feed_forward", "conv_block"])
-def test_global_module_hooks_see_the_layers_alone(always, told, kind, settled):
+def test_global_module_hooks_see_the_layers_alone(always, recorded, kind, settled):
     if kind == "feed_forward":
         block, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 8)
     else:
@@ -128,7 +128,7 @@ def test_global_module_hooks_see_the_layers_alone(always, told, kind, settled):
     report = burnt.swap(block, mode="infer", only=kind)
     with torch.no_grad():
         expected = block(x) if settled else None
-        seen = told()
+        seen = recorded()
         result = block(x)
         assert seen == names
         assert block(x).shape == result.shape
@@ -137,29 +137,29 @@ def test_global_module_hooks_see_the_layers_alone(always, told, kind, settled):
         torch.testing.assert_close(result, expected)
 
 
-def test_global_module_hooks_see_a_gated_units_activation(always, told):
+def test_global_module_hooks_see_a_gated_units_activation(always, recorded):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(hidden_size=8, intermediate_size=12, num_attention_heads=2)
     unit = transformers.models.llama.modeling_llama.LlamaMLP(config)
     report = burnt.swap(unit, only="gated_unit")
     unit(torch.randn(2, 8))
-    seen = told()
+    seen = recorded()
     unit(torch.randn(2, 8))
     assert report.swapped == [""]
     assert seen == ["Linear", "SiLUActivation", "Linear", "Linear", "LlamaMLP"]
 
 
-def test_a_hook_of_all_modules_does_not_keep_logits_from_being_deferred(told):
+def test_a_hook_of_all_modules_does_not_keep_logits_from_being_deferred(recorded):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2
     )
     whole, tokens = transformers.LlamaForCausalLM(config), torch.arange(6)[None]
     expected = whole(tokens, labels=tokens).loss
-    seen = told()
+    seen = recorded()
     burnt.swap(whole, defer_logits=True)
     seen.clear()
     result = whole(tokens, labels=tokens)
     assert seen.count("Linear") == 8
-    assert torch.is_tensor(result.logits)  # who is told of a layer's results wants tensors
+    assert torch.is_tensor(result.logits)  # a hook expects tensors
     torch.testing.assert_close(result.loss, expected)

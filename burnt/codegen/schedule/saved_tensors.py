@@ -135,13 +135,7 @@ def _read_tensors(
     """Return the positions of the forward's tensors that the backward reads if it takes `available`."""
     placeholders = [n for n in backward.graph.graph.nodes if n.op == "placeholder"]
     tensors = placeholders[len(placeholders) - _num_tensors(forward) :]
-    found: dict[Node, None] = {}
-    todo = [n for n in _results(backward) if isinstance(n, Node)]
-    while todo:
-        node = todo.pop()
-        if node not in found and counterparts.get(node) not in available:
-            found[node] = None
-            todo += node.all_input_nodes
+    found = set(_remaining_nodes(backward, counterparts, available, shape_only=True))
     return {i for i, node in enumerate(tensors) if node in found}
 
 
@@ -218,15 +212,21 @@ def _select_reused_results(
     return found
 
 
-def _remaining_nodes(backward: Traced, counterparts: dict[Node, Node], available: Set[Node]) -> list[Node]:
-    """Return the nodes that the backward still computes if it takes the values of the `available` nodes."""
+def _remaining_nodes(
+    backward: Traced, counterparts: dict[Node, Node], available: Set[Node], *, shape_only: bool = False
+) -> list[Node]:
+    """Return the nodes that the backward still computes if it takes the values of the `available` nodes.
+
+    With `shape_only`, also those of which it needs the shape alone.
+    """
     found: dict[Node, None] = {}
     todo = [n for n in _results(backward) if isinstance(n, Node)]
     while todo:
         node = todo.pop()
         if node not in found and counterparts.get(node) not in available:
             found[node] = None
-            todo += [n for n in node.all_input_nodes if n is not _shape_only_argument(node)]
+            inputs = node.all_input_nodes
+            todo += inputs if shape_only else [n for n in inputs if n is not _shape_only_argument(node)]
     return list(found)
 
 

@@ -787,8 +787,8 @@ def test_an_error_of_a_saved_tensor_hook_passes_unchanged(kind: type[Exception],
             assert raised.value is error
             op.forget()  # then in the first call of a signature
     op.candidate("broken")(lambda x, scale: {}["missing"])
-    alike = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
-    with alike, pytest.raises(InputRuntimeError, match="the candidate 'broken'"):
+    identity_hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
+    with identity_hooks, pytest.raises(InputRuntimeError, match="the candidate 'broken'"):
         op(x)
 
 
