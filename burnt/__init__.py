@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from burnt.module import Module, field
     from burnt.record import Record
     from burnt.swapping import swap, unswap
+    from burnt.train.loading import load
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ _HOMES = {
     "field": "burnt.module",
     "freeze": "burnt.inspect",
     "kernels": "burnt.kernels",
+    "load": "burnt.train.loading",
     "memory": "burnt.memory",
     "nn": "burnt.nn",
     "num_params": "burnt.inspect",
@@ -72,6 +74,7 @@ __all__ = [
     "freeze",
     "fuse",
     "kernels",
+    "load",
     "memory",
     "nn",
     "num_params",

@@ -132,7 +132,7 @@ def _print_run(reader: RunReader) -> None:
             [_attempt_cells(attempt) for attempt in attempts],
             align_right=["took", "from step"],
         )
-    if config := _flatten(reader.config() or {}):
+    if config := _flatten({k: v for k, v in (reader.config() or {}).items() if k != "load"}):
         page.heading("config")
         page.pairs({key: _exact_text(value) for key, value in config.items()})
     if series := reader.series():

@@ -6,7 +6,6 @@ Errors in the command line are `UsageError`s. Errors in the user's code keep the
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from burnt._modules import import_file
 from burnt.cli.output import UsageError, closest_path
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
@@ -48,7 +48,10 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     if show:
         print(config.to_json())
     else:
-        function(config)
+        from burnt.train.source import started_by
+
+        with started_by(target, overrides):
+            function(config)
     return 0
 
 
@@ -100,33 +103,10 @@ def _import_module(name: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise _not_found_error("file", os.fspath(path), _python_files(), "/")
-    path = path.resolve()
-    name = path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        if getattr(loaded, "__file__", None) == str(path):
-            return loaded
-        raise UsageError(
-            f"{path.name} cannot be loaded: another module {name!r} is already loaded",
-            where=str(path),
-            found=getattr(loaded, "__file__", None) or "a built-in module",
-            hint="rename the file, or name it as a module: package.module:function",
-        )
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(
-            f"{path.name} is not a Python file", where=str(path), hint="its name must end in .py"
-        )
-    # Modules beside the file can be imported, as when Python runs the file.
-    sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+        return import_file(path)
+    except ConfigError as error:
+        raise UsageError(error.what, where=error.where, found=error.found, hint=error.hint) from None
 
 
 def _is_raised_inside(error: BaseException) -> bool:

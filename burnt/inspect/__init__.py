@@ -10,23 +10,28 @@ their attributes, never by burnt's own.
     meta.py      run a model on meta tensors
     global_state.py  undo what such a run leaves in caches outside of the model
     checking.py  check: do the shapes fit?
+    signature.py Signature: what a model takes and returns, as JSON
     costs.py     summary: output shapes, parameters, FLOPs, activation bytes
 """
 
 from burnt.inspect.checking import CheckReport, check
 from burnt.inspect.costs import Row, Summary, summary
 from burnt.inspect.params import freeze, map_params, num_params, unfreeze, visit
+from burnt.inspect.signature import Signature, TensorInfo, signature_of
 from burnt.inspect.specs import TensorSpec
 
 __all__ = [
     "CheckReport",
     "Row",
+    "Signature",
     "Summary",
+    "TensorInfo",
     "TensorSpec",
     "check",
     "freeze",
     "map_params",
     "num_params",
+    "signature_of",
     "summary",
     "unfreeze",
     "visit",

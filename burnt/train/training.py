@@ -28,8 +28,11 @@ from burnt.errors import (
     DefinitionError,
     MetricError,
     ShapeError,
+    UnsupportedError,
     quantity,
 )
+from burnt.inspect.signature import Signature, SignatureRecorder
+from burnt.inspect.specs import tensors_in
 from burnt.module import loading_problem
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
@@ -46,6 +49,7 @@ from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
+from burnt.train.source import Source
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -174,6 +178,7 @@ class SupervisedTraining:
         self.clip_norm = clip_norm
         self.metrics = _loss_first(metrics)
         self.stopping = stopping
+        self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         self.keepers: Sequence[Keeper] | None = checkpoints
         if checkpoints is not None and not checkpoints:
             self.keepers = [KeepLast(2)] + ([KeepBest(Loss())] if self.valid is not None else [])
@@ -361,8 +366,13 @@ class SupervisedTraining:
             if position.batch == 0:
                 raise _no_batches("train")
             return {}
-        target_shapes = TargetShapes()
-        report = inspect.check(learner.model, batch, call=target_shapes.recorded(learner.step))
+        target_shapes, signature = TargetShapes(), SignatureRecorder()
+        step = signature.recorded(target_shapes.recorded(learner.step))
+        report = inspect.check(learner.model, batch, call=step)
+        try:
+            self._signature = signature.signature().to_dict()
+        except UnsupportedError as error:
+            self._signature = {"unknown": f"{error.what}: {error.found}"}
         trainable = [p for p in learner.model.parameters() if p.requires_grad]
         if not report.unchecked:
             output = checked_output(report.outputs, learner.step, "training")
@@ -388,8 +398,14 @@ class SupervisedTraining:
         if batch is None:
             raise _no_batches("valid")
         seen: list[StepOutput] = []
+        inputs: list[Any] = []
         fresh_metrics = [metric.fresh() for metric in self.metrics]
-        hook = steps.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        hooks = [
+            steps.register_forward_hook(lambda module, inputs, output: seen.append(output)),
+            steps.model.register_forward_pre_hook(
+                lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
+            ),
+        ]
         try:
             run_validation(
                 steps,
@@ -407,9 +423,27 @@ class SupervisedTraining:
                 hint="this check ran before the first training step; nothing was written",
             ) from error
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         for output in seen:
             _check_loss(output, "validation")
+        self._add_ranges(inputs)
+
+    def _add_ranges(self, calls: Sequence[Any]) -> None:
+        """Add the ranges of the values that the model was given in the validation step to its signature."""
+        tensors = list(tensors_in(calls[:1]))
+        if "unknown" not in self._signature and len(tensors) == len(self._signature["inputs"]):
+            self._signature = Signature.from_dict(self._signature).with_ranges(tensors).to_dict()
+
+    def _ranking(self) -> dict[str, Any] | None:
+        """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
+        keeper = next((keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)), None)
+        if keeper is None or keeper.metric is None:
+            return None
+        return {
+            "metric": keeper.monitored.key,
+            "higher_is_better": bool(keeper.metric.higher_is_better),
+        }
 
     def _run_config(self, learner: Learner) -> dict[str, Any]:
         """Return the settings to write to config.json."""
@@ -429,6 +463,13 @@ class SupervisedTraining:
             "metrics": {
                 metric.name: "higher" if metric.higher_is_better else "lower"
                 for metric in self.metrics if metric.higher_is_better is not None
+            },
+            # What `burnt.load` and the commands that ship a model need; viewers do not show it.
+            "load": {
+                "source": Source.of(learner.model).to_dict(),
+                "signature": self._signature,
+                "classes": _class_names(self.train),
+                "best": self._ranking(),
             },
         }  # fmt: skip
 
@@ -545,6 +586,16 @@ def _loss_first(metrics: Iterable[Metric]) -> list[Metric]:
             hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
         )
     return ordered
+
+
+def _class_names(loader: Any) -> list[str] | None:
+    """Return the names of the classes of a loader's dataset, which torchvision's have as `classes`."""
+    owner = getattr(loader, "batches", loader)  # an IterableLoader holds torch's DataLoader
+    # A Subset holds the dataset that has the names.
+    while not hasattr(owner, "classes") and hasattr(owner, "dataset"):
+        owner = owner.dataset
+    classes = getattr(owner, "classes", None)
+    return [str(name) for name in classes] if isinstance(classes, list | tuple) else None
 
 
 def _is_burnt_train() -> bool:

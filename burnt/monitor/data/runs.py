@@ -362,6 +362,7 @@ class RunView:
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
                 if self.config is not None:
                     self.config = _as_mapping(self.config)
+                    self.config.pop("load", None)  # for building the model again, not for people
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             if self.progress is not None:
                 self.progress = self.progress._replace(data=_as_mapping(self.progress.data))

@@ -1,0 +1,413 @@
+"""Signature: names, shapes and dtypes of what a model takes and returns, as JSON.
+
+A run keeps the signature of its model, so that another process can export and serve it without the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from burnt.errors import InputRuntimeError, InputTypeError, UnsupportedError
+from burnt.inspect.checking import check
+from burnt.inspect.specs import TensorSpec, map_tensors
+from burnt.inspect.trail import Call
+
+__all__ = ["Signature", "SignatureRecorder", "TensorInfo", "signature_of"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor that a model takes or returns.
+
+    Args:
+        name: the argument's name; in a container with key or index: ``"batch.images"``, ``"states.0"``.
+        shape: the sizes in the example.
+        dtype: the element type by its name in torch, ``"float32"``.
+        batch_axis: the axis whose size is the number of items; None if it has no such axis.
+        range: the lowest and highest value in the example; None if its values are not known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    batch_axis: int | None = None
+    range: tuple[float, float] | None = None
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The element type as torch's object."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def shape_for(self, batch: int) -> tuple[int, ...]:
+        """Return the shape for a number of items."""
+        return tuple(batch if axis == self.batch_axis else size for axis, size in enumerate(self.shape))
+
+    def shape_text(self) -> str:
+        """Format the shape with ``batch`` for the batch axis: ``[batch, 1, 8, 8]``."""
+        sizes = ("batch" if axis == self.batch_axis else str(size) for axis, size in enumerate(self.shape))
+        return f"[{', '.join(sizes)}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and returns, as flat lists of tensors, with the arguments that they are a part of.
+
+    Args:
+        inputs: the tensors in the arguments, in order.
+        outputs: the tensors in the result, in order.
+        args: the positional arguments, where ``{"tensor": 0}`` stands for the first input.
+        kwargs: the keyword arguments, likewise.
+
+    >>> import torch
+    >>> signature = signature_of(torch.nn.Linear(3, 2), torch.zeros(4, 3))
+    >>> signature.inputs[0].shape_text(), signature.outputs[0].shape_text()
+    ('[batch, 3]', '[batch, 2]')
+    >>> Signature.from_dict(signature.to_dict()) == signature
+    True
+    """
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def call(self, model: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Call a model with its inputs as a flat list, and return its outputs as one.
+
+        Args:
+            model: the module, or a function with its arguments.
+            tensors: as many as `inputs`.
+        """
+        args, kwargs = self.arguments(tensors)
+        return [tensor for _, tensor in _named_leaves(model(*args, **kwargs), "")]
+
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with these inputs."""
+        filled = (_fill(template, tensors) for template in self.args)
+        return tuple(filled), {name: _fill(template, tensors) for name, template in self.kwargs.items()}
+
+    def example(self, batch: int | None = None, seed: int = 0) -> list[Tensor]:
+        """Return random inputs within the ranges of the example, on the CPU.
+
+        Where a range is not known, floating-point values are normal and integers are 0.
+
+        Args:
+            batch: the number of items, by default that of the example.
+            seed: of the random values.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        return [_random_tensor(info, batch, generator) for info in self.inputs]
+
+    def with_ranges(self, tensors: Sequence[Tensor]) -> Self:
+        """Return a copy with the ranges of these inputs."""
+        inputs = tuple(
+            dataclasses.replace(info, range=_range(t)) for info, t in zip(self.inputs, tensors, strict=True)
+        )
+        return dataclasses.replace(self, inputs=inputs)
+
+    def check(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return inputs by name as the flat list that `call` takes, if they fit.
+
+        Raises:
+            InputTypeError: a name is missing or unknown, or a tensor is of another dtype.
+            InputRuntimeError: a shape does not fit, or two batch axes differ.
+        """
+        known = [info.name for info in self.inputs]
+        if set(tensors) != set(known):
+            raise InputTypeError(
+                "the inputs are not those of the model",
+                expected=", ".join(known),
+                found=", ".join(tensors) or "none",
+            )
+        batch: int | None = None
+        for info in self.inputs:
+            tensor = tensors[info.name]
+            if tensor.dtype != info.torch_dtype:
+                raise InputTypeError(
+                    "an input has another dtype",
+                    where=info.name,
+                    expected=info.dtype,
+                    found=_dtype_name(tensor.dtype),
+                )
+            has_batch = info.batch_axis is not None and tensor.dim() == len(info.shape)
+            size = tensor.shape[info.batch_axis] if has_batch and info.batch_axis is not None else 0
+            if tuple(tensor.shape) != info.shape_for(size) or (has_batch and batch not in (None, size)):
+                raise InputRuntimeError(
+                    "an input has another shape",
+                    where=info.name,
+                    expected=info.shape_text() + (f" with batch {batch}" if batch is not None else ""),
+                    found=str(list(tensor.shape)),
+                )
+            batch = size if has_batch else batch
+        return [tensors[name] for name in known]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the signature as JSON values."""
+        return {
+            "inputs": [dataclasses.asdict(info) for info in self.inputs],
+            "outputs": [dataclasses.asdict(info) for info in self.outputs],
+            "args": list(self.args),
+            "kwargs": dict(self.kwargs),
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` returned.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        inputs, outputs = (
+            tuple(
+                TensorInfo(
+                    str(info["name"]),
+                    tuple(info["shape"]),
+                    str(info["dtype"]),
+                    info["batch_axis"],
+                    None if info["range"] is None else (info["range"][0], info["range"][1]),
+                )
+                for info in document[part]
+            )
+            for part in ("inputs", "outputs")
+        )
+        return cls(inputs, outputs, tuple(document["args"]), dict(document["kwargs"]))
+
+    def __str__(self) -> str:
+        def text(infos: Sequence[TensorInfo]) -> str:
+            return ", ".join(f"{info.name}: {info.dtype}{info.shape_text()}" for info in infos)
+
+        return f"{text(self.inputs)} -> {text(self.outputs)}"
+
+
+def signature_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Signature:
+    """Return the signature of a model from example inputs, without computing values.
+
+    The model runs on meta tensors with two batch sizes: the axes whose sizes differ are batch axes. Where it
+    cannot run so, because its code depends on values, it runs on the example itself in its own mode, and a
+    leading axis of the example's size is the batch.
+
+    Args:
+        model: any module.
+        inputs: its arguments: tensors, TensorSpecs, numbers, strings, None; lists, tuples and dicts of these.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ShapeError: the example does not fit the model.
+        UnsupportedError: an argument or the result is, or holds, an object of another class.
+    """
+    recorder = SignatureRecorder()
+    call = recorder.recorded(_call_model)
+    report = check(model, *inputs, call=call, backward=False, **kwargs)
+    if not report.unchecked:
+        signature = recorder.signature()
+    else:
+        recorder = SignatureRecorder()
+        with torch.no_grad():
+            recorder.recorded(_call_model)(model, *_with_tensors(inputs), **_with_tensors(kwargs))
+        signature = recorder.signature()
+    tensors = [leaf for _, leaf in _named_leaves((inputs, kwargs), "")]
+    if all(isinstance(tensor, Tensor) for tensor in tensors):
+        return signature.with_ranges(tensors)
+    return signature
+
+
+class SignatureRecorder:
+    """Records what a step gives a model's `forward` and what that returns.
+
+    Give the function that `recorded` returns to `burnt.check`, which runs it with two batch sizes.
+
+    >>> import torch
+    >>> recorder = SignatureRecorder()
+    >>> def step(model, batch):
+    ...     return model(batch["x"]).sum()
+    >>> _ = check(torch.nn.Linear(3, 2), {"x": torch.zeros(4, 3)}, call=recorder.recorded(step))
+    >>> print(recorder.signature())
+    input: float32[batch, 3] -> output: float32[batch, 2]
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Recorded] = []
+
+    def recorded(self, step: Call) -> Call:
+        """Return a function that calls ``step(model, ...)`` and records the first call of `model`."""
+
+        def run(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            calls: list[_Recorded] = []
+
+            def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+                calls.append(_Recorded(module, args, kwargs, output))
+
+            handle = model.register_forward_hook(record, with_kwargs=True)
+            try:
+                return step(model, *args, **kwargs)
+            finally:
+                handle.remove()
+                self._calls += calls[:1]
+
+        return run
+
+    def signature(self) -> Signature:
+        """Return the signature of the first call, with the batch axes that it shares with the second.
+
+        Raises:
+            UnsupportedError: the step never called the model, or with an object that is not listed in
+                `signature_of`.
+        """
+        if not self._calls:
+            raise UnsupportedError(
+                "the inputs of the model are not known",
+                found="a step that calls parts of the model, but never the model itself",
+                hint="let forward compute what predictions need, and call it in the step: self(batch.x)",
+            )
+        first, last = self._calls[0], self._calls[-1]
+        named = inspect.signature(first.module.forward).parameters
+        names = _argument_names(list(named.values()), len(first.args))
+        leaves = [
+            pair for name, value in zip(names, first.args, strict=True) for pair in _named_leaves(value, name)
+        ]
+        leaves += [pair for name, value in first.kwargs.items() for pair in _named_leaves(value, name)]
+        numbers = iter(range(len(leaves)))
+        args = tuple(_template(value, numbers) for value in first.args)
+        kwargs = {name: _template(value, numbers) for name, value in first.kwargs.items()}
+        others = [
+            leaf for value in (*last.args, *last.kwargs.values()) for _, leaf in _named_leaves(value, "")
+        ]
+        single = None if last is not first else _leading_size([leaf for _, leaf in leaves])
+        inputs = _infos(leaves, others, single)
+        outputs = _infos(
+            list(_named_leaves(first.output, "output")),
+            [leaf for _, leaf in _named_leaves(last.output, "output")],
+            single,
+        )
+        return Signature(inputs, outputs, args, kwargs)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+def _call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return model(*args, **kwargs)
+
+
+def _argument_names(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:
+    """Return the names of `count` positional arguments; those of ``*args`` are numbered."""
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return [names[i] if i < len(names) else f"{variadic}.{i - len(names)}" for i in range(count)]
+
+
+def _named_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Return the tensors and TensorSpecs in a nested value with their names, in order."""
+    if isinstance(value, Tensor | TensorSpec):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _named_leaves(part, _join(name, key))
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield from _named_leaves(part, _join(name, getattr(value, "_fields", range(len(value)))[i]))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _named_leaves(getattr(value, field.name), _join(name, field.name))
+
+
+def _join(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _template(value: Any, numbers: Iterator[int]) -> Any:
+    """Return an argument as JSON, with ``{"tensor": number}`` for each tensor.
+
+    Raises:
+        UnsupportedError: it holds an object that JSON cannot give back.
+    """
+    if isinstance(value, Tensor | TensorSpec):
+        return {"tensor": next(numbers)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _template(part, numbers) for key, part in value.items()}}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_template(part, numbers) for part in value]}
+    raise UnsupportedError(
+        "an argument of the model cannot be described",
+        expected="tensors, numbers, strings, None, and lists, tuples and dicts of these",
+        found=f"a {type(value).__name__}",
+        hint="let forward take the tensors themselves: self(batch.x) instead of self(batch)",
+    )
+
+
+def _fill(template: Any, tensors: Sequence[Tensor]) -> Any:
+    if not isinstance(template, dict):
+        return template
+    ((kind, value),) = template.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {key: _fill(part, tensors) for key, part in value.items()}
+    parts = [_fill(part, tensors) for part in value]
+    return tuple(parts) if kind == "tuple" else parts
+
+
+def _infos(
+    leaves: Sequence[tuple[str, Any]], others: Sequence[Any], single: int | None
+) -> tuple[TensorInfo, ...]:
+    """Describe tensors; `others` are those of a call with another batch size, or `single` is that size."""
+    infos = []
+    for i, (name, leaf) in enumerate(leaves):
+        shape = tuple(leaf.shape)
+        other = tuple(others[i].shape) if i < len(others) else shape
+        axes = [axis for axis, (a, b) in enumerate(zip(shape, other, strict=False)) if a != b]
+        if single is not None:
+            axes = [0] if shape[:1] == (single,) else []
+        infos.append(TensorInfo(name, shape, _dtype_name(leaf.dtype), axes[0] if len(axes) == 1 else None))
+    return tuple(infos)
+
+
+def _leading_size(leaves: Sequence[Any]) -> int | None:
+    return next((leaf.shape[0] for leaf in leaves if len(leaf.shape)), None)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _range(tensor: Tensor) -> tuple[float, float] | None:
+    if not tensor.numel() or tensor.is_complex() or tensor.is_meta:
+        return None
+    low, high = tensor.detach().aminmax() if tensor.dtype != torch.bool else (tensor.min(), tensor.max())
+    numbers = low.item(), high.item()
+    return numbers if all(map(math.isfinite, numbers)) else None
+
+
+def _random_tensor(info: TensorInfo, batch: int | None, generator: torch.Generator) -> Tensor:
+    shape = info.shape if batch is None else info.shape_for(batch)
+    dtype = info.torch_dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        if info.range is None or dtype.is_complex:
+            return torch.randn(shape, generator=generator).to(dtype)
+        low, high = info.range
+        return (low + (high - low) * torch.rand(shape, generator=generator)).to(dtype)
+    low, high = (0, 0) if info.range is None else (int(info.range[0]), int(info.range[1]))
+    return torch.randint(low, high + 1, shape, generator=generator).to(dtype)
+
+
+def _with_tensors(value: Any) -> Any:
+    """Replace TensorSpecs by zeros."""
+    return map_tensors(
+        value, lambda t: torch.zeros(t.shape, dtype=t.dtype) if isinstance(t, TensorSpec) else t
+    )

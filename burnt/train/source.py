@@ -1,0 +1,162 @@
+"""The code of a run: kept in its ``config.json``, so that another process can build the model again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from burnt._modules import import_file, module_of_file
+from burnt.errors import RecordError
+
+__all__ = ["Source", "started_by"]
+
+_STARTED_BY: ContextVar[tuple[str, tuple[str, ...]] | None] = ContextVar("_STARTED_BY", default=None)
+
+
+@contextlib.contextmanager
+def started_by(target: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Context in which runs are recorded as started by `burnt train` with this target and these overrides."""
+    token = _STARTED_BY.set((target, tuple(overrides)))
+    try:
+        yield
+    finally:
+        _STARTED_BY.reset(token)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a run's model is defined, and what started the run.
+
+    Args:
+        module: the module of the model's class; that of a script is named by its file, ``"train"``.
+        model: the qualified name of the class in it, ``"Digits"``.
+        file: the module's file, relative to the folder that the run was started in if it is below that; None
+            if it has no file, as in an interactive session.
+        sha256: of the file's content.
+        target: ``"train.py:main"`` of `burnt train`, or the script's file; None in an interactive session.
+        overrides: the assignments given with it, or the script's arguments.
+    """
+
+    module: str
+    model: str
+    file: str | None
+    sha256: str | None
+    target: str | None
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> Source:
+        """Return the source of a model that is about to be trained."""
+        kind = type(model)
+        path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        module = Path(path).stem if kind.__module__ == "__main__" and path else kind.__module__
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        target, overrides = _STARTED_BY.get() or (script and _relative(script), tuple(sys.argv[1:]))
+        return cls(
+            module,
+            kind.__qualname__,
+            None if path is None else _relative(path),
+            None if path is None else _digest(Path(path)),
+            target,
+            overrides,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Source:
+        """Read what `to_dict` returned.
+
+        Raises:
+            TypeError: it is something else.
+        """
+        return cls(**{**document, "overrides": tuple(document["overrides"])})
+
+    def find_file(self, run: Path) -> Path | None:
+        """Return the file as seen from this folder, or from one that contains the run; None if it is gone."""
+        if self.file is None:
+            return None
+        bases = (Path.cwd(), *run.resolve().parents)
+        found = [path for base in bases if (path := base / self.file).is_file()]
+        return next((path for path in found if not self.has_changed(path)), next(iter(found), None))
+
+    def has_changed(self, file: Path) -> bool:
+        """Whether a file differs from the one that the run was started with."""
+        return _digest(file) != self.sha256
+
+    def imported_class(self, run: Path) -> type[torch.nn.Module] | None:
+        """Return the model's class if it is already imported, found by its module's name or its file."""
+        file = self.find_file(run)
+        modules = [module_of_file(file) if file is not None else None, sys.modules.get(self.module)]
+        return next((kind for module in modules if (kind := self._class_in(module)) is not None), None)
+
+    def import_class(self, run: Path) -> type[torch.nn.Module]:
+        """Import the module that defines the model's class, and return the class.
+
+        Raises:
+            RecordError: there is no such file, or no such class in it.
+            ConfigError: another module of the file's name is already imported.
+            Exception: any error of the imported code.
+        """
+        file = self.find_file(run)
+        if file is None and self.file is not None:
+            raise RecordError(
+                "the code of the run is not found",
+                where=str(run),
+                expected=self.file,
+                found=f"no such file below {Path.cwd()} or a folder that contains the run",
+                hint="go to the folder in which it was trained, or pass the model",
+            )
+        module = importlib.import_module(self.module) if file is None else self._import(file)
+        kind = self._class_in(module)
+        if kind is None:
+            raise RecordError(
+                "the code of the run does not define its model",
+                where=str(file or self.module),
+                expected=f"a class {self.model}",
+                found="one inside of a function when it was trained"
+                if "<locals>" in self.model
+                else "no such class",
+                hint="define the class at the top of its module"
+                if "<locals>" in self.model
+                else "was it renamed since?",
+            )
+        return kind
+
+    def _import(self, file: Path) -> ModuleType:
+        parts = self.module.split(".")
+        *packages, last = [*file.parts[:-1], *([file.stem] if file.stem != "__init__" else [])]
+        if len(parts) == 1 or [*packages, last][-len(parts) :] != parts:
+            return import_file(file)
+        root = str(Path(*[*packages, last][: -len(parts)]))
+        if root not in sys.path:
+            sys.path.insert(0, root)
+        return importlib.import_module(self.module)
+
+    def _class_in(self, module: ModuleType | None) -> type[torch.nn.Module] | None:
+        found: Any = module
+        for name in self.model.split("."):
+            found = getattr(found, name, None)
+        return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
+
+
+def _relative(path: str) -> str:
+    resolved = Path(path).resolve()
+    return os.fspath(resolved.relative_to(Path.cwd()) if resolved.is_relative_to(Path.cwd()) else resolved)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
