@@ -41,6 +41,7 @@ __all__ = [
     "is_plain_call",
     "is_raised_by_saved_tensor_hook",
     "matmul_precision",
+    "missing_onnx_ops",
     "normal_dispatch",
     "onednn_conv",
     "onednn_conv_transpose",
@@ -242,6 +243,18 @@ def _is_heard(record: logging.LogRecord) -> bool:
 
 def _fake_log() -> logging.Logger:
     return logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def missing_onnx_ops(program: torch.export.ExportedProgram) -> list[str]:
+    """Return the names of the ops in a program that `torch.onnx.export` has no translation for, sorted."""
+    from torch.onnx._internal.exporter import _core, _registration
+
+    registry = _registration.ONNXRegistry.from_torchlib()
+    # The exporter first decomposes the ops that it cannot translate and torch can decompose.
+    decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
+    targets = {node.target for node in decomposed.graph.nodes if node.op == "call_function"}
+    ops = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
+    return sorted(str(op) for op in ops if not registry.is_registered(op))
 
 
 def is_autocast() -> bool:
