@@ -2,6 +2,8 @@
 
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
+`export.py`       `burnt export RUN -o model.onnx`
+`run_model.py`    what the commands that ship a run share: its model and inputs
 `monitor.py`      `burnt monitor`
 `runs_list.py`    `burnt runs list`
 `runs_show.py`    `burnt runs show`
@@ -37,6 +39,7 @@ examples:
   burnt runs list                      all runs with progress and metrics
   burnt runs show digits               one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
+  burnt export digits -o digits.onnx   the model of a run as a file
   burnt info                           versions, CPU, GPUs, missing packages
 """
 
@@ -77,6 +80,16 @@ examples:
   burnt bench models.py:pair --device cpu --report     a (model, batch) pair
 
 A training step is forward, loss and backward, without the optimizer.
+"""
+
+_EXPORT_EXAMPLES = """\
+examples:
+  burnt export digits -o digits.onnx
+  burnt export digits -o digits.onnx --weights float16 --checkpoint last
+  burnt export runs/old -o old.onnx --model nets.py:Net --example 1x3x32x32
+
+The file is run in ONNX Runtime beside the model before the command returns.
+The code that the run names is imported. Needs: pip install burnt[onnx]
 """
 
 _MONITOR_EXAMPLES = """\
@@ -194,22 +207,28 @@ def _dispatch(args: argparse.Namespace) -> int:
             from burnt.cli import info
 
             return info.run(args.json)
-        case "list":
-            from burnt.cli import runs_list
+        case "runs":
+            match args.action:
+                case "list":
+                    from burnt.cli import runs_list
 
-            return runs_list.run(args.folder, args.json)
-        case "show":
-            from burnt.cli import runs_show
+                    return runs_list.run(args.folder, args.json)
+                case "show":
+                    from burnt.cli import runs_show
 
-            return runs_show.run(args.run, args.json)
+                    return runs_show.run(args.run, args.json)
+                case _:
+                    from burnt.cli import runs_export
+
+                    return runs_export.run(args.run, args.format, args.out, args.follow)
         case "ctl":
             from burnt.cli import ctl
 
             return ctl.run(args.run, args.order, args.value, args.timeout, not args.no_wait)
         case _:
-            from burnt.cli import runs_export
+            from burnt.cli import export, run_model
 
-            return runs_export.run(args.run, args.format, args.out, args.follow)
+            return export.run(run_model.arguments(args), args.out, args.batch, args.weights, args.json)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -221,7 +240,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         rest = [word for word in rest if word.startswith("-")]
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if args.command == "export" and args.follow and args.format != "jsonl":
+    if args.command == "runs" and args.action == "export" and args.follow and args.format != "jsonl":
         parser.error("--follow requires --format jsonl")
     return args
 
@@ -253,7 +272,7 @@ def _build_parser() -> argparse.ArgumentParser:
     monitor = _add_monitor(commands)
 
     runs = _add_parser(commands, "runs", "list, show and export runs", "example: burnt runs list")
-    of_runs = runs.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    of_runs = runs.add_subparsers(dest="action", required=True, metavar="COMMAND")
     listing = _add_parser(
         of_runs, "list", "list the runs in a folder", "example: burnt runs list runs --json"
     )
@@ -294,14 +313,49 @@ def _build_parser() -> argparse.ArgumentParser:
 
     tuned = _add_tune(commands)
 
+    shipped = _add_parser(commands, "export", "write a run's model as an ONNX file", _EXPORT_EXAMPLES)
+    _add_run_model(shipped)
+    shipped.add_argument("-o", "--out", required=True, metavar="FILE", help="the .onnx file to write")
+    shipped.add_argument(
+        "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
+    )
+    shipped.add_argument(
+        "--weights",
+        choices=["float32", "float16", "bfloat16"],
+        default="float32",
+        help="how matrices are stored, default: float32",
+    )
+
     bench = _add_bench(commands)
 
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, *tuned):
+    for command in (listing, show, info, monitor, bench, shipped, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _add_run_model(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a run's model: `run_model.arguments` reads them."""
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="NAME",
+        help="best, last, a step or a checkpoint's name; default: best",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:NAME",
+        help="the model, its class, or a function that builds it, for runs that do not say it",
+    )
+    parser.add_argument(
+        "--example",
+        action="append",
+        metavar="SHAPE[:DTYPE[:VALUES]]",
+        help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
+    )
 
 
 def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

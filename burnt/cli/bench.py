@@ -53,7 +53,7 @@ def run(
 
     model, batch = _load_model(target)
     if inputs:
-        batch = tuple(_parse_input(text) for text in inputs)
+        batch = tuple(parse_input(text) for text in inputs)
     if batch is None:
         raise UsageError(
             f"there are no inputs for {target}",
@@ -188,10 +188,10 @@ def _required_arguments(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
-def _parse_input(text: str) -> Any:
+def parse_input(text: str, option: str = "--input") -> Any:
     """Create a random tensor from its shape, dtype and, for integers, the number of values.
 
-    >>> _parse_input("2x3:int64:10").shape
+    >>> parse_input("2x3:int64:10").shape
     torch.Size([2, 3])
     """
     import torch
@@ -203,7 +203,7 @@ def _parse_input(text: str) -> Any:
     if not all(size.isdigit() for size in sizes) or not isinstance(dtype, torch.dtype):
         raise UsageError(
             "the input is invalid", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
-            hint="--input 8x3x224x224, --input 4x256:int64:30000",
+            hint=f"{option} 8x3x224x224, {option} 4x256:int64:30000",
         )  # fmt: skip
     size = [int(s) for s in sizes]
     if dtype.is_floating_point:
@@ -212,7 +212,7 @@ def _parse_input(text: str) -> Any:
         raise UsageError(
             "an integer input needs the number of values",
             found=repr(text),
-            hint=f"--input {shape}:{name}:1000",
+            hint=f"{option} {shape}:{name}:1000",
         )
     return torch.randint(int(high), size).to(dtype)
 

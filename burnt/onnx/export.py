@@ -1,8 +1,8 @@
 """export: write a module as an ONNX file, and compare the file with the module in ONNX Runtime.
 
-torch's exporter does the translation. burnt adds what it leaves to the user: its own ops are replaced by their
-references, the batch axis stays open, nested arguments become named inputs, ops without a translation are all
-named at once, and the written file is run beside the module before the call returns.
+torch's exporter does the translation. burnt adds what it leaves to the user: its own ops are replaced by
+their references, the batch axis stays open, nested arguments become named inputs, ops without a translation
+are all named at once, and the written file is run beside the module before the call returns.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Exported:
         path: the file.
         size: its bytes.
         signature: what the model takes and returns; the file's inputs and outputs have these names.
-        errors: the largest difference between the file in ONNX Runtime and the module, by the number of items:
-            relative to the largest output, but absolute where that is below 1.
+        errors: the largest difference between the file in ONNX Runtime and the module, by the number of
+            items: relative to the largest output, but absolute where that is below 1.
     """
 
     path: Path
@@ -79,8 +79,8 @@ def export(
         example: its inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a `Signature`.
         path: the file to write; an older one is replaced once the new one is complete.
         batch: a fixed number of items; by default the batch axis is open.
-        weights: ``"float32"``, or ``"float16"`` or ``"bfloat16"`` for weights stored in 16 bits. The computation
-            stays in float32, with the rounded weights.
+        weights: ``"float32"``, or ``"float16"`` or ``"bfloat16"`` for matrices stored in 16 bits. The
+            computation stays in float32, with the rounded weights.
         metadata: texts to store in the file, beside the versions of burnt and torch and the signature.
         tolerance: the largest difference from the module that is accepted, relative to the largest output.
 
@@ -264,7 +264,7 @@ def _compare(
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest expected value or to 1; infinity where NaNs differ."""
+    """Return the largest difference, relative to the largest value or 1; infinity where NaNs differ."""
     if found.shape != expected.shape:
         return float("inf")
     found, expected = found.double(), expected.double()

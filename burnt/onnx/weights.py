@@ -1,7 +1,7 @@
 """Weights in 16 bits: half the file, computed with in float32 as before.
 
-Only matrices and larger tensors are stored so: vectors, such as biases and the statistics of a norm, take little
-space, and rounding them hurts most.
+Only matrices and larger tensors are stored so: vectors, such as biases and the statistics of a norm, take
+little space, and rounding them hurts most.
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""What the commands that ship a run share: find the run, import its code, load its model, know its inputs."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnt.cli.output import UsageError
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.train import load_module
+from burnt.errors import nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from burnt.inspect.signature import Signature
+
+__all__ = ["RunArguments", "RunModel", "arguments", "load_run_model"]
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """The arguments of a command that choose a run's model."""
+
+    run: str
+    checkpoint: str
+    model: str | None
+    example: Sequence[str]
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """A run's model, ready to be shipped.
+
+    Args:
+        model: the module, in evaluation mode.
+        signature: what it takes and returns.
+        folder: the run folder.
+        checkpoint: the name of the checkpoint.
+        classes: the names of the classes, where the dataset had them.
+        metadata: texts for files: the run's name, the checkpoint and the Config as JSON.
+    """
+
+    model: torch.nn.Module
+    signature: Signature
+    folder: Path
+    checkpoint: str
+    classes: Sequence[str] | None
+    metadata: Mapping[str, str]
+
+
+def arguments(args: argparse.Namespace) -> RunArguments:
+    """Return what `_add_run_model` added to a command's arguments."""
+    return RunArguments(args.run, args.checkpoint, args.model, args.example or ())
+
+
+def load_run_model(args: RunArguments) -> RunModel:
+    """Load the model of a run. The code that the run names is imported, since the user named the run.
+
+    Raises:
+        UsageError: there is no such run, or `--model` or `--example` is wrong.
+        BurntError: the run cannot be loaded.
+    """
+    import json
+
+    from burnt.train.loading import RunFiles, load
+
+    folder = run_folder(args.run)
+    open_run(folder).close()  # raises the error that names the closest run
+    files = RunFiles.read(folder)
+    saved = files.checkpoint(args.checkpoint)
+    if args.model is None:
+        file = None if files.source is None else files.source.find_file(files.folder)
+        if file is not None:
+            print(f"importing {file}", file=sys.stderr)
+        model = load(folder, saved.path.name, import_code=files.source is not None)
+    else:
+        model = load(folder, saved.path.name, _named_model(args.model))
+    if args.example:
+        signature = _signature_of_examples(model, args.example)
+    else:
+        signature = files.signature()
+    metadata = {
+        "burnt.run": files.folder.resolve().name,
+        "burnt.checkpoint": saved.path.name,
+        "burnt.config": json.dumps(files.document.get("config") or {}),
+    }
+    if files.classes:
+        metadata["burnt.classes"] = json.dumps(files.classes)
+    return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata)
+
+
+def _named_model(target: str) -> Any:
+    """Return the model that ``module:name`` names, or the one that it builds, or a class of burnt's."""
+    from torch import nn
+
+    from burnt import Module
+
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(
+            "--model names no model", expected="module:name or path/file.py:name", found=repr(target)
+        )
+    module = load_module(module_name)
+    if not hasattr(module, name):
+        close = nearest(name, vars(module))
+        raise UsageError(
+            f"{module_name} has no {name!r}",
+            where=getattr(module, "__file__", None),
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    value = getattr(module, name)
+    if isinstance(value, nn.Module) or (inspect.isclass(value) and issubclass(value, Module)):
+        return value
+    built = value() if callable(value) else value
+    if not isinstance(built, nn.Module):
+        raise UsageError(
+            f"{target} is no model, and builds none",
+            expected="a torch.nn.Module, a class of burnt.Module, or a function that builds one",
+            found=type(built).__name__,
+        )
+    return built
+
+
+def _signature_of_examples(model: torch.nn.Module, examples: Sequence[str]) -> Signature:
+    from burnt.cli.bench import parse_input
+    from burnt.inspect import signature_of
+
+    return signature_of(model, *(parse_input(text, "--example") for text in examples))
