@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from burnt import errors
 from burnt._lazy import attach
+from burnt._version import __version__
 
 if TYPE_CHECKING:
     from burnt import data, kernels, memory, nn, optim, record, train
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from burnt.swapping import swap, unswap
     from burnt.train.loading import load
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "CheckReport": "burnt.inspect",

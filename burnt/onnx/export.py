@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from burnt import __version__
 from burnt._files import replacing
 from burnt._torch import missing_onnx_ops
+from burnt._version import __version__
 from burnt.errors import BurntError, InputRuntimeError, InputValueError, UnsupportedError
 from burnt.inspect.signature import Signature, signature_of
 from burnt.kernels import decompositions
