@@ -1,0 +1,290 @@
+"""c_source: a module as C99 that allocates nothing: no heap, no threads, no files.
+
+emx-onnx-cgen prints the ONNX export of the module as C. What it prints keeps every intermediate result on the
+stack; here they move to a static arena, in which results that are not needed at the same time share memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from burnt.errors import UnsupportedError
+from burnt.inspect.signature import Signature
+from burnt.onnx import export
+
+__all__ = ["CSource", "Layer", "c_source"]
+
+_BYTES = {"float": 4, "double": 8, "int64_t": 8, "int32_t": 4, "int16_t": 2, "int8_t": 1}
+_BYTES |= {"uint64_t": 8, "uint32_t": 4, "uint16_t": 2, "uint8_t": 1, "_Bool": 1, "_Float16": 2}
+_C_TYPES = {"float32": "float", "float64": "double", "bool": "_Bool"}
+_C_TYPES |= {name: f"{name}_t" for name in ("int64", "int32", "int16", "int8", "uint8")}
+
+_TEMPORARY = re.compile(r"^    (\w+) (tmp\d+\w*)((?:\[\d+\])+);$", re.MULTILINE)
+_WEIGHT = re.compile(r"^const EMX_UNUSED (\w+) (\w+)((?:\[\d+\])*) = \{(.*?)^\};$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer of the model needs in the C program.
+
+    Args:
+        path: the layer's path in the module.
+        weights: bytes of its weights, in flash.
+        result: bytes of its largest result, in RAM.
+    """
+
+    path: str
+    weights: int
+    result: int
+
+
+@dataclass(frozen=True)
+class CSource:
+    """A module as C.
+
+    Args:
+        text: a translation unit of C99.
+        name: its only public function, ``void NAME(const T input[...], ..., T output[...])``.
+        signature: what it takes and returns, for the fixed batch.
+        arena: bytes of the static memory for results between layers.
+        layers: the layers with what they need, in the order of the call.
+    """
+
+    text: str
+    name: str
+    signature: Signature
+    arena: int
+    layers: Sequence[Layer]
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights."""
+        return sum(layer.weights for layer in self.layers)
+
+    def declaration(self) -> str:
+        """Return the declaration of the function for a header, without the semicolon."""
+        parameters = [
+            f"const {_c_type(info.dtype)} {c_name(info.name)}{_dims(info.shape)}"
+            for info in self.signature.inputs
+        ]
+        parameters += [
+            f"{_c_type(info.dtype)} {c_name(info.name)}{_dims(info.shape)}" for info in self.signature.outputs
+        ]
+        return f"void {self.name}({', '.join(parameters)})"
+
+
+def c_source(model: nn.Module, example: Any, name: str = "model", *, batch: int = 1) -> CSource:
+    """Return a module as C99, for a fixed number of items.
+
+    Args:
+        model: any module; it is taken in evaluation mode and not changed.
+        example: its inputs as `burnt.onnx.export` takes them, such as a `Signature`.
+        name: the name of the C function, a C identifier.
+        batch: the number of items in a call.
+
+    Raises:
+        UnsupportedError: a package is missing, or the generator lacks ops: all of them are named.
+        BurntError: as `burnt.onnx.export`.
+
+    >>> import torch
+    >>> source = c_source(torch.nn.Linear(3, 2), torch.zeros(1, 3), "linear")
+    >>> source.declaration(), source.weights
+    ('void linear(const float input[1][3], float output[1][2])', 32)
+    """
+    if importlib.util.find_spec("emx_onnx_cgen") is None:
+        raise UnsupportedError(
+            "exporting to C needs a further package", expected="emx-onnx-cgen", hint="pip install burnt[c]"
+        )
+    if c_name(name) != name:
+        raise UnsupportedError("the name is no C identifier", found=repr(name), hint=f"{c_name(name)!r}")
+    with tempfile.TemporaryDirectory(prefix="burnt-c-") as folder:
+        file = Path(folder, "model.onnx")
+        exported = export(model, example, file, batch=batch)
+        graph = _load(file)
+    _require_lowerings(graph)
+    text = _generate(graph, name)
+    text, arena = _move_temporaries(text, name)
+    shaped = _with_batch(exported.signature, batch)
+    return CSource(text, name, shaped, arena, _layers(graph))
+
+
+def c_name(name: str) -> str:
+    """Return a name as a C identifier, as the generator makes it.
+
+    >>> c_name("batch.images")
+    'batch_images'
+    """
+    cleaned = re.sub(r"\W", "_", name, flags=re.ASCII)
+    return f"_{cleaned}" if cleaned[:1].isdigit() else cleaned or "_"
+
+
+def _load(file: Path) -> Any:
+    import onnx
+
+    model = onnx.load(file)
+    # The generator copies the metadata into a comment, which texts of the user could end.
+    del model.metadata_props[:]
+    for node in model.graph.node:
+        # Its GRU refuses the attribute even with the default value.
+        kept = [a for a in node.attribute if not (a.name == "direction" and a.s == b"forward")]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    return model
+
+
+def _require_lowerings(model: Any) -> None:
+    from emx_onnx_cgen.lowering import get_lowering
+
+    missing = sorted({node.op_type for node in model.graph.node if get_lowering(node.op_type) is None})
+    if missing:
+        raise UnsupportedError(
+            "the C generator lacks ops of the model",
+            expected="ops that emx-onnx-cgen prints",
+            found=", ".join(missing),
+            hint="`burnt export` writes an ONNX file for ONNX Runtime instead",
+        )
+
+
+def _generate(model: Any, name: str) -> str:
+    from emx_onnx_cgen import Compiler
+    from emx_onnx_cgen.compiler import CompilerOptions
+    from emx_onnx_cgen.errors import CompilerError
+
+    # By default it allocates results above 1 kB and writes weights above 100 kB to a file.
+    options = CompilerOptions(model_name=name, large_temp_threshold_bytes=0, large_weight_threshold=0)
+    try:
+        text: str = Compiler(options).compile(model)
+    except CompilerError as error:
+        raise UnsupportedError(
+            "the C generator cannot print an op of the model",
+            found=str(error).splitlines()[0],
+            hint="`burnt export` writes an ONNX file for ONNX Runtime instead",
+        ) from error
+    # What the generator prints for weights in a file; here it has nothing to do.
+    return re.sub(rf"^_Bool {name}_load\(.*?^\}}\n\n", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _move_temporaries(text: str, name: str) -> tuple[str, int]:
+    """Replace the results on the stack by parts of one static array per C type; return their bytes too.
+
+    Two results share memory if the last call that uses one is before the first call that uses the other.
+    """
+    start = text.index(f"\nvoid {name}(")
+    head, body = text[:start], text[start:]
+    temporaries = {match[2]: (match[1], match[3]) for match in _TEMPORARY.finditer(body)}
+    lines = body.splitlines()
+    uses: dict[str, list[int]] = {temporary: [] for temporary in temporaries}
+    for number, line in enumerate(lines):
+        if not _TEMPORARY.match(line):
+            for word in re.findall(r"\btmp\d+\w*", line):
+                uses[word].append(number)
+    declarations, arena = [], 0
+    replaced = body
+    for kind in dict.fromkeys(kind for kind, _ in temporaries.values()):
+        spans = {
+            temporary: (math.prod(_sizes(dims)), min(uses[temporary]), max(uses[temporary]))
+            for temporary, (its_kind, dims) in temporaries.items()
+            if its_kind == kind and uses[temporary]
+        }
+        offsets, length = _pack(spans)
+        array = f"{name}_arena_{kind}"
+        declarations.append(f"static {kind} {array}[{max(length, 1)}];")
+        arena += length * _BYTES[kind]
+        for temporary, offset in offsets.items():
+            dims = temporaries[temporary][1]
+            inner = dims[dims.index("]") + 1 :]
+            pointer = f"(*{temporary}){inner}" if inner else f"*{temporary}"
+            cast = f"({kind} (*){inner})" if inner else ""
+            declared = f"    {kind} {temporary}{dims};\n"
+            moved = f"    {kind} {pointer} = {cast}({array} + {offset});\n"
+            replaced = replaced.replace(declared, moved, 1)
+    return head + "\n" + "\n".join(declarations) + "\n" + replaced, arena
+
+
+def _pack(spans: Mapping[str, tuple[int, int, int]]) -> tuple[dict[str, int], int]:
+    """Place arrays of (length, first use, last use) in one array: the largest first, each as low as it can."""
+    offsets: dict[str, int] = {}
+    for name in sorted(spans, key=lambda name: -spans[name][0]):
+        length, first, last = spans[name]
+        taken = sorted(
+            (offsets[other], offsets[other] + spans[other][0])
+            for other in offsets
+            if spans[other][1] <= last and first <= spans[other][2]
+        )
+        offset = 0
+        for begin, end in taken:
+            if offset + length <= begin:
+                break
+            offset = max(offset, end)
+        offsets[name] = offset
+    return offsets, max((offsets[name] + spans[name][0] for name in offsets), default=0)
+
+
+def _layers(model: Any) -> list[Layer]:
+    """Return what each layer needs, from the ONNX graph: weights by their path, results by their node's."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model)
+    results = {value.name: _value_bytes(value) for value in [*inferred.graph.value_info, *model.graph.output]}
+    weights: dict[str, int] = {}
+    largest: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for node in model.graph.node:
+        scopes = next((p.value for p in node.metadata_props if p.key.endswith("name_scopes")), "[]")
+        # ['', 'model', 'model.blocks.0', ..., the op's own name]
+        path = next((scope for scope in reversed(ast.literal_eval(scopes)[:-1]) if scope), "model")
+        path = path.removeprefix("model").removeprefix(".") or "model"
+        largest[path] = max([largest.get(path, 0), *(results.get(name, 0) for name in node.output)])
+        owners |= dict.fromkeys(node.input, path)
+    for tensor in model.graph.initializer:
+        path = tensor.name.rpartition(".")[0] or owners.get(tensor.name, "model")
+        size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        weights[path] = weights.get(path, 0) + size
+    paths = dict.fromkeys([*largest, *weights])
+    return [Layer(path, weights.get(path, 0), largest.get(path, 0)) for path in paths]
+
+
+def _value_bytes(value: Any) -> int:
+    import onnx
+
+    tensor = value.type.tensor_type
+    if not tensor.elem_type or not tensor.HasField("shape"):
+        return 0
+    size = math.prod(dim.dim_value for dim in tensor.shape.dim)
+    return int(size * onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize)
+
+
+def _with_batch(signature: Signature, batch: int) -> Signature:
+    return replace(
+        signature,
+        inputs=tuple(replace(info, shape=info.shape_for(batch)) for info in signature.inputs),
+        outputs=tuple(replace(info, shape=info.shape_for(batch)) for info in signature.outputs),
+    )
+
+
+def _c_type(dtype: str) -> str:
+    if dtype not in _C_TYPES:
+        raise UnsupportedError(
+            "a dtype of the model's inputs or outputs has no C type",
+            expected=", ".join(_C_TYPES),
+            found=dtype,
+        )
+    return _C_TYPES[dtype]
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return "".join(f"[{size}]" for size in shape) or "[1]"
+
+
+def _sizes(dims: str) -> list[int]:
+    return [int(size) for size in re.findall(r"\d+", dims)]
