@@ -83,7 +83,9 @@ class CSource:
         return f"void {self.name}({', '.join(parameters)})"
 
 
-def c_source(model: nn.Module, example: Any, name: str = "model", *, batch: int = 1) -> CSource:
+def c_source(
+    model: nn.Module, example: Any, name: str = "model", *, batch: int = 1, fold: bool = True
+) -> CSource:
     """Return a module as C99, for a fixed number of items.
 
     Args:
@@ -91,6 +93,7 @@ def c_source(model: nn.Module, example: Any, name: str = "model", *, batch: int 
         example: its inputs as `burnt.onnx.export` takes them, such as a `Signature`.
         name: the name of the C function, a C identifier.
         batch: the number of items in a call.
+        fold: compute weights anew where that saves work, as for a convolution with a norm after it.
 
     Raises:
         UnsupportedError: a package is missing, or the generator lacks ops: all of them are named.
@@ -109,7 +112,7 @@ def c_source(model: nn.Module, example: Any, name: str = "model", *, batch: int 
         raise UnsupportedError("the name is no C identifier", found=repr(name), hint=f"{c_name(name)!r}")
     with tempfile.TemporaryDirectory(prefix="burnt-c-") as folder:
         file = Path(folder, "model.onnx")
-        exported = export(model, example, file, batch=batch)
+        exported = export(model, example, file, batch=batch, fold=fold)
         graph = _load(file)
     _require_lowerings(graph)
     text = _generate(graph, name)
@@ -212,7 +215,7 @@ def _move_temporaries(text: str, name: str) -> tuple[str, int]:
 
 
 def _pack(spans: Mapping[str, tuple[int, int, int]]) -> tuple[dict[str, int], int]:
-    """Place arrays of (length, first use, last use) in one array: the largest first, each as low as it can."""
+    """Place arrays of (length, first use, last use) in one: the largest first, each as low as possible."""
     offsets: dict[str, int] = {}
     for name in sorted(spans, key=lambda name: -spans[name][0]):
         length, first, last = spans[name]

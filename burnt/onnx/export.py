@@ -69,6 +69,7 @@ def export(
     *,
     batch: int | None = None,
     weights: str = "float32",
+    fold: bool = True,
     metadata: Mapping[str, str] | None = None,
     tolerance: float = 1e-4,
 ) -> Exported:
@@ -81,6 +82,8 @@ def export(
         batch: a fixed number of items; by default the batch axis is open.
         weights: ``"float32"``, or ``"float16"`` or ``"bfloat16"`` for matrices stored in 16 bits. The
             computation stays in float32, with the rounded weights.
+        fold: compute weights anew where that saves work, as for a convolution with a norm after it; never
+            those in 16 bits.
         metadata: texts to store in the file, beside the versions of burnt and torch and the signature.
         tolerance: the largest difference from the module that is accepted, relative to the largest output.
 
@@ -107,7 +110,7 @@ def export(
     with _in_evaluation_mode(model):
         dtype = _WEIGHTS[weights]
         shown = model if dtype == torch.float32 else rounded_copy(model, dtype)
-        written = _translate(shown, signature, batch, optimize=dtype == torch.float32)
+        written = _translate(shown, signature, batch, optimize=fold and dtype == torch.float32)
         if dtype != torch.float32:
             store_in_16_bits(written, dtype)
         written.metadata_props.update(_metadata(signature, metadata))
@@ -182,7 +185,19 @@ def _translate(model: nn.Module, signature: Signature, batch: int | None, optimi
                 f"{type(model).__name__} cannot be translated to ONNX", found=_reason(error)
             ) from error
     assert translated is not None
+    if not optimize:
+        _fold_constants(translated.model)
     return _named(translated.model, signature)
+
+
+def _fold_constants(model: Any) -> None:
+    """Do what the exporter's optimization does, but for computing weights anew."""
+    from onnx_ir.passes import common
+    from onnxscript import optimizer
+
+    optimizer.fold_constants(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
+    optimizer.remove_unused_nodes(model)
 
 
 def signature_batch(signature: Signature) -> int | None:

@@ -1,0 +1,144 @@
+"""A model as WebAssembly: its C compiled by clang, with weights that may be stored in 16 bits."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from burnt.errors import UnsupportedError
+from burnt.export.c_source import CSource
+
+__all__ = ["Wasm", "compile_wasm"]
+
+INSTALL = "apt install clang lld wasi-libc libclang-rt-14-dev-wasm32 (Debian 12)"
+
+_FLAGS = ("--target=wasm32-wasi", "-mexec-model=reactor", "-std=c99", "-O3", "-nostartfiles")
+_LINK = ("-Wl,--no-entry", "-Wl,-z,stack-size=1048576", "-Wl,--strip-all")
+
+_WEIGHT = re.compile(
+    r"^const EMX_UNUSED float (\w+)((?:\[\d+\]){2,}) = \{(.*?)^\};$", re.MULTILINE | re.DOTALL
+)
+
+_EXPAND = {
+    "bfloat16": """\
+static float burnt_expand(uint16_t bits) {
+    union { uint32_t i; float f; } value;
+    value.i = (uint32_t)bits << 16;
+    return value.f;
+}
+""",
+    # Subnormal numbers have no hidden bit: their value is a multiple of 2^-24.
+    "float16": """\
+static float burnt_expand(uint16_t bits) {
+    union { uint32_t i; float f; } value;
+    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+    if (rest >= 0x7c00u) value.i = sign | 0x7f800000u | (rest & 0x3ffu) << 13;
+    else if (rest >= 0x400u) value.i = sign | ((rest << 13) + 0x38000000u);
+    else { value.f = (float)rest * 0x1p-24f; value.i |= sign; }
+    return value.f;
+}
+""",
+}
+
+
+@dataclass(frozen=True)
+class Wasm:
+    """A compiled module without imports.
+
+    It exports ``memory``, ``init()``, to be called once, ``run()``, and for input or output i the functions
+    ``input_i()`` and ``output_i()``, which return the address of its buffer.
+
+    Args:
+        code: the binary module.
+    """
+
+    code: bytes
+
+
+def compile_wasm(source: CSource, weights: str = "float32") -> Wasm:
+    """Compile a model's C to WebAssembly.
+
+    Args:
+        source: the C; its matrices must be rounded to `weights` already.
+        weights: how the matrices are stored: ``"float32"``, or ``"float16"`` or ``"bfloat16"``, expanded to
+            float32 by ``init()``.
+
+    Raises:
+        UnsupportedError: there is no clang for wasm32, or the C does not compile.
+    """
+    for tool in ("clang", "wasm-ld"):
+        if shutil.which(tool) is None:
+            raise UnsupportedError(
+                "compiling to WebAssembly needs clang with wasm32-wasi", found=f"no {tool}", hint=INSTALL
+            )
+    text, expansions = source.text, ""
+    if weights != "float32":
+        text, expansions = _store_in_16_bits(text, weights)
+    with tempfile.TemporaryDirectory(prefix="burnt-wasm-") as folder:
+        Path(folder, "model.c").write_text(text + _entry_points(source, expansions), encoding="ascii")
+        done = subprocess.run(
+            ["clang", *_FLAGS, *_LINK, "model.c", "-o", "model.wasm", "-lm"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise UnsupportedError(
+                "clang cannot compile the model to WebAssembly", found=done.stderr[:500], hint=INSTALL
+            )
+        return Wasm(Path(folder, "model.wasm").read_bytes())
+
+
+def _entry_points(source: CSource, expansions: str) -> str:
+    signature = source.signature
+    parameters = re.findall(r"(?:const )?(\w+) (\w+)((?:\[\d+\])+)", source.declaration().partition("(")[2])
+    count = len(signature.inputs)
+    lines = []
+    for number, (kind, _, dims) in enumerate(parameters):
+        role = f"input_{number}" if number < count else f"output_{number - count}"
+        lines += [
+            f"static {kind} buffer_{role}{dims};",
+            f'__attribute__((export_name("{role}")))',
+            f"void *address_of_{role}(void) {{ return buffer_{role}; }}",
+        ]
+    roles = [f"input_{i}" for i in range(count)] + [f"output_{i}" for i in range(len(parameters) - count)]
+    arguments = ", ".join(f"buffer_{role}" for role in roles)
+    lines += [
+        f'__attribute__((export_name("init"))) void burnt_init(void) {{ {expansions} }}',
+        f'__attribute__((export_name("run"))) void burnt_run(void) {{ {source.name}({arguments}); }}',
+    ]
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def _store_in_16_bits(text: str, weights: str) -> tuple[str, str]:
+    """Store the float matrices of a C program in 16 bits; return it with the statements that expand them."""
+    dtype: torch.dtype = getattr(torch, weights)
+    statements: list[str] = []
+
+    def stored(match: re.Match[str]) -> str:
+        name, dims, values = match.groups()
+        literals = re.findall(r"-?0x[0-9a-f.]+p[-+]?\d+", values)
+        exact = torch.tensor([float.fromhex(literal) for literal in literals])
+        if len(exact) != math.prod(int(size) for size in re.findall(r"\d+", dims)):  # NaN or infinity
+            return match[0]
+        rounded = exact.to(dtype)
+        if not torch.equal(rounded.float(), exact):  # a constant that no weight was rounded to
+            return match[0]
+        bits = ", ".join(str(b & 0xFFFF) for b in rounded.view(torch.int16).tolist())
+        statements.append(
+            f"for (int i = 0; i < {len(exact)}; ++i) ((float *){name})[i] = burnt_expand({name}_bits[i]);"
+        )
+        return f"static const uint16_t {name}_bits[{len(exact)}] = {{{bits}}};\nfloat {name}{dims};"
+
+    changed = _WEIGHT.sub(stored, text)
+    for name in re.findall(r"^float (\w+)", changed, re.MULTILINE):
+        changed = re.sub(rf"^extern const float {name}\b.*\n", "", changed, flags=re.MULTILINE)
+    start = changed.index("\nextern ") if "\nextern " in changed else changed.index("\nstatic ")
+    return changed[:start] + "\n" + _EXPAND[weights] + changed[start:], " ".join(statements)
