@@ -3,6 +3,8 @@
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
 `export.py`       `burnt export RUN -o model.onnx`
+`page.py`         `burnt page RUN -o digits.html`
+`c.py`            `burnt c RUN -o firmware`
 `run_model.py`    what the commands that ship a run share: its model and inputs
 `monitor.py`      `burnt monitor`
 `runs_list.py`    `burnt runs list`
@@ -90,6 +92,25 @@ examples:
 
 The file is run in ONNX Runtime beside the model before the command returns.
 The code that the run names is imported. Needs: pip install burnt[onnx]
+"""
+
+_PAGE_EXAMPLES = """\
+examples:
+  burnt page digits -o digits.html
+  burnt page digits -o digits.html --weights float16
+
+One file, without a server or a network. The code that the run names is imported.
+Needs: pip install burnt[c], and clang for wasm32:
+  apt install clang lld wasi-libc libclang-rt-14-dev-wasm32
+"""
+
+_C_EXAMPLES = """\
+examples:
+  burnt c digits -o firmware
+  burnt c digits -o firmware --ram 64k --flash 512k
+
+C99 without allocation, threads or files, with a test program and a Makefile.
+The code that the run names is imported. Needs: pip install burnt[c]
 """
 
 _MONITOR_EXAMPLES = """\
@@ -225,6 +246,14 @@ def _dispatch(args: argparse.Namespace) -> int:
             from burnt.cli import ctl
 
             return ctl.run(args.run, args.order, args.value, args.timeout, not args.no_wait)
+        case "page":
+            from burnt.cli import page, run_model
+
+            return page.run(run_model.arguments(args), args.out, args.weights, args.title)
+        case "c":
+            from burnt.cli import c, run_model
+
+            return c.run(run_model.arguments(args), args.out, args.name, args.ram, args.flash)
         case _:
             from burnt.cli import export, run_model
 
@@ -319,12 +348,26 @@ def _build_parser() -> argparse.ArgumentParser:
     shipped.add_argument(
         "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
     )
-    shipped.add_argument(
-        "--weights",
-        choices=["float32", "float16", "bfloat16"],
-        default="float32",
-        help="how matrices are stored, default: float32",
-    )
+    page = _add_parser(commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES)
+    _add_run_model(page)
+    page.add_argument("-o", "--out", required=True, metavar="FILE", help="the .html file to write")
+    page.add_argument("--title", help="the page's title, default: the run's name")
+    for command in (shipped, page):
+        command.add_argument(
+            "--weights",
+            choices=["float32", "float16", "bfloat16"],
+            default="float32",
+            help="how matrices are stored, default: float32",
+        )
+
+    firmware = _add_parser(commands, "c", "write a run's model as C for a microcontroller", _C_EXAMPLES)
+    _add_run_model(firmware)
+    firmware.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the folder to write to")
+    firmware.add_argument("--name", help="the C function, default: model")
+    for option in ("ram", "flash"):
+        firmware.add_argument(
+            f"--{option}", metavar="BYTES", help=f"refuse a model that needs more {option}, such as 64k"
+        )
 
     bench = _add_bench(commands)
 

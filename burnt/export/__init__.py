@@ -7,5 +7,6 @@ page.py      write_page: that C as WebAssembly in one HTML file
 
 from burnt.export.c_source import CSource, c_source
 from burnt.export.firmware import Firmware, write_firmware
+from burnt.export.page import Page, write_page
 
-__all__ = ["CSource", "Firmware", "c_source", "write_firmware"]
+__all__ = ["CSource", "Firmware", "Page", "c_source", "write_firmware", "write_page"]

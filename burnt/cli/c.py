@@ -1,0 +1,63 @@
+"""`burnt c`: write the model of a run as C99 for a microcontroller. Imports torch."""
+
+from __future__ import annotations
+
+import re
+
+from burnt.cli.output import Page, UsageError
+from burnt.cli.run_model import RunArguments, load_run_model
+
+__all__ = ["run"]
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+
+
+def run(args: RunArguments, out: str, name: str | None, ram: str | None, flash: str | None) -> int:
+    """Write a run's model as C, and print what was written and what memory it needs.
+
+    Args:
+        args: which model.
+        out: the folder to write to.
+        name: the C function's name, by default ``model``.
+        ram: limit, such as ``"64k"``.
+        flash: limit, such as ``"512k"``.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such run, or a limit is no size.
+        BurntError: the model cannot be loaded or printed, or does not fit.
+    """
+    from burnt.export import write_firmware
+
+    limits = {option: _parse_size(option, text) for option, text in (("--ram", ram), ("--flash", flash))}
+    shipped = load_run_model(args)
+    written = write_firmware(
+        shipped.model,
+        shipped.signature,
+        out,
+        name or "model",
+        ram=limits["--ram"],
+        flash=limits["--flash"],
+    )
+    page = Page()
+    page.line(f"{shipped.folder}, {shipped.checkpoint}")
+    page.line(f"needs {written.memory}")
+    page.line(f"{written.folder}: {', '.join(written.files)}")
+    page.line(f"test it here: make -C {written.folder} test")
+    return 0
+
+
+def _parse_size(option: str, text: str | None) -> int | None:
+    """Return bytes from a size.
+
+    >>> _parse_size("--ram", "64k")
+    65536
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)([km]?)b?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"{option} is no size", expected="bytes, or such as 64k or 1M", found=repr(text))
+    return int(match[1]) * _UNITS[match[2]]
