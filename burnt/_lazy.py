@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+from burnt._hints import no_attribute
+
 
 def attach(
     namespace: MutableMapping[str, Any], homes: Mapping[str, str]
@@ -21,7 +23,7 @@ def attach(
     def __getattr__(name: str) -> Any:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise no_attribute(package, name, homes)
         module = importlib.import_module(home)
         value = module if home == f"{package}.{name}" else getattr(module, name)
         namespace[name] = value

@@ -24,8 +24,9 @@ from typing import Any, Self, TypeVar, dataclass_transform
 import msgspec
 
 from burnt._files import replacing
+from burnt._hints import argument_error
 from burnt._json import parse_json
-from burnt.errors import ConfigError, DefinitionError, nearest
+from burnt.errors import BurntError, ConfigError, DefinitionError, nearest
 
 __all__ = ["FORMAT", "Config", "DerivedConfig", "derive_config", "field_values", "qualified_name"]
 
@@ -58,6 +59,17 @@ class _ConfigMeta(msgspec.StructMeta):
                 found=str(error),
                 hint="burnt.field(default_factory=...)" if "default_factory" in str(error) else None,
             ) from None
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except BurntError:
+            raise
+        except TypeError:
+            error = argument_error(cls, args, kwargs)
+            if error is None:  # it was raised inside
+                raise
+        raise error
 
 
 def _is_class_variable(annotation: Any) -> bool:

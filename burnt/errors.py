@@ -4,9 +4,11 @@
 
     BurntError
     ├── DefinitionError    a Module or Config class is written wrongly      (also TypeError)
+    ├── ArgumentError      a call has unknown or missing arguments          (also TypeError)
     ├── ConfigError        a configuration cannot be read or built          (also ValueError)
     ├── ShapeError         a shape does not fit                             (also ValueError)
     ├── DataError          a dataset, batcher or loader is unusable         (also ValueError)
+    ├── DeviceError        there is no such device on this machine          (also RuntimeError)
     ├── OptimError         an optimizer or schedule cannot be used so       (also ValueError)
     ├── RecordError        a saved file is damaged or does not fit          (also ValueError)
     │   └── CheckpointError    the same of a run's checkpoint
@@ -39,6 +41,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 __all__ = [
+    "ArgumentError",
     "BurntError",
     "CacheError",
     "CheckpointError",
@@ -46,6 +49,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DefinitionError",
+    "DeviceError",
     "FusionError",
     "InputDivisionError",
     "InputError",
@@ -133,6 +137,10 @@ class DefinitionError(BurntError, TypeError):
     """A Module or Config class is written wrongly."""
 
 
+class ArgumentError(BurntError, TypeError):
+    """A call has unknown or missing arguments."""
+
+
 class ConfigError(BurntError, ValueError):
     """A configuration cannot be read or built."""
 
@@ -143,6 +151,10 @@ class ShapeError(BurntError, ValueError):
 
 class DataError(BurntError, ValueError):
     """A dataset, batcher or loader is unusable, or cannot provide what was requested."""
+
+
+class DeviceError(BurntError, RuntimeError):
+    """There is no such device, or torch cannot use it on this machine."""
 
 
 class OptimError(BurntError, ValueError):

@@ -20,7 +20,9 @@ def test_every_error_belongs_to_the_family_and_has_a_docstring() -> None:
     ("kind", "builtin"),
     [
         (errors.DefinitionError, TypeError),
+        (errors.ArgumentError, TypeError),
         (errors.ConfigError, ValueError),
+        (errors.DeviceError, RuntimeError),
         (errors.ShapeError, ValueError),
         (errors.DataError, ValueError),
         (errors.OptimError, ValueError),

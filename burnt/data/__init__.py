@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from burnt._hints import no_attribute
 from burnt.data.batch import Batch, collate, move
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
 from burnt.data.loader import IterableLoader, Loader, as_loader
@@ -20,3 +23,8 @@ __all__ = [
     "collate",
     "move",
 ]
+
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute(__name__, name, __all__)

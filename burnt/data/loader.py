@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.batch import collate
 from burnt.data.dataset import Dataset
 from burnt.errors import DataError
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 else:
     B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
+
+_NO_WORKERS = (
+    "not needed: items are loaded in this process. For worker processes, "
+    "give the training a torch.utils.data.DataLoader in place of this Loader"
+)
+_NO_SAMPLER = "use shuffle=, or give the training a torch.utils.data.DataLoader in place of this Loader"
 
 
 class EpochLoader(Protocol[B_co]):
@@ -68,6 +75,20 @@ class Loader(Generic[B]):
     True
     """
 
+    @explain_arguments(
+        num_workers=_NO_WORKERS,
+        prefetch_factor=_NO_WORKERS,
+        persistent_workers=_NO_WORKERS,
+        multiprocessing_context=_NO_WORKERS,
+        worker_init_fn=_NO_WORKERS,
+        timeout=_NO_WORKERS,
+        pin_memory="not needed: transform= may pin batches, which are then moved asynchronously",
+        pin_memory_device="not needed, as pin_memory",
+        sampler=_NO_SAMPLER,
+        batch_sampler=_NO_SAMPLER,
+        generator="the order depends on seed=",
+        in_order="not needed: batches always come in order",
+    )
     def __init__(
         self,
         dataset: Dataset[Any],

@@ -6,6 +6,9 @@ torch has the same layer, burnt's is a subclass of it. Every layer has a `Config
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from burnt._hints import explain_arguments, no_attribute
 from burnt.nn.activation import Gelu, Relu, Silu
 from burnt.nn.attention import MultiHeadAttention
 from burnt.nn.conv import Conv2d
@@ -44,3 +47,11 @@ __all__ = [
     "TransformerEncoder",
     "TransformerEncoderLayer",
 ]
+
+for _layer in __all__:
+    globals()[_layer].__init__ = explain_arguments()(globals()[_layer].__init__)
+
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute(__name__, name, __all__)

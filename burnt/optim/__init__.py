@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from burnt._hints import no_attribute
 from burnt.optim.adam import Adam, AdamW
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
@@ -22,3 +25,8 @@ __all__ = [
     "Sgd",
     "Warmup",
 ]
+
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute(__name__, name, __all__)

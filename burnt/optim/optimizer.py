@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.config import Config as _Config
 from burnt.config import DerivedConfig, derive_config, field_values
 from burnt.errors import OptimError, nearest, quantity
@@ -69,6 +70,19 @@ class OptimizerRecord:
         return cls(document["optimizer"], document["options"], tensors)
 
 
+_NO_PARAMS = "the parameters are those of the model that the Learner, or step(lr, model, grads), is given"
+_NO_RATE = (
+    "the learning rate is the Learner's schedule, Learner(model, optimizer, 1e-3), or that of step(lr, ...)"
+)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether a value is a model, parameters, or parameter groups as torch's optimizers take them."""
+    if isinstance(value, Sequence) and value:
+        value = value[0]
+    return isinstance(value, Tensor | torch.nn.Module | Mapping | Iterator)
+
+
 class Optimizer:
     """Base of the optimizers: built without parameters; each step gets model, gradients and learning rate.
 
@@ -95,6 +109,23 @@ class Optimizer:
         Config = DerivedConfig(
             lambda owner: derive_config(owner, lambda config: owner(**field_values(config)))
         )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            notes = {"lr": _NO_RATE, "learning_rate": _NO_RATE, "params": _NO_PARAMS}
+            cls.__init__ = explain_arguments(**notes)(cls.__init__)  # type: ignore[method-assign]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Raise if the first argument is what torch's optimizers take first: the parameters."""
+        if args and _holds_tensors(args[0]):
+            raise OptimError(
+                f"{cls.__name__} is built without parameters",
+                expected=f"{cls.__name__}() or {cls.__name__}(option=value)",
+                found=f"a {type(args[0]).__name__} as its first argument",
+                hint=_NO_PARAMS,
+            )
+        return super().__new__(cls)
 
     def __init__(self, **options: Any) -> None:
         try:

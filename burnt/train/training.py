@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from burnt import inspect, memory
+from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.config import Config
 from burnt.data import as_loader, move
@@ -129,6 +130,15 @@ class SupervisedTraining:
     The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
 
+    @explain_arguments(
+        batch_size="the batch size belongs to the loader",
+        model="the model belongs to the Learner: run(Learner(model, ...))",
+        optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
+        loss="the loss is computed in the step of the Learner",
+        callbacks="checkpoints=, stopping= and metrics= do what most are for; or copy burnt/train/loop.py",
+        logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
+        num_workers="worker processes belong to the loader: a torch.utils.data.DataLoader as train=",
+    )
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -507,6 +517,7 @@ class SupervisedTraining:
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 
+@explain_arguments(device="the model is evaluated where it is: model.to(device)")
 def evaluate(
     model: Learner | torch.nn.Module,
     batches: Any,

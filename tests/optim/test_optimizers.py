@@ -1,6 +1,7 @@
 """The optimizers, against torch's own on the same model, and their state."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -450,3 +451,8 @@ def test_printing_a_record_shows_no_values() -> None:
         "OptimizerRecord(Sgd(momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=False), "
         "1 tensor, 6 values)"
     )
+
+
+def test_optimizers_can_be_copied_and_pickled():
+    optimizer = optim.AdamW((0.8, 0.99), weight_decay=0.1)
+    assert repr(copy.deepcopy(optimizer)) == repr(pickle.loads(pickle.dumps(optimizer))) == repr(optimizer)

@@ -1,0 +1,191 @@
+"""Hints for names and arguments that burnt lacks: those of torch, Lightning and Keras, and misspelt ones.
+
+The tables hold only what closeness does not find. The tests find entries that are no longer needed or that
+name what does not exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from burnt.errors import ArgumentError, BurntError, nearest
+
+__all__ = ["ELSEWHERE", "SYNONYMS", "argument_error", "explain_arguments", "no_attribute"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ELSEWHERE = {
+    "BatchNorm1d": "burnt.nn.BatchNorm",
+    "BatchNorm2d": "burnt.nn.BatchNorm",
+    "BatchNorm3d": "burnt.nn.BatchNorm",
+    "ConstantLR": "burnt.optim.Constant",
+    "CosineAnnealingLR": "burnt.optim.Cosine",
+    "CrossEntropyLoss": "burnt.nn.CrossEntropy",
+    "DataLoader": "burnt.data.Loader",
+    "Dense": "burnt.nn.Linear",
+    "LightningModule": "burnt.Module",
+    "LinearLR": "burnt.optim.Linear",
+    "lr_scheduler": "burnt.optim.Schedule",
+    "Model": "burnt.Module",
+    "ModelCheckpoint": "burnt.train.KeepBest",
+    "Module": "burnt.Module",
+    "MSELoss": "burnt.nn.Mse",
+    "SequentialLR": "burnt.optim.Sequential",
+    "Trainer": "burnt.train.SupervisedTraining",
+}
+"""Names of other frameworks -> what burnt has for it."""
+
+_TORCH = {
+    "burnt": ("torch", "burnt works on torch tensors"),
+    "burnt.data": ("torch.utils.data", "it works with burnt's loaders and trainings"),
+    "burnt.nn": ("torch.nn", "it works inside a burnt Module"),
+    "burnt.optim": ("torch.optim", "it steps burnt modules in a loop of your own, but not in a Learner"),
+}
+"""burnt's packages -> torch's for the same purpose, and what holds for a name that only torch has."""
+
+_CONTENTS = (
+    "layers are in burnt.nn, optimizers and schedules in burnt.optim, loaders in burnt.data, "
+    "the Learner and the training in burnt.train"
+)
+
+
+def no_attribute(package: str, name: str, known: Iterable[str]) -> AttributeError:
+    """Return the error for a name that a package lacks, with the nearest name, or where else it is.
+
+    Args:
+        package: ``"burnt.nn"``.
+        name: the name that was looked up.
+        known: the package's public names.
+
+    >>> print(no_attribute("burnt.nn", "LSTM", ["Lstm", "Linear"]))
+    module 'burnt.nn' has no attribute 'LSTM': did you mean burnt.nn.Lstm?
+    """
+    text = f"module {package!r} has no attribute {name!r}"
+    hint = None if name.startswith("_") else _attribute_hint(package, name, list(known))
+    # With obj=None, Python does not add a guess of its own to the traceback.
+    return AttributeError(f"{text}: {hint}" if hint else text, name=name, obj=None)
+
+
+def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
+    by_lower = {other.lower(): other for other in known}
+    torch_name, note = _TORCH.get(package, ("", ""))
+    # Never imported for a hint: looking up a submodule that is not loaded yet comes here too.
+    if (same := by_lower.get(name.lower())) is not None:
+        return f"did you mean {package}.{same}?"
+    if name in ELSEWHERE:
+        return f"use {ELSEWHERE[name]}"
+    if hasattr(sys.modules.get(torch_name), name):
+        return f"use {torch_name}.{name}, {note}"
+    if (close := nearest(name.lower(), by_lower)) is not None:
+        return f"did you mean {package}.{by_lower[close]}?"
+    return _CONTENTS if package == "burnt" else None
+
+
+SYNONYMS = {
+    "accelerator": ("device",),
+    "callbacks": ("stopping",),
+    "ckpt_path": ("resume",),
+    "collate_fn": ("batcher",),
+    "default_root_dir": ("folder",),
+    "end_factor": ("end",),
+    "epochs": ("duration",),
+    "eta_min": ("end",),
+    "eval_dataset": ("valid",),
+    "filters": ("out_channels",),
+    "gradient_clip_val": ("clip_norm",),
+    "input_dim": ("in_features", "num_embeddings"),
+    "learning_rate": ("lr", "schedule"),
+    "lr": ("schedule",),
+    "max_epochs": ("duration",),
+    "max_grad_norm": ("clip_norm",),
+    "max_steps": ("duration",),
+    "num_epochs": ("duration",),
+    "num_train_epochs": ("duration",),
+    "output_dim": ("out_features", "embedding_dim"),
+    "output_dir": ("folder",),
+    "rate": ("p", "dropout"),
+    "start_factor": ("start",),
+    "T_max": ("steps",),
+    "total_iters": ("steps",),
+    "train_dataloader": ("train",),
+    "train_dataset": ("train",),
+    "units": ("out_features", "hidden_size"),
+    "val_check_interval": ("validate_every",),
+    "val_dataloader": ("valid",),
+    "val_dataloaders": ("valid",),
+    "validation_data": ("valid",),
+}
+"""Names of arguments in other frameworks -> burnt's; a callable's first one of these is suggested."""
+
+
+def explain_arguments(**notes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that turns the TypeError of a call that does not fit the signature into a hint.
+
+    Args:
+        notes: what to say of an argument that the callable lacks: where it belongs, or why it is not needed.
+
+    The decorated callable raises ArgumentError, a TypeError. Calls that fit only pass through it.
+
+    >>> @explain_arguments(num_workers="items are loaded in this process")
+    ... def load(batch_size): ...
+    >>> load(batchsize=8)
+    Traceback (most recent call last):
+    burnt.errors.ArgumentError: load() got an unexpected keyword argument 'batchsize'
+      expected  batch_size
+      hint      did you mean 'batch_size'?
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(fn)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return fn(*args, **kwargs)
+            except BurntError:
+                raise
+            except TypeError:
+                error = argument_error(fn, args, kwargs, notes)
+                if error is None:  # it was raised inside
+                    raise
+            raise error
+
+        return call
+
+    return decorate
+
+
+def argument_error(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    notes: Mapping[str, str] | None = None,
+) -> ArgumentError | None:
+    """Return why arguments do not fit a callable's signature, with hints; None if they fit."""
+    signature = inspect.signature(fn)
+    names = [name for name in signature.parameters if name != "self"]
+    unknown = [name for name in kwargs if name not in names]
+    name = fn.__qualname__.removesuffix(".__init__")
+    if unknown:
+        what = f"{name}() got an unexpected keyword argument {unknown[0]!r}"
+    else:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            what = f"{name}() {error}" if str(error).startswith("missing") else f"{name}(): {error}"
+        else:
+            return None
+    hints = {argument: _argument_hint(argument, names, notes or {}) for argument in unknown}
+    lines = [hint if len(unknown) == 1 else f"{argument}: {hint}" for argument, hint in hints.items() if hint]
+    return ArgumentError(what, expected=", ".join(names) or "no arguments", hint="\n".join(lines) or None)
+
+
+def _argument_hint(name: str, known: list[str], notes: Mapping[str, str]) -> str | None:
+    if name in notes:
+        return notes[name]
+    synonym = next((other for other in SYNONYMS.get(name, ()) if other in known), None)
+    guess = synonym or nearest(name, known)
+    return f"did you mean {guess!r}?" if guess else None

@@ -1,0 +1,231 @@
+"""Hints for names and arguments of torch, Lightning and Keras: each names what exists and is needed."""
+
+import importlib
+import inspect
+import operator
+import re
+import types
+
+import pytest
+import torch
+
+import burnt
+from burnt import data, nn, optim, train
+from burnt._hints import ELSEWHERE, SYNONYMS, explain_arguments
+from burnt.errors import ArgumentError, OptimError, nearest
+
+PACKAGES = [burnt, nn, optim, data, train]
+PAIRS = [(nn, torch.nn), (optim, torch.optim), (data, torch.utils.data), (burnt, torch)]
+CALLABLES = [
+    *(getattr(nn, name) for name in nn.__all__),
+    *(
+        getattr(optim, name)
+        for name in optim.__all__
+        if name not in ("Optimizer", "OptimizerRecord", "Schedule")
+    ),
+    data.Loader,
+    train.Learner,
+    train.SupervisedTraining,
+]
+
+
+def found(path: str) -> object:
+    """The object of a dotted path; raises AttributeError if there is none."""
+    first, *rest = path.split(".")
+    value: object = importlib.import_module(first)
+    for name in rest:
+        value = getattr(value, name)
+    return value
+
+
+def hint_of(package: types.ModuleType, name: str) -> str:
+    with pytest.raises(AttributeError) as caught:
+        getattr(package, name)
+    text, _, hint = str(caught.value).partition(": ")
+    assert text == f"module {package.__name__!r} has no attribute {name!r}"
+    return hint
+
+
+@pytest.mark.parametrize(("package", "of_torch"), PAIRS, ids=lambda module: module.__name__)
+def test_every_name_of_torch_exists_or_its_error_names_what_does(package, of_torch):
+    for name in (name for name in dir(of_torch) if not name.startswith("_")):
+        if not hasattr(package, name):
+            (path,) = re.match(r"(?:did you mean|use) ([\w.]+)", hint_of(package, name)).groups()
+            found(path)
+            assert not path.startswith("torch.") or path == f"{of_torch.__name__}.{name}"
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "ReLU", "GELU", "RMSNorm", "MultiheadAttention", "SiLU"])
+def test_case_is_a_hint(name):
+    path = hint_of(nn, name).removeprefix("did you mean ").removesuffix("?")
+    assert path.lower() == f"burnt.nn.{name}".lower()
+    assert issubclass(found(path), burnt.Module)
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "hint"),
+    [
+        (nn, "BatchNorm2d", "use burnt.nn.BatchNorm"),
+        (nn, "CrossEntropyLoss", "use burnt.nn.CrossEntropy"),
+        (nn, "LSTMM", "did you mean burnt.nn.Lstm?"),
+        (nn, "functional", "use torch.nn.functional, it works inside a burnt Module"),
+        (nn, "Hardswish", "use torch.nn.Hardswish, it works inside a burnt Module"),
+        (optim, "SGD", "did you mean burnt.optim.Sgd?"),
+        (optim, "lr_scheduler", "use burnt.optim.Schedule"),
+        (
+            optim,
+            "RMSprop",
+            "use torch.optim.RMSprop, it steps burnt modules in a loop of your own, but not in a Learner",
+        ),
+        (burnt, "Trainer", "use burnt.train.SupervisedTraining"),
+        (burnt, "LightningModule", "use burnt.Module"),
+        (burnt, "DataLoader", "use burnt.data.Loader"),
+        (burnt, "randn", "use torch.randn, burnt works on torch tensors"),
+        (burnt, "sumary", "did you mean burnt.summary?"),
+        (train, "Lerner", "did you mean burnt.train.Learner?"),
+        (nn, "zzz", ""),
+        (nn, "__wrapped__", ""),
+    ],
+)
+def test_attribute(package, name, hint):
+    assert hint_of(package, name) == hint
+
+
+def test_a_layer_in_the_wrong_package_says_where_layers_are():
+    assert hint_of(burnt, "Linear").startswith(
+        "layers are in burnt.nn, optimizers and schedules in burnt.optim"
+    )
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_the_table_of_names_is_needed_and_true(name):
+    found(ELSEWHERE[name])
+    package = importlib.import_module(ELSEWHERE[name].rpartition(".")[0])
+    known = {other.lower() for other in package.__all__}
+    assert name.lower() not in known or package is burnt
+
+
+def test_a_layer_of_torch_works_inside_a_burnt_module():
+    class Net(burnt.Module):
+        conv: torch.nn.Conv1d
+        norm: torch.nn.GroupNorm
+
+        def forward(self, x):
+            return torch.nn.functional.hardswish(self.norm(self.conv(x)))
+
+    net = Net(torch.nn.Conv1d(2, 4, 3), torch.nn.GroupNorm(2, 4))
+    net(torch.randn(3, 2, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+# arguments
+
+
+@pytest.mark.parametrize("kind", CALLABLES, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_every_constructor_explains_an_argument_that_it_lacks(kind):
+    names = list(inspect.signature(kind).parameters)
+    longest = max(names, key=len, default="")
+    # What is required is missing too: it is the unknown name that gets the hint.
+    with pytest.raises(ArgumentError, match=f"unexpected keyword argument '{longest}_'") as caught:
+        kind(**{f"{longest}_": 1})
+    assert caught.value.expected == (", ".join(names) or "no arguments")
+    assert caught.value.hint == (f"did you mean {longest!r}?" if len(longest) > 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: nn.Linear(4, 2, units=3), "did you mean 'out_features'?"),
+        (lambda: nn.Linear.Config(in_feature=3, out_features=3), "did you mean 'in_features'?"),
+        (lambda: nn.Dropout(rate=0.5), "did you mean 'p'?"),
+        (
+            lambda: nn.Conv2d(1, filters=3, kernel=5),
+            "filters: did you mean 'out_channels'?\nkernel: did you mean 'kernel_size'?",
+        ),
+        (lambda: optim.AdamW(lr=1e-3), "the learning rate is the Learner's schedule"),
+        (lambda: optim.AdamW(params=[]), "the parameters are those of the model"),
+        (lambda: optim.AdamW(beta=(0.9, 0.99)), "did you mean 'betas'?"),
+        (lambda: optim.Cosine(1e-3, T_max=10), "did you mean 'steps'?"),
+        (lambda: optim.Cosine(1e-3, steps=10, eta_min=0.0), "did you mean 'end'?"),
+        (lambda: data.Loader([1], 1, num_workers=2), "not needed: items are loaded in this process"),
+        (lambda: data.Loader([1], 1, collate_fn=len), "did you mean 'batcher'?"),
+        (lambda: data.Loader([1], 1, sampler=[0]), "use shuffle="),
+        (lambda: train.SupervisedTraining("runs/a", train=[1], max_epochs=3), "did you mean 'duration'?"),
+        (lambda: train.SupervisedTraining("runs/a", train_dataloader=[1]), "did you mean 'train'?"),
+        (lambda: train.Learner(None, None, lr=0.1), "the learning rate is the schedule"),
+        (lambda: train.evaluate(nn.Linear(1, 1), [], device="cpu"), "the model is evaluated where it is"),
+    ],
+)
+def test_argument(call, hint):
+    with pytest.raises(ArgumentError, match="unexpected keyword argument") as caught:
+        call()
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("name", inspect.signature(torch.utils.data.DataLoader).parameters)
+def test_every_argument_of_torchs_data_loader_exists_or_has_a_hint(name):
+    if name in inspect.signature(data.Loader).parameters:
+        return
+    with pytest.raises(ArgumentError) as caught:
+        data.Loader([1], 1, **{name: None})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_the_table_of_arguments_is_needed_and_true(name):
+    lacking = [kind for kind in CALLABLES if name not in inspect.signature(kind).parameters]
+    for other in SYNONYMS[name]:
+        suggested = [kind for kind in lacking if other in inspect.signature(kind).parameters]
+        assert suggested, other
+        assert any(nearest(name, inspect.signature(kind).parameters) != other for kind in suggested)
+
+
+def test_what_is_missing_is_named_with_all_arguments():
+    with pytest.raises(ArgumentError) as caught:
+        nn.Linear(3)
+    assert str(caught.value) == (
+        "Linear() missing a required argument: 'out_features'\n"
+        "  expected  in_features, out_features, bias, device, dtype"
+    )
+
+
+def test_an_error_inside_a_call_that_fits_stays_as_it_is():
+    @explain_arguments()
+    def add(a, b):
+        return a + b
+
+    assert add(1, b=2) == 3
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        add(1, "2")
+    assert type(caught.value) is TypeError
+    with pytest.raises(TypeError, match=r"failed to unpack|must be tuple of ints") as caught:
+        nn.Linear("3", 2)
+    assert type(caught.value) is TypeError
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda model: model.parameters(),
+        lambda model: list(model.parameters()),
+        lambda model: [{"params": model.parameters()}],
+        lambda model: model.named_parameters(),
+        lambda model: model,
+    ],
+)
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.Adam, optim.Sgd, optim.Muon])
+def test_parameters_are_not_taken_for_an_option(kind, first):
+    with pytest.raises(OptimError, match=f"{kind.__name__} is built without parameters"):
+        kind(first(nn.Linear(2, 2)), 1e-3)
+
+
+def test_signatures_and_names_stay():
+    assert list(inspect.signature(nn.Linear).parameters) == [
+        "in_features",
+        "out_features",
+        "bias",
+        "device",
+        "dtype",
+    ]
+    assert nn.Linear.__init__.__qualname__ == "Linear.__init__"
+    assert operator.attrgetter("__init__.__module__")(nn.Linear) == "burnt.nn.linear"
