@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from burnt import optim
+from burnt._hints import ELSEWHERE, explain_arguments
 from burnt._torch import compiled_in_place
+from burnt.config import qualified_name
 from burnt.errors import DefinitionError
 from burnt.optim import Constant, Optimizer
 from burnt.train.step import StepOutput
@@ -33,8 +36,8 @@ class Learner:
     The attribute `precision` is that of the last training, in which `evaluate` evaluates the model.
 
     Raises:
-        DefinitionError: `optimizer` is not an optimizer of burnt, or the model has no `training_step` and no
-            `step` was given.
+        DefinitionError: `optimizer` is not an optimizer of burnt, `schedule` is not a learning rate, or the
+            model has no `training_step` and no `step` was given.
 
     >>> import burnt
     >>> from burnt import nn, optim
@@ -43,6 +46,14 @@ class Learner:
     >>> learner = Learner(nn.Linear(2, 1), optim.AdamW(), optim.Cosine(1e-3, steps=100), step=step)
     """
 
+    @explain_arguments(
+        lr="the learning rate is the schedule: Learner(model, optimizer, 1e-3)",
+        loss="the loss is computed in the step: step=, or the model's training_step",
+        loss_fn="the loss is computed in the step: step=, or the model's training_step",
+        criterion="the loss is computed in the step: step=, or the model's training_step",
+        metrics="metrics belong to SupervisedTraining",
+        device="the device belongs to SupervisedTraining",
+    )
     def __init__(
         self,
         model: torch.nn.Module,
@@ -52,21 +63,67 @@ class Learner:
         validation_step: StepFunction | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise DefinitionError(
-                "the Learner needs a burnt optimizer",
-                expected="burnt.optim.AdamW() or another optimizer, built without parameters",
-                found=type(optimizer).__name__,
-            )
+            raise _not_an_optimizer(optimizer)
+        self.schedule = _as_schedule(schedule)
         if step is None:
             step = model_step(model, "training_step")
             if validation_step is None and callable(getattr(model, "validation_step", None)):
                 validation_step = model_step(model, "validation_step")
         self.model = compiled_in_place(model)
         self.optimizer = optimizer
-        self.schedule = schedule if callable(schedule) else Constant(float(schedule))
         self.step = step
         self.validation_step = validation_step or step
         self.precision = "float32"
+
+
+def _not_an_optimizer(given: Any) -> DefinitionError:
+    """Return the error for what is given instead of an optimizer, such as one of torch's, or a class."""
+    cls = given if isinstance(given, type) else type(given)
+    hint = None
+    if twin := next((name for name in optim.__all__ if name.lower() == cls.__name__.lower()), None):
+        rate = given.defaults["lr"] if isinstance(given, torch.optim.Optimizer) else 1e-3
+        hint = f"Learner(model, burnt.optim.{twin}(), {rate}): the learning rate is the schedule"
+    return DefinitionError(
+        "the Learner needs a burnt optimizer",
+        expected="burnt.optim.AdamW() or another optimizer, built without parameters",
+        found=_kind(given),
+        hint=hint,
+    )
+
+
+def _as_schedule(given: Any) -> Callable[[int], float]:
+    """Return a schedule; a number is constant.
+
+    Raises:
+        DefinitionError: it is none, such as a scheduler of torch, or a class.
+    """
+    if callable(given) and not isinstance(given, type):
+        schedule: Callable[[int], float] = given
+        return schedule
+    try:
+        rate = float(given)
+    except (TypeError, ValueError):
+        raise _not_a_schedule(given) from None
+    return Constant(rate)
+
+
+def _not_a_schedule(given: Any) -> DefinitionError:
+    name = (given if isinstance(given, type) else type(given)).__name__
+    twin = name if name in optim.__all__ else ELSEWHERE.get(name, "").removeprefix("burnt.optim.")
+    return DefinitionError(
+        "the Learner needs a learning rate",
+        expected="a number, such as 1e-3, a schedule of burnt.optim, or a function of the steps done",
+        found=_kind(given),
+        hint=f"burnt.optim.{twin}({', '.join(getattr(optim, twin).__struct_fields__)})"
+        if twin
+        else "a function of the number of steps done can be any schedule",
+    )
+
+
+def _kind(given: Any) -> str:
+    """Name what was given: a class, or the class of an object."""
+    text = qualified_name(given) if isinstance(given, type) else qualified_name(type(given))
+    return f"the class {text}" if isinstance(given, type) else text.removeprefix("builtins.")
 
 
 def model_step(model: torch.nn.Module, *names: str) -> StepFunction:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnt
@@ -338,6 +339,59 @@ def test_a_learner_needs_a_step_and_an_optimizer():
         Learner(model, optim.AdamW(), -0.1, step=step)
     with pytest.raises(OptimError, match="AdamW cannot be built"):
         optim.AdamW(eps=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "hint"),
+    [
+        (
+            torch.optim.SGD([torch.zeros(1)], lr=0.2),
+            "torch.optim.sgd.SGD",
+            "Learner(model, burnt.optim.Sgd(), 0.2)",
+        ),
+        (torch.optim.AdamW, "the class torch.optim.adamw.AdamW", "burnt.optim.AdamW(), 0.001)"),
+        (optim.AdamW, "the class burnt.optim.adam.AdamW", "burnt.optim.AdamW(), 0.001)"),
+        (torch.optim.RMSprop, "the class torch.optim.rmsprop.RMSprop", None),
+    ],
+)
+def test_what_is_no_optimizer_of_burnt_names_the_one_that_is(given, found, hint):
+    with pytest.raises(DefinitionError, match="needs a burnt optimizer") as caught:
+        Learner(net(), given, 0.1, step=step)
+    assert caught.value.found == found
+    assert (caught.value.hint is None) if hint is None else hint in caught.value.hint
+
+
+SGD = torch.optim.SGD([torch.zeros(1)], lr=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "hint"),
+    [
+        (
+            lr_scheduler.StepLR(SGD, 3),
+            "torch.optim.lr_scheduler.StepLR",
+            "a function of the number of steps",
+        ),
+        (
+            lr_scheduler.CosineAnnealingLR(SGD, 3),
+            "torch.optim.lr_scheduler.CosineAnnealingLR",
+            "burnt.optim.Cosine(lr, steps, end)",
+        ),
+        (
+            lr_scheduler.LinearLR,
+            "the class torch.optim.lr_scheduler.LinearLR",
+            "burnt.optim.Linear(start, end, steps)",
+        ),
+        (optim.Cosine, "the class burnt.optim.schedules.Cosine", "burnt.optim.Cosine(lr, steps, end)"),
+        ("cosine", "str", "a function of the number of steps"),
+        (None, "NoneType", "a function of the number of steps"),
+    ],
+)
+def test_what_is_no_schedule_names_the_one_that_is(given, found, hint):
+    with pytest.raises(DefinitionError, match="needs a learning rate") as caught:
+        Learner(net(), optim.AdamW(), given, step=step)
+    assert caught.value.found == found
+    assert hint in caught.value.hint
 
 
 def test_a_model_that_load_will_not_build_is_reported_before_training(tmp_path, capsys):
