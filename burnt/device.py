@@ -10,8 +10,17 @@ import platform
 import torch
 
 from burnt import _torch
+from burnt.errors import DeviceError, nearest
 
-__all__ = ["DeviceInfo", "Processor", "best_device", "device_info", "processor"]
+__all__ = [
+    "DeviceInfo",
+    "Processor",
+    "accelerators",
+    "as_device",
+    "best_device",
+    "device_info",
+    "processor",
+]
 
 _VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}  # by the vendor id of the cpuid instruction
 
@@ -40,10 +49,13 @@ class DeviceInfo:
 def device_info(device: torch.device | str | None = None) -> DeviceInfo:
     """Return the properties of a device; by default of the best one.
 
+    Raises:
+        DeviceError: there is no such device.
+
     >>> device_info("cpu").kind
     'cpu'
     """
-    selected = best_device() if device is None else torch.device(device)
+    selected = as_device(device)
     if selected.type == "cuda":
         index = selected.index or 0
         properties = torch.cuda.get_device_properties(index)
@@ -131,6 +143,47 @@ def best_device() -> torch.device:
     if torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
+
+
+def accelerators() -> list[str]:
+    """Return the torch names of the accelerators that torch can use here, such as ``["cuda:0"]``."""
+    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*names, "mps"] if torch.backends.mps.is_available() else names
+
+
+def as_device(device: torch.device | str | int | None) -> torch.device:
+    """Return a device that torch can use on this machine; for None the best one.
+
+    Raises:
+        DeviceError: there is no such device; the message lists those that there are.
+
+    >>> as_device("cpu:1x")
+    Traceback (most recent call last):
+    burnt.errors.DeviceError: torch cannot use the device 'cpu:1x'
+    ...
+    """
+    if device is None:
+        return best_device()
+    try:
+        found = torch.device(device)
+        if found.type not in ("cpu", "meta"):
+            torch.empty(0, device=found)  # the drivers know what can be used, for every kind of device
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
+        raise _no_device(str(device), str(error).partition("\n")[0]) from None
+    return found
+
+
+def _no_device(name: str, reason: str) -> DeviceError:
+    available = ["cpu", *accelerators()]
+    is_cpu_build = torch.version.cuda is None and torch.version.hip is None
+    if name.partition(":")[0] == "cuda" and is_cpu_build:
+        hint = "this torch is built without CUDA: install a build with it, or use the CPU"
+    else:
+        close = nearest(name, available)
+        hint = f"did you mean {close!r}?" if close else "burnt info shows what this machine has"
+    return DeviceError(
+        f"torch cannot use the device {name!r}", expected=" or ".join(available), found=reason, hint=hint
+    )
 
 
 def _cpu_name() -> str:

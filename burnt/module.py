@@ -27,6 +27,7 @@ from burnt import inspect as _inspect
 from burnt import record as _record
 from burnt.config import Config as _Config
 from burnt.config import DerivedConfig, derive_config, field_values, qualified_name
+from burnt.device import as_device
 from burnt.errors import DefinitionError, RecordError
 
 if TYPE_CHECKING:
@@ -184,8 +185,22 @@ class Module(torch.nn.Module):
         """Tabulate layers, shapes, parameters and FLOPs: `burnt.summary`."""
         return _inspect.summary(self, *inputs, **kwargs)
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move or cast parameters and buffers in place, as `torch.nn.Module.to`.
+
+        Raises:
+            DeviceError: there is no such device.
+        """
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, str | torch.device | int):
+            as_device(device)
+        return super().to(*args, **kwargs)
+
     def fork(self, device: torch.device | str | None = None) -> Self:
         """Return an independent copy, on `device` if given; no gradient flows between the two.
+
+        Raises:
+            DeviceError: there is no such device.
 
         >>> from burnt import nn
         >>> layer = nn.Linear(2, 3)
@@ -193,6 +208,7 @@ class Module(torch.nn.Module):
         >>> twin.weight is layer.weight, bool((twin.weight == layer.weight).all())
         (False, True)
         """
+        device = None if device is None else as_device(device)
         memo: dict[int, Any] = {}
         for parameter in self.parameters():
             data = parameter.detach().to(device, copy=True)
@@ -250,6 +266,7 @@ class Module(torch.nn.Module):
         Raises:
             RecordError: there is no Config, or it is unknown or builds another class; a damaged file; tensors
                 that do not fit.
+            DeviceError: there is no such device.
         """
         record = _record.Record.load(path)
         if config is None:
@@ -407,6 +424,7 @@ def _derive_config(owner: type[Module]) -> type[_Config]:
     takes_placement = {"device", "dtype"} <= inspect.signature(owner.__init__).parameters.keys()
 
     def init(self: Any, device: Any = None, dtype: torch.dtype | None = None) -> Any:
+        device = None if device is None else as_device(device)
         if takes_placement:
             return owner(**field_values(self), device=device, dtype=dtype)
         return owner(**field_values(self)).to(device=device, dtype=dtype)

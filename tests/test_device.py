@@ -1,14 +1,17 @@
 """What a device is and can do, as far as it can be seen on a CPU, and with a CUDA device that is made up."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from burnt import device, kernels
+from burnt import device, kernels, nn
 from burnt.device import best_device, device_info
+from burnt.errors import DeviceError
+from burnt.train import SupervisedTraining
 from tests import processors
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +47,54 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None) -> None:
     info = device_info()
     assert (info.device, info.name, info.memory) == ("cuda:1", "Card", 2**30)
     assert (info.kind, info.architecture) == (("rocm", "gfx942") if hip else ("cuda", "sm_90"))
+
+
+CPU_BUILD = torch.version.cuda is None and torch.version.hip is None
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name: device_info(name),
+        lambda name: nn.Linear(2, 2).to(name),
+        lambda name: nn.Linear(2, 2).to(device=name),
+        lambda name: nn.Linear(2, 2).fork(name),
+        lambda name: nn.Linear.Config(in_features=2, out_features=2).init(device=name),
+        lambda name: SupervisedTraining("run", train=[1], duration="1 epoch", device=name),
+    ],
+    ids=["device_info", "to", "to(device=)", "fork", "Config.init", "SupervisedTraining"],
+)
+@pytest.mark.parametrize("name", ["cuda:99", "xpu:99", "toaster", "cpu:x"])
+def test_a_device_that_there_is_not(use: Callable[[str], object], name: str) -> None:
+    with pytest.raises(DeviceError, match=f"torch cannot use the device '{name}'") as caught:
+        use(name)
+    assert caught.value.expected == " or ".join(["cpu", *device.accelerators()])
+    assert caught.value.found
+
+
+@pytest.mark.skipif(not CPU_BUILD, reason="torch is built for a GPU")
+def test_a_build_without_cuda_is_named() -> None:
+    with pytest.raises(DeviceError) as caught:
+        device.as_device("cuda")
+    assert str(caught.value) == (
+        "torch cannot use the device 'cuda'\n"
+        "  expected  cpu\n"
+        "  found     Torch not compiled with CUDA enabled\n"
+        "  hint      this torch is built without CUDA: install a build with it, or use the CPU"
+    )
+
+
+def test_devices_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.as_device("cpu") == device.as_device(torch.device("cpu")) == torch.device("cpu")
+    assert device.as_device("meta") == torch.device("meta")
+    assert device.as_device(None) == best_device()
+    assert nn.Linear(2, 2).to("meta", torch.float64).weight.dtype is torch.float64
+    assert nn.Linear(2, 2).to(torch.zeros(1, dtype=torch.float64)).weight.dtype is torch.float64
+    monkeypatch.setattr(device, "accelerators", lambda: ["cuda:0", "cuda:1"])
+    with pytest.raises(DeviceError) as caught:
+        device.as_device("cud:1")
+    assert caught.value.expected == "cpu or cuda:0 or cuda:1"
+    assert caught.value.hint == "did you mean 'cuda:1'?"
 
 
 def test_another_device_is_named_and_no_more() -> None:

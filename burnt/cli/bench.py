@@ -14,7 +14,7 @@ from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.train import load_module
-from burnt.errors import nearest
+from burnt.errors import DeviceError, nearest
 
 __all__ = ["run"]
 
@@ -49,6 +49,7 @@ def run(
     """
     import torch
 
+    from burnt.device import accelerators, as_device
     from burnt.swapping import benchmark
 
     model, batch = _load_model(target)
@@ -61,16 +62,19 @@ def run(
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
     results = []
-    for device in devices or _available_devices():
+    for device in devices or ["cpu", *accelerators()]:
+        try:
+            as_device(device)
+        except DeviceError as error:
+            raise UsageError(
+                error.what, expected=error.expected, found=error.found, hint=error.hint
+            ) from None
         try:
             device_model = copy.deepcopy(model).to(device)
             device_batch = torch.utils._pytree.tree_map(
                 lambda value, device=device: _to_device(value, device), _as_dict(batch)
             )
-        except (
-            RuntimeError,
-            AssertionError,
-        ) as error:  # torch built without a device raises AssertionError
+        except (NotImplementedError, RuntimeError) as error:
             raise UsageError(
                 f"the model cannot be moved to {device!r}", found=f"{type(error).__name__}: {error}"
             ) from error
@@ -215,14 +219,6 @@ def parse_input(text: str, option: str = "--input") -> Any:
             hint=f"{option} {shape}:{name}:1000",
         )
     return torch.randint(int(high), size).to(dtype)
-
-
-def _available_devices() -> list[str]:
-    import torch
-
-    from burnt.cli.info import accelerators
-
-    return ["cpu", *accelerators(torch)]
 
 
 def _as_dict(batch: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from burnt import __version__
 from burnt.cli.output import Cell, Page, print_json, size_text
 
-__all__ = ["accelerators", "collect_facts", "run"]
+__all__ = ["collect_facts", "run"]
 
 
 def run(as_json: bool) -> int:
@@ -33,7 +33,7 @@ def collect_facts() -> dict[str, Any]:
     import torch
 
     from burnt import memory as pool
-    from burnt.device import device_info
+    from burnt.device import accelerators, device_info
 
     cpu = device_info("cpu")
     memory = psutil.virtual_memory()
@@ -59,14 +59,8 @@ def collect_facts() -> dict[str, Any]:
         "memory_pool": asdict(pool.stats()),
         "compiler": _compiler_info(),
         "kernels": _kernel_status(),
-        "gpus": [asdict(device_info(name)) for name in accelerators(torch)],
+        "gpus": [asdict(device_info(name)) for name in accelerators()],
     }
-
-
-def accelerators(torch: Any) -> list[str]:
-    """Return the torch names of the available accelerators."""
-    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def _usable_cores() -> int | None:

@@ -155,15 +155,13 @@ def _import_ops(name: str) -> bool:
 
 
 def _parse_device(name: str) -> Any:
-    import torch
+    from burnt.device import as_device
+    from burnt.errors import DeviceError
 
     try:
-        torch.empty(1, device=name)
-        return torch.device(name)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"torch cannot use the device {name!r}", found=str(error).partition("\n")[0], hint="burnt info"
-        ) from None
+        return as_device(name)
+    except DeviceError as error:
+        raise UsageError(error.what, expected=error.expected, found=error.found, hint=error.hint) from None
 
 
 def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:

@@ -20,7 +20,7 @@ from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.config import Config
 from burnt.data import as_loader, move
-from burnt.device import best_device
+from burnt.device import as_device
 from burnt.errors import (
     BurntError,
     CheckpointError,
@@ -125,7 +125,7 @@ class SupervisedTraining:
             it.
 
     Raises:
-        ConfigError, MetricError, DataError, UnsupportedError: a setting is invalid.
+        ConfigError, MetricError, DataError, DeviceError, UnsupportedError: a setting is invalid.
 
     The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
@@ -171,7 +171,7 @@ class SupervisedTraining:
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
-        self.device = best_device() if device is None else torch.device(device)
+        self.device = as_device(device)
         self.monitor = check_monitor(monitor)
         self.reporter = Reporter()
         self.seed = seed

@@ -109,7 +109,7 @@ def test_inductor_beside_the_others(capsys, monkeypatch):
         (["models:model", "--input", "2by3"], "the input is invalid"),
         (["models:model", "--input", "2x3:flaot"], "the input is invalid"),
         (["models:model", "--input", "2x3:int64"], "--input 2x3:int64:1000"),
-        (["models:model", "--input", "2x64", "--device", "toaster"], "cannot be moved to 'toaster'"),
+        (["models:model", "--input", "2x64", "--device", "toaster"], "torch cannot use the device 'toaster'"),
         (["modles:model"], "did you mean 'models'?"),
     ],
 )

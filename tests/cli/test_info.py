@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from burnt import device
-from burnt.cli import info, main
+from burnt.cli import main
 
 
 def facts(capsys):
@@ -57,7 +57,7 @@ def test_gpus(capsys, monkeypatch):
         "mps": device.DeviceInfo("mps", "mps", "Other GPU", None, "arm64", False),
         "cpu": device.device_info("cpu"),
     }
-    monkeypatch.setattr(info, "accelerators", lambda torch: ["cuda:0", "mps"])
+    monkeypatch.setattr("burnt.device.accelerators", lambda: ["cuda:0", "mps"])
     monkeypatch.setattr(device, "device_info", known.__getitem__)
     assert [gpu["memory"] for gpu in facts(capsys)["gpus"]] == [80 * 2**30, None]
     assert main(["info"]) == 0
