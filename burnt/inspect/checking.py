@@ -62,6 +62,8 @@ def check(
 ) -> CheckReport:
     """Run a model forward and backward on meta tensors, for two batch sizes, to see whether its shapes fit.
 
+    Also found are integers and float64 that reach a layer with parameters of another dtype.
+
     No tensor memory is used, no value is computed, and neither the model nor any random state is changed:
     a copy of the model is run. Forward hooks of the model are part of it and run too. Should the run leave
     meta tensors in global state, such as a `functools.lru_cache`, a dictionary of a module or an attribute of
@@ -81,7 +83,8 @@ def check(
         A report, whose ``unchecked`` names the modules that cannot run without values.
 
     Raises:
-        ShapeError: a shape does not fit; the message names the layer, the shape found, and its source.
+        ShapeError: a shape, or such a dtype, does not fit; the message names the layer, what was found, and
+            its source.
         ConfigError: ``batch_sizes`` is empty or has a number below 1.
 
     >>> import torch

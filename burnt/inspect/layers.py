@@ -1,4 +1,4 @@
-"""Describe a layer for messages and tables, and check which inputs it accepts.
+"""Describe a layer for messages and tables, and check which shapes and dtypes it accepts.
 
 Layers are recognised by the names of their attributes, which are torch's, so that layers of other
 libraries with the same names are recognised too. Expected shapes come only from those attributes, not from
@@ -18,7 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from burnt.inspect.specs import shape_text
 
-__all__ = ["Misfit", "describe", "has_known_inputs", "misfit", "output_features"]
+__all__ = ["Misfit", "describe", "dtype_misfit", "has_known_inputs", "misfit", "output_features"]
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -36,7 +36,8 @@ class Misfit:
         size: the input's number of features or channels, if that is what does not fit.
         unit: "features" or "channels".
         instead: the layer that would fit, as Python code.
-        hint: what to do, if it is known without other layers.
+        hint: what to do, if it is known without other layers; for a dtype the method that converts.
+        dtype: the input's dtype, if that is what does not fit.
     """
 
     expected: str
@@ -45,6 +46,7 @@ class Misfit:
     unit: str = "features"
     instead: str | None = None
     hint: str | None = None
+    dtype: torch.dtype | None = None
 
 
 def describe(module: nn.Module) -> str:
@@ -107,6 +109,8 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     x = inputs[0]
     name = type(module).__name__
+    if (problem := dtype_misfit(module, x)) is not None:
+        return problem
     match _attributes(module):
         case {"in_features": int(a), "out_features": int(b)}:
             return _last_axis(x, a, f"{name}({{}}, {b})")
@@ -127,6 +131,29 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         case {"num_features": int(a)}:
             return _features_norm(module, x, a)
     return None
+
+
+def dtype_misfit(module: nn.Module, x: Any) -> Misfit | None:
+    """Return why a layer's parameters do not fit the dtype of its first input; None if they may fit.
+
+    Only integers and float64 are found, which nothing converts: autocast converts the smaller floating-point
+    dtypes, and some layers mix them. Embeddings, which take integers, are left to `misfit`.
+
+    >>> dtype_misfit(nn.Linear(2, 2), torch.ones(3, 2, dtype=torch.float64)).found
+    'float64 (3, 2)'
+    """
+    weight = next(module.parameters(recurse=False), None)
+    if weight is None or not isinstance(x, torch.Tensor) or hasattr(module, "num_embeddings"):
+        return None
+    if not weight.is_floating_point() or x.dtype == weight.dtype or x.is_complex() or not _attributes(module):
+        return None
+    if x.is_floating_point() and torch.float64 not in (x.dtype, weight.dtype):
+        return None
+    expected, found = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, x.dtype))
+    cast = {"float32": ".float()", "float64": ".double()"}.get(expected, f".to(torch.{expected})")
+    return Misfit(
+        f"{expected}, the dtype of its parameters", f"{found} {shape_text(x)}", hint=cast, dtype=x.dtype
+    )
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

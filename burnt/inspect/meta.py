@@ -19,7 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from burnt._torch import compiler_is_loaded
-from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors
+from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, named_tensors
 from burnt.inspect.trail import Call, Trail
 
 __all__ = [
@@ -119,6 +119,7 @@ class MetaModel:
             Exception: any other exception of the model.
         """
         self.trail.clear()
+        self.trail.given = _named_inputs("input" if call is None else "batch", inputs, kwargs)
         target = call or _call_model
         with self._twins_in_attributes():
             try:
@@ -156,6 +157,13 @@ class MetaModel:
             for module, attributes in saved:
                 vars(module).clear()
                 vars(module).update(attributes)
+
+
+def _named_inputs(name: str, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors in the arguments of a call by name: ``batch.x``, or ``batch0.x`` of several."""
+    names = [name] if len(inputs) == 1 else [f"{name}{i}" for i in range(len(inputs))]
+    arguments = [*zip(names, inputs, strict=True), *kwargs.items()]
+    return {path: t for root, value in arguments for path, t in named_tensors(value, root).items()}
 
 
 class _Shell(nn.Module):

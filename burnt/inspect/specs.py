@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["TensorSpec", "is_list_of_tensors", "map_tensors", "shape_text", "shapes_text", "tensors_in"]
+__all__ = [
+    "TensorSpec",
+    "is_list_of_tensors",
+    "map_tensors",
+    "named_tensors",
+    "shape_text",
+    "shapes_text",
+    "tensors_in",
+]
 
 # Objects with a __dict__ that are not searched for tensors.
 _OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
@@ -74,6 +82,28 @@ def tensors_in(value: Any) -> Iterator[Any]:
     return iter(found)
 
 
+def named_tensors(value: Any, name: str) -> dict[str, Any]:
+    """Return each tensor and TensorSpec in a nested value, once, by the expression that leads to it.
+
+    >>> list(named_tensors({"x": torch.ones(1), "pair": (torch.ones(2), 3)}, "batch"))
+    ["batch['x']", "batch['pair'][0]"]
+    """
+    found: dict[int, tuple[str, Any]] = {}
+    seen: set[int] = set()
+
+    def search(value: Any, name: str) -> None:
+        if isinstance(value, (torch.Tensor, TensorSpec)):
+            found.setdefault(id(value), (name, value))
+        elif id(value) not in seen:
+            seen.add(id(value))
+            is_indexed = isinstance(value, (Mapping, list, tuple)) and not hasattr(value, "_fields")
+            for key, part in _parts(value).items():
+                search(part, f"{name}[{key!r}]" if is_indexed else f"{name}.{key}")
+
+    search(value, name)
+    return dict(found.values())
+
+
 def is_list_of_tensors(tensor: torch.Tensor) -> bool:
     """Whether this is a nested tensor in the strided layout, which has neither shape nor meta kernels."""
     return tensor.is_nested and tensor.layout == torch.strided
@@ -96,6 +126,8 @@ def _parts(value: Any) -> dict[Any, Any]:
     """Return the parts of a container by key, index or attribute."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
     if isinstance(value, (list, tuple)):
         return dict(enumerate(value))
     if isinstance(value, _OPAQUE):

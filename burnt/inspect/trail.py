@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from burnt.errors import ShapeError
-from burnt.inspect.layers import Misfit, describe, has_known_inputs, misfit, output_features
-from burnt.inspect.specs import shapes_text
+from burnt.inspect.layers import Misfit, describe, dtype_misfit, has_known_inputs, misfit, output_features
+from burnt.inspect.specs import shape_text, shapes_text
 
 __all__ = ["Call", "Trail", "first_line", "is_about_shapes"]
 
@@ -56,6 +56,7 @@ class Trail:
         self.steps: deque[Step] = deque(maxlen=64)
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.outputs: dict[str, str] = {}
+        self.given: Mapping[str, Any] = {}  # the inputs of the run, by name
 
     def _add_paths(self, root: nn.Module, path: str) -> list[nn.Module]:
         """Give a path to the modules in a module that have none, and return these."""
@@ -91,8 +92,14 @@ class Trail:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pre-forward hook: record the inputs, and check their shapes."""
         self.inputs[id(module)] = (args, kwargs)
-        # torch does not catch everything: some meta kernels (transposed convolution) accept wrong channels.
-        if has_known_inputs(module) and (problem := misfit(module, args, kwargs)) is not None:
+        # torch does not catch everything: some meta kernels accept wrong channels (transposed convolution) or
+        # mixed dtypes (linear).
+        problem = None
+        if has_known_inputs(module):
+            problem = misfit(module, args, kwargs)
+        elif type(module).__module__.startswith("burnt.nn."):
+            problem = dtype_misfit(module, next(iter([*args, *kwargs.values()]), None))
+        if problem is not None:
             raise self._misfit_error(module, problem)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -160,6 +167,8 @@ class Trail:
         return misfit(module, *self.inputs[id(module)])
 
     def _hint(self, problem: Misfit) -> str | None:
+        if problem.dtype is not None:
+            return self._dtype_hint(problem)
         if problem.hint is not None or problem.instead is None:
             return problem.hint
         producer = next(
@@ -167,6 +176,17 @@ class Trail:
         )
         source = f"{producer.removeprefix('model.')} makes" if producer else "the input has"
         return f"{source} {problem.size} {problem.unit}: {problem.instead}?"
+
+    def _dtype_hint(self, problem: Misfit) -> str:
+        """Say which inputs of the run have the dtype that does not fit, and how to convert them."""
+        dtype = str(problem.dtype).removeprefix("torch.")
+        paths = [path for path, tensor in self.given.items() if tensor.dtype == problem.dtype]
+        # The layer often gets an input of the run itself.
+        same = [path for path in paths if f"{dtype} {shape_text(self.given[path])}" == problem.found]
+        paths = same or paths or ["x"]
+        usual = ", the default of NumPy" if problem.dtype == torch.float64 else ""
+        casts = ", ".join(f"{path}{problem.hint}" for path in paths)
+        return f"{' and '.join(paths)} {'is' if len(paths) == 1 else 'are'} {dtype}{usual}: {casts}?"
 
     def _misfit_error(self, module: nn.Module, problem: Misfit, detail: str | None = None) -> ShapeError:
         # torch's message is added, since an unknown class may use the attributes in another sense.

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import burnt
+from burnt.data import Batch
 from burnt.errors import ConfigError, ShapeError
 from burnt.inspect import TensorSpec, check, num_params
 
@@ -104,6 +106,71 @@ def test_known_layers(model, shape, expected, found, hint):
     assert (error.expected, error.found, error.hint) == (expected, found, hint)
     with pytest.raises((RuntimeError, ValueError)):
         model(torch.zeros(shape))
+
+
+# dtypes that nothing converts
+
+
+LAYERS_WITH_PARAMETERS = [
+    (lambda of: of.Linear(8, 4), (3, 8)),
+    (lambda of: of.Conv2d(3, 4, 3), (3, 3, 8, 8)),
+    (lambda of: of.LayerNorm(8), (3, 8)),
+    (lambda of: of.LSTM(8, 4) if of is nn else of.Lstm(8, 4), (3, 5, 8)),
+    (lambda of: of.BatchNorm2d(3) if of is nn else of.BatchNorm(3), (3, 3, 8, 8)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, torch.int64, torch.bool])
+@pytest.mark.parametrize("of", [nn, burnt.nn], ids=["torch", "burnt"])
+@pytest.mark.parametrize(("build", "shape"), LAYERS_WITH_PARAMETERS)
+def test_data_of_a_dtype_that_the_parameters_do_not_have(build, shape, of, dtype):
+    layer = build(of)
+    name = str(dtype).removeprefix("torch.")
+    numpy = ", the default of NumPy" if dtype == torch.float64 else ""
+    error = failure(layer, torch.ones(shape, dtype=dtype))
+    assert error.what.startswith(f"ShapeError in model   {type(layer).__name__}(")
+    assert (error.expected, error.found) == ("float32, the dtype of its parameters", f"{name} {shape}")
+    assert error.hint == f"input is {name}{numpy}: input.float()?"
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
+        layer(torch.ones(shape, dtype=dtype))
+    if dtype == torch.float64:
+        check(layer.double(), torch.ones(shape, dtype=dtype))
+        assert ".double()" in failure(layer, torch.ones(shape)).hint
+
+
+@pytest.mark.parametrize(
+    ("batch", "hint"),
+    [
+        ({"x": torch.ones(3, 8).double(), "y": torch.ones(3)}, "batch['x'] is float64"),
+        ((torch.ones(3, 8).double(), torch.ones(3).double()), "batch[0] is float64"),
+        (Batch(x=torch.ones(3, 8).double(), y=torch.ones(3)), "batch.x is float64"),
+    ],
+)
+def test_a_dtype_names_the_part_of_the_batch(batch, hint):
+    def step(model, batch):
+        x = batch[0] if isinstance(batch, tuple) else batch["x"] if isinstance(batch, dict) else batch.x
+        return model(x.flatten(1))
+
+    assert failure(nn.Linear(8, 4), batch, call=step).hint.startswith(hint)
+
+
+def test_a_dtype_that_the_model_changes_names_all_that_it_may_come_from():
+    def step(model, x, y):
+        return model(x.flatten(1) * y.flatten(1))
+
+    x, y = torch.ones(3, 2, 4).double(), torch.ones(3, 4, 2).double()
+    assert failure(nn.Linear(8, 4), x, y, call=step).hint == (
+        "batch0 and batch1 are float64, the default of NumPy: batch0.float(), batch1.float()?"
+    )
+
+
+def test_dtypes_that_may_fit_are_left_to_torch():
+    x = torch.ones(3, 8)
+    check(nn.Linear(8, 4), x.bfloat16())  # under autocast this runs
+    check(nn.Linear(8, 4).half(), x)
+    check(nn.Linear(8, 4, dtype=torch.complex64), x.double())
+    check(nn.LayerNorm(8, elementwise_affine=False), x.double())
+    check(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2)), torch.zeros(3, 2, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(
