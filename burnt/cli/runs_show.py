@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
 from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError, quantity
-from burnt.monitor.format import problem_text, progress_text, series_label
+from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
@@ -154,8 +154,9 @@ def _print_run(reader: RunReader) -> None:
         )
     for table in _newest_tables(reader):
         at = "" if table.step is None else f" at step {table.step}"
-        page.heading(f"{table.name}{at}")
-        _print_table(page, table.data["columns"], table.data["rows"])
+        data, machine = split_tuning_keys(table.data)
+        page.heading(f"{table.name}{at}" + (f", on {machine}" if machine else ""))
+        _print_table(page, data["columns"], data["rows"])
     if events := reader.events()[-_EVENTS:]:
         page.heading("last events")
         page.table(

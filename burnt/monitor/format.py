@@ -31,6 +31,7 @@ __all__ = [
     "rate_change_warning",
     "series_label",
     "size_text",
+    "split_tuning_keys",
     "value_text",
 ]
 
@@ -252,3 +253,26 @@ def problem_text(summary: RunSummary) -> str:
         silence = age_text(time.time() - summary.heartbeat)
         return f"process {summary.pid} is alive but has written nothing for {silence}"
     return f"process {summary.pid} on {summary.host} ended without closing the run"
+
+
+def split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Replace the tuning keys of the table of kernels by their arguments; also return the machine.
+
+    A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. A row of
+    one of several machines keeps it. Tables other than that of the kernels are returned unchanged.
+
+    >>> split_tuning_keys({"columns": ["op", "key"], "rows": [["silu", "v1|cpu Xeon|grad|x=float32 4x8"]]})
+    ({'columns': ['op', 'arguments'], 'rows': [['silu', 'grad  x=float32 4x8']]}, 'cpu Xeon')
+    """
+    if table["columns"][:2] != ["op", "key"]:
+        return table, ""
+    keys = [str(key or "").split("|", 2) for _, key, *_ in table["rows"]]
+    machines = list(dict.fromkeys(key[1] for key in keys if len(key) == 3))
+    rows = []
+    for (op, _, *others), key in zip(table["rows"], keys, strict=True):
+        arguments = key[-1].split("|")
+        if len(key) == 3 and len(machines) > 1:
+            arguments.append(key[1])
+        rows.append([op, "  ".join(arguments), *others])
+    columns = [table["columns"][0], "arguments", *table["columns"][2:]]
+    return {"columns": columns, "rows": rows}, "; ".join(machines)

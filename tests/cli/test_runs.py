@@ -279,7 +279,7 @@ def test_show_fits_a_terminal(capsys, monkeypatch):
 def test_a_table_with_a_very_wide_column_shows_the_others(capsys, monkeypatch, columns, is_folded):
     key = "cpu Some Processor, gcc 12.2.0|x=float32 4d row 24576x8|" * 4 + "end"
     with RunWriter.create("runs/wide") as run:
-        run.record_table("kernels", ["op", "key", "candidate", "count"], [["softmax", key, "generated", 7]])
+        run.record_table("kernels", ["op", "text", "candidate", "count"], [["softmax", key, "generated", 7]])
     on_terminal(monkeypatch, columns)
     out = plain(printed(capsys, "show", "runs/wide"))
     assert max(map(len, out.splitlines())) <= columns
@@ -288,11 +288,27 @@ def test_a_table_with_a_very_wide_column_shows_the_others(capsys, monkeypatch, c
         assert rows[0].split() == ["op"]
         assert "3 columns more" in out
     else:
-        assert rows[0].split() == ["op", "key", "candidate", "count"]
+        assert rows[0].split() == ["op", "text", "candidate", "count"]
         assert rows[1].split()[-2:] == ["generated", "7"]
         assert (key in rows[1]) != is_folded
         words = "".join(" ".join(rows[1:]).split()).replace("generated7", "")
         assert "".join(key.split()) in words
+
+
+def test_the_machine_of_the_kernels_is_shown_once(capsys):
+    machine = "cpu Some Processor with a Long Name, AVX512, 2 threads, torch 2.13, gcc 12.2.0"
+    rows = [
+        ["softmax", f"v3|{machine}|grad|x=float32 4x8", "generated"],
+        ["silu", f"v3|{machine}|plain|x=float32 4x9", "library"],
+        ["... 5 more", None, None],
+    ]
+    with RunWriter.create("runs/kernels") as run:
+        run.record_table("kernels", ["op", "key", "candidate"], rows)
+    out = printed(capsys, "show", "runs/kernels")
+    assert out.count(machine) == 1
+    assert f"kernels, on {machine}\n" in out
+    assert re.search(r"softmax\s+grad  x=float32 4x8\s+generated\n", out)
+    assert json.loads(printed(capsys, "show", "runs/kernels", "--json"))["tables"][0]["rows"] == rows
 
 
 def test_show_as_json(write, capsys):

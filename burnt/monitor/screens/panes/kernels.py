@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean
+from burnt.monitor.format import clean, split_tuning_keys
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
@@ -83,9 +83,9 @@ class KernelsPane(Pane):
             artefact = tables.get(name)
             facts = f"{name}: none recorded"
             if artefact is not None:
-                data, machine = _split_tuning_keys(artefact.data)
+                data, machine = split_tuning_keys(artefact.data)
                 columns, rows = table_rows(data)
-                facts = f"{name}: {len(rows):,}{machine}"
+                facts = f"{name}: {len(rows):,}" + (f", on {clean(machine)}" if machine else "")
                 if _FALLBACK_COLUMN in artefact.data["columns"]:
                     rows, num_fallbacks = _mark_fallbacks(
                         rows, artefact.data["columns"].index(_FALLBACK_COLUMN)
@@ -103,26 +103,6 @@ class KernelsPane(Pane):
                 Content.assemble((title, "bold"), (f" {rest}", "$dim")),
             )
         self._set_heights()
-
-
-def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Replace the tuning keys of the table of kernels by their arguments; also return the machine.
-
-    A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. Tables
-    other than that of the kernels are returned unchanged.
-    """
-    if table["columns"][:2] != ["op", "key"]:
-        return table, ""
-    keys = [str(key or "").split("|", 2) for _, key, *_ in table["rows"]]
-    machines = list(dict.fromkeys(key[1] for key in keys if len(key) == 3))
-    rows = []
-    for (op, _, *others), key in zip(table["rows"], keys, strict=True):
-        arguments = key[-1].split("|")
-        if len(key) == 3 and len(machines) > 1:
-            arguments.append(key[1])
-        rows.append([op, "  ".join(arguments), *others])
-    columns = [table["columns"][0], "arguments", *table["columns"][2:]]
-    return {"columns": columns, "rows": rows}, f", on {clean('; '.join(machines))}" if machines else ""
 
 
 def _mark_fallbacks(
