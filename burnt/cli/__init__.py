@@ -444,14 +444,21 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.add_argument(
         "--device", action="append", help="a torch device, may be repeated; default: all available"
     )
-    bench.add_argument("--seconds", type=float, default=10.0, help="duration of each comparison, default: 10")
+    bench.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="time of measuring in each comparison, after swapping and compiling; default: 10",
+    )
     bench.add_argument(
         "--step",
         choices=["both", "forward", "training"],
         default="both",
         help="which steps to measure, default: both",
     )
-    bench.add_argument("--report", action="store_true", help="also print which modules were swapped")
+    bench.add_argument(
+        "--report", action="store_true", help="also print which modules were swapped, and whole errors"
+    )
     return bench
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.train import load_module
-from burnt.errors import DeviceError, nearest
+from burnt.errors import DeviceError, nearest, quantity
 
 __all__ = ["run"]
 
@@ -36,9 +37,9 @@ def run(
         target: ``"module:model"`` or ``"path/file.py:model"``.
         inputs: one per argument of the model, such as ``"4x256"`` or ``"4x256:int64:30000"``.
         devices: torch device names; empty means all available devices.
-        seconds: duration of each comparison.
+        seconds: time of measuring in each comparison; swapping and compiling come before.
         steps: ``"forward"``, ``"training"`` or ``"both"``.
-        report: whether to print which modules were swapped.
+        report: whether to print which modules were swapped, and the whole errors of what failed.
         as_json: whether to print JSON.
 
     Returns:
@@ -61,14 +62,22 @@ def run(
             expected="a function that returns (model, batch), or --input for each argument",
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
+    kinds = [train for train in (False, True) if steps in ("both", ("forward", "training")[train])]
+    names = list(devices) or ["cpu", *accelerators()]
+    try:
+        for name in names:
+            as_device(name)
+    except DeviceError as error:
+        raise UsageError(error.what, expected=error.expected, found=error.found, hint=error.hint) from None
+    print(
+        f"{quantity(len(names) * len(kinds), 'comparison')}, each of swapping, compiling with Inductor "
+        f"(often a minute or more), and measuring for up to {seconds:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    began = time.perf_counter()
     results = []
-    for device in devices or ["cpu", *accelerators()]:
-        try:
-            as_device(device)
-        except DeviceError as error:
-            raise UsageError(
-                error.what, expected=error.expected, found=error.found, hint=error.hint
-            ) from None
+    for device in names:
         try:
             device_model = copy.deepcopy(model).to(device)
             device_batch = torch.utils._pytree.tree_map(
@@ -78,11 +87,12 @@ def run(
             raise UsageError(
                 f"the model cannot be moved to {device!r}", found=f"{type(error).__name__}: {error}"
             ) from error
-        for train in [train for train in (False, True) if steps in ("both", ("forward", "training")[train])]:
+        for train in kinds:
             what = "training" if train else "forward"
 
             def report_progress(text: str, what: str = what, device: str = device) -> None:
-                print(f"{device} {what}: {text}", file=sys.stderr, flush=True)
+                elapsed = time.perf_counter() - began
+                print(f"{elapsed:5.0f} s  {device} {what}: {text}", file=sys.stderr, flush=True)
 
             comparison = benchmark.compare(
                 device_model, device_batch, train, seconds=seconds, rounds=_ROUNDS, say=report_progress
@@ -97,20 +107,21 @@ def run(
 
 def _result_json(device: str, step: str, comparison: Any) -> dict[str, Any]:
     """Return the results for a device and a kind of step as JSON data."""
-    rivals = {
-        name: {
+    rivals = {}
+    for name in comparison.seconds:
+        speed, low, high = comparison.speedup(name)
+        rivals[name] = {
             "ms": 1e3 * comparison.median(name),
-            "speed": comparison.ratio(name)[0],
-            "quartiles": comparison.ratio(name)[1:],
+            "speed": speed,
+            "interval": (low, high),
             "rounds": len(comparison.seconds[name]),
         }
-        for name in comparison.seconds
-    }
     return {
         "device": device,
         "step": step,
         "rivals": rivals,
         "failed": comparison.failed,
+        "tracebacks": comparison.tracebacks,
         "error": comparison.error,
         "report": str(comparison.report),
     }
@@ -128,18 +139,24 @@ def _print(results: Sequence[dict[str, Any]], report: bool) -> None:
                 rows.append([*line, "", "", Cell(row["failed"][name], "yellow")])
                 continue
             result = row["rivals"][name]
-            low, high = result["quartiles"]
+            low, high = result["interval"]
             style = "green" if name != "eager" and low > 1 else ""
             speed = Cell(f"{result['speed']:.2f}x", style)
             rows.append(
                 [*line, in_ms(result["ms"]), speed, f"{low:.2f}-{high:.2f}, {result['rounds']} rounds"]
             )
-    page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, align_right=("ms", "speed"))
+    page.table(["device", "step", "", "ms", "speed", "90 % interval"], rows, align_right=("ms", "speed"))
+    if not report and any(row["failed"] for row in results):
+        page.line("--report and --json show the whole error of what failed.")
     if report:
         for row in results:
+            for name, text in row["tracebacks"].items():
+                page.heading(f"{name} failed on {row['device']}, {row['step']}")
+                for text_line in text.splitlines():
+                    page.line(text_line)
             page.heading(f"swapped on {row['device']}, {row['step']}")
-            for text in row["report"].splitlines():
-                page.line(text)
+            for text_line in row["report"].splitlines():
+                page.line(text_line)
 
 
 def _load_model(target: str) -> tuple[Any, Any]:

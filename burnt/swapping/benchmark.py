@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +34,8 @@ class Comparison:
         train: whether training steps were timed.
         report: the report of the swapped model.
         seconds: the seconds of a call in each round, by rival.
-        failed: why a rival is missing, by rival.
+        failed: why a rival is missing, in one line, by rival.
+        tracebacks: the whole errors of these.
         error: the largest difference between the results of the eager model and the swapped one, relative to
             the largest number.
         peaks: the peak memory of a call in bytes, including the parameters, by rival; on accelerators.
@@ -42,12 +45,24 @@ class Comparison:
     report: Report
     seconds: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    tracebacks: dict[str, str] = field(default_factory=dict)
     error: float | None = None
     peaks: dict[str, int] = field(default_factory=dict)
 
     def median(self, rival: str) -> float:
         """Return the median seconds of a rival's call."""
         return statistics.median(self.seconds[rival])
+
+    def speedup(self, rival: str, to: str = "eager") -> tuple[float, float, float]:
+        """Return the ratio of two rivals' medians, and its 90 % interval by resampling the rounds.
+
+        The ratio agrees with the medians, and the interval with the ratio. `ratio` may differ if other
+        programs disturb some rounds.
+        """
+        rounds = list(zip(self.seconds[to], self.seconds[rival], strict=True))
+        resample = random.Random(0)
+        ratios = sorted(_ratio_of_medians(resample.choices(rounds, k=len(rounds))) for _ in range(400))
+        return _ratio_of_medians(rounds), ratios[20], ratios[-21]
 
     def ratio(self, rival: str, to: str = "eager") -> tuple[float, float, float]:
         """Return a rival's speedup over another: the median of the rounds' ratios, and the quartiles."""
@@ -76,12 +91,14 @@ def compare(
     outputs) and the backward. The optimizer is left out, because it would be the same for all.
 
     Args:
-        model: a model that is not swapped. It stays unchanged; the rivals are copies with its parameters.
+        model: a model that is not swapped. It stays unchanged, with its gradients; the rivals are copies with
+            its parameters.
         batch: a batch as `verify` of `swap` accepts it.
         train: time a training step in training mode; if False, the forward in evaluation mode without
             gradients.
         rivals: a selection of `RIVALS`.
-        seconds: no further round starts after this time; there are at least five.
+        seconds: no further round starts after this time of measuring; there are at least five. Swapping and
+            compiling come before, and may take longer.
         rounds: the maximum number of rounds.
         say: called with progress messages.
         patches: further rivals, by name: functions that modify a copy of the model in place.
@@ -92,7 +109,7 @@ def compare(
     """
     patches = patches or {}
     shared = {id(p): p for p in model.parameters()}
-    say("swapping")
+    say("swapping, and measuring what is swapped")
     swapped = copy.deepcopy(model, dict(shared))
     mode: Any = "train" if train else "infer"
     comparison = Comparison(train, swap(swapped, mode=mode, verify=batch, defer_logits=defer_logits))
@@ -102,7 +119,6 @@ def compare(
     outputs = {name: _tensors_in(_forward(models[name], args, kwargs)) for name in ("eager", "swapped")}
     comparison.error = None if train else _difference(outputs["swapped"], outputs["eager"])
     if "inductor" in rivals:
-        say("compiling")
         compiled = copy.deepcopy(model, dict(shared)).train(train)
         models["inductor"] = torch.compile(compiled)
     for name, patch in patches.items():
@@ -111,32 +127,53 @@ def compare(
         models[name] = other
     calls: dict[str, Callable[[], None]] = {}
     counts: dict[str, int] = {}
+    round_seconds = 0.0
     device = next((t.device for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)), None)
-    for name in (*rivals, *patches):
-        call = _step(models[name], list(shared.values()), args, kwargs, train)
-        try:
-            call()
-            counts[name] = max(1, round(_SHORTEST / max(_sample(call, 1, device), 1e-7)))
-            if device is not None and device.type != "cpu":
-                comparison.peaks[name] = _peak(call, device)
-        except Exception as error:  # compilers raise any exception
-            comparison.failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            if name in ("eager", "swapped"):
-                raise
-        else:
-            calls[name] = call
-    say("measuring")
-    comparison.seconds = {name: [] for name in calls}
-    order, shuffled, began = list(calls), random.Random(0), time.perf_counter()
-    for done in range(rounds):
-        if done >= _MIN_ROUNDS and time.perf_counter() - began > seconds:
-            break
-        for name in order:
-            comparison.seconds[name].append(_sample(calls[name], counts[name], device))
-        shuffled.shuffle(order)  # a call is affected by what the one before it has left in the caches
-    for parameter in shared.values():
-        parameter.grad = None
+    with _gradients_restored(shared.values()):
+        for name in (*rivals, *patches):
+            call = _step(models[name], list(shared.values()), args, kwargs, train)
+            say("compiling with Inductor" if name == "inductor" else f"running {name} for the first time")
+            try:
+                call()
+                once = max(_sample(call, 1, device), 1e-7)
+                counts[name] = max(1, round(_SHORTEST / once))
+                round_seconds += counts[name] * once
+                if device is not None and device.type != "cpu":
+                    comparison.peaks[name] = _peak(call, device)
+            except Exception as error:  # compilers raise any exception
+                comparison.failed[name] = _reason(error)
+                comparison.tracebacks[name] = "".join(traceback.format_exception(error))
+                if name in ("eager", "swapped"):
+                    raise
+            else:
+                calls[name] = call
+        expected = max(min(seconds, rounds * round_seconds), _MIN_ROUNDS * round_seconds)
+        say(f"measuring, for about {expected:.{0 if expected >= 10 else 1}f} s")
+        comparison.seconds = {name: [] for name in calls}
+        order, shuffled, began = list(calls), random.Random(0), time.perf_counter()
+        for done in range(rounds):
+            if done >= _MIN_ROUNDS and time.perf_counter() - began > seconds:
+                break
+            for name in order:
+                comparison.seconds[name].append(_sample(calls[name], counts[name], device))
+            shuffled.shuffle(order)  # a call is affected by what the one before it has left in the caches
     return comparison
+
+
+def _ratio_of_medians(rounds: Sequence[tuple[float, float]]) -> float:
+    others, own = zip(*rounds, strict=True)
+    return float(statistics.median(others) / statistics.median(own))
+
+
+@contextlib.contextmanager
+def _gradients_restored(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Context after which the parameters have the gradients that they had before."""
+    before = [(parameter, parameter.grad) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 def _step(
@@ -187,6 +224,15 @@ def _difference(swapped: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | 
     pairs = [(a, b) for a, b in zip(swapped, theirs, strict=True) if b.is_floating_point() and b.numel()]
     largest = max((float(b.abs().max()) for _, b in pairs), default=0.0) or 1.0
     return max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0) / largest
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in one line: its first line, and the first error of a compiler in the others."""
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    detail = next((line for line in others if "error:" in line.lower()), None)
+    if detail is None and first.endswith(":") and others:  # "backend='inductor' raised:"
+        detail = others[0]
+    return f"{type(error).__name__}: {first}" + (f" {detail}" if detail else "")
 
 
 def _peak(call: Callable[[], None], device: torch.device) -> int:

@@ -1,6 +1,8 @@
 """`burnt bench`, on small models."""
 
 import json
+import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,7 +70,8 @@ def test_forward_and_training_of_a_model(capsys):
         for rival in row["rivals"].values():
             assert rival["ms"] > 0
             assert rival["rounds"] == 2
-            assert rival["quartiles"][0] <= rival["speed"] <= rival["quartiles"][1]
+            assert rival["interval"][0] <= rival["speed"] <= rival["interval"][1]
+            assert rival["speed"] == pytest.approx(row["rivals"]["eager"]["ms"] / rival["ms"])
         assert row["report"].startswith("4 sites, mode=")
     assert found[0]["error"] < 1e-5
 
@@ -89,7 +92,21 @@ def test_a_table_for_people(capsys):
     assert lines[0][4] == "1.00x"
     assert "RuntimeError: no compiler" in out
     assert "swapped on cpu, training" in out
-    assert "cpu forward: measuring" in err
+    assert "RuntimeError: no compiler\nat all\n" in out
+    first, *others = err.splitlines()
+    assert first.startswith(
+        "2 comparisons, each of swapping, compiling with Inductor (often a minute or more)"
+    )
+    assert all(re.match(r" *\d+ s  cpu (forward|training): ", line) for line in others)
+    assert [line.partition(": ")[2].partition(",")[0] for line in others[: len(others) // 2]] == [
+        "swapping",
+        "running eager for the first time",
+        "compiling with Inductor",
+        "running swapped for the first time",
+        "measuring",
+    ]
+    assert main(["bench", "models.py:pair", "--seconds", "0", "--device", "cpu", "--step", "forward"]) == 0
+    assert "--report and --json show the whole error" in capsys.readouterr().out
 
 
 def test_inductor_beside_the_others(capsys, monkeypatch):
@@ -109,15 +126,70 @@ def test_inductor_beside_the_others(capsys, monkeypatch):
         (["models:model", "--input", "2by3"], "the input is invalid"),
         (["models:model", "--input", "2x3:flaot"], "the input is invalid"),
         (["models:model", "--input", "2x3:int64"], "--input 2x3:int64:1000"),
-        (["models:model", "--input", "2x64", "--device", "toaster"], "torch cannot use the device 'toaster'"),
+        (
+            ["models:model", "--input", "2x64", "--device", "cpu", "--device", "toaster"],
+            "torch cannot use the device 'toaster'",
+        ),
         (["modles:model"], "did you mean 'models'?"),
     ],
 )
 def test_bad_words(capsys, words, message):
     assert main(["bench", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in (err := capsys.readouterr().err)
+    assert "measuring" not in err
 
 
 def test_a_model_that_fails_with_its_input(capsys):
     assert main(["bench", "models:broken", "--input", "2x3", "--device", "cpu"]) == 1
     assert "the model fails with the batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("broken", [False, True])
+def test_gradients_of_the_model_stay(train, broken, monkeypatch):
+    model, batch = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.randn(3, 4)
+    model(batch).sum().backward()
+    model[0].bias.grad = None
+    gradient, before = model[0].weight.grad, model[0].weight.grad.clone()
+    if broken:
+        monkeypatch.setattr(benchmark, "_sample", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            benchmark.compare(model, batch, train, rivals=("eager", "swapped"), seconds=0)
+    else:
+        benchmark.compare(model, batch, train, rivals=("eager", "swapped"), seconds=0)
+    assert model[0].weight.grad is gradient
+    assert torch.equal(gradient, before)
+    assert model[0].bias.grad is None
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("no compiler\nat all"), "RuntimeError: no compiler"),
+        (ValueError(""), "ValueError: "),
+        (
+            RuntimeError(
+                "C++ compile error\n\nCommand:\ng++ a.cpp\n\nOutput:\na.cpp:3:1: error: no 'f'\nerror: 2"
+            ),
+            "RuntimeError: C++ compile error a.cpp:3:1: error: no 'f'",
+        ),
+        (
+            RuntimeError("backend='inductor' raised:\nTypeError: no"),
+            "RuntimeError: backend='inductor' raised: TypeError: no",
+        ),
+    ],
+)
+def test_why_a_rival_is_missing(error, line):
+    assert benchmark._reason(error) == line
+
+
+def test_the_speed_agrees_with_the_times_and_its_interval_with_the_speed():
+    eager, swapped = [166.0, 150.0, 175.0, 169.0, 120.0], [163.0, 180.0, 186.0, 160.0, 127.0]
+    comparison = benchmark.Comparison(False, Mock(), {"eager": eager, "swapped": swapped})
+    speed, low, high = comparison.speedup("swapped")
+    assert speed == comparison.median("eager") / comparison.median("swapped") == 166 / 163
+    assert comparison.ratio("swapped")[0] < 1  # the median of the rounds' ratios: it contradicts the times
+    assert low < speed < high
+    assert comparison.speedup("eager") == (1.0, 1.0, 1.0)
+    steady = benchmark.Comparison(False, Mock(), {"eager": [2.0] * 9, "swapped": [1.0] * 9})
+    assert steady.speedup("swapped") == (2.0, 2.0, 2.0)
