@@ -356,6 +356,15 @@ def test_exports(case: Case) -> None:
     assert_same(program.module()(*inputs), layer(*inputs))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace is for the shapes it was made with
+@every
+def test_torch_jit_traces(case: Case) -> None:
+    layer, inputs = case.build().eval(), case.inputs(3)
+    traced = torch.jit.trace(layer, inputs)
+    for other in inputs, case.inputs(3):
+        assert_same(traced(*other), layer(*other))
+
+
 @every
 def test_a_deep_copy_is_independent(case: Case) -> None:
     layer, inputs = case.build().eval(), case.inputs(3)

@@ -455,6 +455,27 @@ def test_export_keeps_ops_and_can_take_them_apart() -> None:
     torch.testing.assert_close(plain.module()(x), Net()(x))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace is for the shapes it was made with
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: kernels.layer_norm(x, X[0, :6], residual=x.sin()),
+        lambda x: kernels.rms_norm(x, X[0, :6], residual=x.sin()),
+        lambda x: kernels.max_pool(x, (2, 3), return_indices=True),
+        lambda x: kernels.adaptive_max_pool(x, (2, 4), return_indices=True),
+    ],
+)
+def test_torch_jit_traces_the_overload_that_returns_a_pair(
+    call: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.Op, "run", lambda op, args, _=None: op.reference(*args))
+    x = torch.randn(3, 4, 6, requires_grad=True)
+    found, expected = torch.jit.trace(call, (x,))(x), call(x)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(pair[0].cos().sum(), x) for pair in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
 # --- what fuses -------------------------------------------------------------------------------------------
 
 X, W = torch.randn(37, 53), torch.randn(53)

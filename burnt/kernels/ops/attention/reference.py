@@ -402,14 +402,15 @@ def _library(
     _check_packed(q.shape[0], lengths, q_starts, k_starts)
     # Other devices would have to be waited for to read a mask: with gradients, use the reference instead.
     can_read = _can_read_values(q, k, v, mask)
-    needs_exact = wants_gradient(q, k, v, mask, slopes)
+    # What torch.jit.trace records may be differentiated later, whatever requires a gradient now.
+    needs_exact = torch.jit.is_tracing() or wants_gradient(q, k, v, mask, slopes)
     has_unknown_mask = needs_exact and mask is not None and not _is_bool_mask(mask) and not can_read
     if has_unknown_mask or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
         return dot_product_attention.reference(
             q, k, v, mask, before, after, bottom_right, scale, softcap, slopes,
             *alignment[1:], dropout, seed,
         )  # fmt: skip
-    grouped = q.shape[1] != k.shape[1]
+    grouped = bool(q.shape[1] != k.shape[1])  # sizes are tensors under torch.jit.trace
     if is_plain_causal(q, k, mask, before, after, slopes, *alignment):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         return to_blhe_memory(out)
@@ -612,7 +613,8 @@ def eager_attention(
     alignment = bottom_right, lengths, q_starts, k_starts
     groups = q.shape[1] // max(k.shape[1], 1)
     keys, values = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (k, v))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    # Under torch.jit.trace a size is a tensor, and its square root would be rounded to float32.
+    scale = int(q.shape[-1]) ** -0.5 if scale is None else scale
     scores = q.to(compute_dtype) @ keys.to(compute_dtype).transpose(-2, -1) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -335,6 +335,34 @@ def test_compiled_as_a_whole(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace is for the shapes it was made with
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "dropout"])
+def test_torch_jit_traces(name: str) -> None:
+    qkv, options = OPTIONS[name]
+    options = {**options, "softcap": None}  # which would make it the op's call, as dropout would
+    tensors = {key: value for key, value in options.items() if isinstance(value, Tensor)}
+
+    def call(*args: Tensor) -> Tensor:
+        given = {**options, **dict(zip(tensors, args[3:], strict=True))}
+        return traceable_attention(*OP.bind(args[:3], given))
+
+    # The trace is checked against another one, without gradients: both must have the same ops.
+    leaves = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in (*qkv, *tensors.values()))
+    traced = torch.jit.trace(call, leaves)
+    found = with_gradients(lambda *args: traced(*args, *leaves[3:]), qkv)
+    close(found, with_gradients(attention_by_hand, qkv, **options))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_torch_jit_traces_a_function_of_the_scores() -> None:
+    q, k, v = heads(2, 5, 7)
+    traced = torch.jit.trace(
+        lambda q, k, v: attention(q, k, v, score=lambda s, b, h, i, j: s + (i - j)), (q, k, v)
+    )
+    added = torch.arange(5.0, dtype=q.dtype).view(-1, 1) - torch.arange(7.0)
+    close([traced(q, k, v)], [attention_by_hand(q, k, v, mask=added)])
+
+
 def test_under_vmap_and_autocast() -> None:
     x = randn(3, 1, 2, 9, 4, dtype=torch.float32)
     found = torch.vmap(lambda x: attention(x, x, x, causal=True))(x)
