@@ -52,6 +52,7 @@ __all__ = [
     "share_memory",
     "skip_version_checks",
     "state_of",
+    "suggest_memory_format",
     "trace_to_aten",
     "version_of",
     "without_autocast",
@@ -216,6 +217,14 @@ def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], l
             for a in args
         ]
         return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+
+
+def suggest_memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    """Return the format that torch's kernels for images select by a tensor's strides."""
+    from torch._prims_common import suggest_memory_format as suggest
+
+    memory_format: torch.memory_format = suggest(tensor)
+    return memory_format
 
 
 _quiet = threading.local()

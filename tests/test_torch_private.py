@@ -400,3 +400,11 @@ def test_forward_derivatives_have_a_level() -> None:
     before = _torch.forward_ad._current_level
     with torch.autograd.forward_ad.dual_level():
         assert before < 0 <= _torch.forward_ad._current_level
+
+
+def test_suggest_memory_format() -> None:
+    x = torch.empty(2, 3, 4, 5)
+    assert _torch.suggest_memory_format(x) == torch.contiguous_format
+    assert _torch.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
+    volume = torch.empty(2, 3, 4, 5, 6, memory_format=torch.channels_last_3d)
+    assert _torch.suggest_memory_format(volume[..., ::2]) == torch.channels_last_3d

@@ -26,6 +26,7 @@ from burnt import _torch
 from burnt.codegen.frontend.aliases import Aliases, find_aliases
 from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
 from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch
+from burnt.codegen.frontend.real_results import RealResults
 from burnt.errors import UnsupportedError
 
 __all__ = [
@@ -364,7 +365,8 @@ def _trace_graph(
             full[i] = tensor
         was_tracing, _tracing.active = is_tracing(), True
         try:
-            with _Overrides(), _DetachUnderNoGrad() if torch.is_grad_enabled() else nullcontext():
+            detach = _DetachUnderNoGrad() if torch.is_grad_enabled() else nullcontext()
+            with RealResults(), _Overrides(), detach:
                 return fn(*full)
         finally:
             _tracing.active = was_tracing
@@ -385,7 +387,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     watch = OverlapWatch()
 
     def watched(*inputs: Any) -> Any:
-        with watch:
+        with RealResults(), watch:
             return fn(*inputs)
 
     fake_args, fake_results = _torch.fake_call(watched, _replace_numbers(args, stand_ins))

@@ -140,14 +140,21 @@ def _as_axis_list(axis: Any) -> list[int] | None:
     return None if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
+def _any_or_all(kind: str, meta: torch.Tensor, x: Value, axis: Any, keepdim: bool) -> Value:
+    axes = _as_axis_list(axis)
+    if axes == []:  # unlike in other reductions: each element by itself
+        return to_result_dtype(pointwise("ne", meta_tensor(x.shape, torch.bool), [x, 0], x.dtype), meta)
+    return reduce_axes(kind, x, axes, keepdim, meta.dtype, torch.bool)
+
+
 @register_lowering(aten.any.default, aten.any.dim, aten.any.dims)
 def _lower_any(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    return reduce_axes("any", x, _as_axis_list(axis), keepdim, meta.dtype, torch.bool)
+    return _any_or_all("any", meta, x, axis, keepdim)
 
 
 @register_lowering(aten.all.default, aten.all.dim, aten.all.dims)
 def _lower_all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    return reduce_axes("all", x, _as_axis_list(axis), keepdim, meta.dtype, torch.bool)
+    return _any_or_all("all", meta, x, axis, keepdim)
 
 
 def _build_arg_lowering(kind: str) -> Lowering:

@@ -401,6 +401,8 @@ def _lower_triu(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
 
 @register_lowering(aten.roll.default)
 def _lower_roll(meta: torch.Tensor, x: Value, shifts: Sequence[int], axes: Sequence[int] = ()) -> Value:
+    if not x.numel:
+        return x  # torch does not look at shifts and axes, which need not be as many
     if not axes:
         return reshape(_lower_roll(meta, reshape(x, (x.numel,)), shifts, [0]), x.shape)
     axis_shifts = [0] * len(x.shape)

@@ -349,7 +349,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         the arguments alone, which the overload that returns a single tensor accepts too.
         """
         returns_pair = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
-        if is_tracing() or (returns_pair and torch.jit.is_tracing()):
+        in_jit_trace = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if is_tracing() or (returns_pair and in_jit_trace):
             return self.reference(*args)  # type: ignore[call-arg]
         # An int, since Dynamo of torch 2.11 does not accept a bool as an index.
         return self.overloads[int(returns_pair)](*self.as_schema_args(args))

@@ -58,3 +58,37 @@ def test_a_standard_deviation_takes_no_float64_on_other_targets(target: str) -> 
     source = stages(lambda x: x.std(-1), torch.ones(4, 8), target=target).source
     assert "float64" not in source
     assert "double" not in source
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": torch.sum, "mean": torch.mean, "nansum": torch.nansum, "nanmean": torch.nanmean,
+    "amax": torch.amax, "amin": torch.amin, "all": torch.all, "any": torch.any,
+    "std": torch.std, "var": torch.var, "var_mean": torch.var_mean, "logsumexp": torch.logsumexp,
+    "norm": torch.norm, "vector_norm": torch.linalg.vector_norm,
+    "count_nonzero": lambda x, dim, keepdim: torch.count_nonzero(x, dim),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_over_no_axes(name: str) -> None:
+    """all and any reduce none, the others all. A warning, as of a lowering that fails, is an error here."""
+    reduction = REDUCTIONS[name]
+    x = torch.tensor([[0.5, -0.0, 2.0], [torch.nan, 1.0, -1.0]])
+    x = x.nan_to_num() if "nan" not in name else x
+    for keepdim in False, True:
+
+        def reduce(x: Tensor, keepdim: bool = keepdim) -> Any:
+            return reduction(x, dim=(), keepdim=keepdim)
+
+        fused = Function(reduce, always_generate=True)
+        if name == "logsumexp" and not keepdim:
+            continue  # torch's call fails
+        torch.testing.assert_close(fused(x), reduce(x), equal_nan=True)
+        if name in ("all", "any"):
+            assert fused(x.byte()).dtype == torch.uint8
+            torch.testing.assert_close(fused(x.byte()), reduce(x.byte()))
+        elif name != "count_nonzero":
+            leaves = x.clone().requires_grad_(), x.clone().requires_grad_()
+            pairs = zip((fused, reduce), leaves, strict=True)
+            grads = [torch.autograd.grad(as_tuple(fn(leaf))[0].sum(), leaf) for fn, leaf in pairs]
+            torch.testing.assert_close(*grads, equal_nan=True)

@@ -403,7 +403,8 @@ def _library(
     # Other devices would have to be waited for to read a mask: with gradients, use the reference instead.
     can_read = _can_read_values(q, k, v, mask)
     # What torch.jit.trace records may be differentiated later, whatever requires a gradient now.
-    needs_exact = torch.jit.is_tracing() or wants_gradient(q, k, v, mask, slopes)
+    in_jit_trace = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    needs_exact = in_jit_trace or wants_gradient(q, k, v, mask, slopes)
     has_unknown_mask = needs_exact and mask is not None and not _is_bool_mask(mask) and not can_read
     if has_unknown_mask or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
         return dot_product_attention.reference(

@@ -334,7 +334,6 @@ def test_compiled_as_a_whole(options: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, right)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace is for the shapes it was made with
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "dropout"])
 def test_torch_jit_traces(name: str) -> None:
@@ -363,6 +362,7 @@ def test_torch_jit_traces_a_function_of_the_scores() -> None:
     close([traced(q, k, v)], [attention_by_hand(q, k, v, mask=added)])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_under_vmap_and_autocast() -> None:
     x = randn(3, 1, 2, 9, 4, dtype=torch.float32)
     found = torch.vmap(lambda x: attention(x, x, x, causal=True))(x)
