@@ -178,6 +178,15 @@ def test_fused_functions_of_channels_last_tensors(name: str) -> None:
     assert strides(fused(x)) == strides(fn(x))
 
 
+@needs_compiler
+def test_an_empty_tensor_rolled_by_shifts_without_axes() -> None:
+    x = torch.empty(0, 4, 5)
+    for shifts, axes in ((), ()), ((1, 2), ()), ((1,), (0, 1)):
+        fused = Function(lambda x, s=shifts, a=axes: x.roll(s, a) + 1, always_generate=True)
+        assert fused.fallback_reason(x) is None
+        assert fused(x).shape == x.shape
+
+
 def test_a_view_that_torch_refuses_is_refused() -> None:
     x = torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     with pytest.raises(RuntimeError, match="view size is not compatible"):
