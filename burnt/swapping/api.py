@@ -41,8 +41,10 @@ def swap(
     Modules stay the same objects, with the same parameters and hooks, and still pass `isinstance`;
     ``state_dict``, optimizers, DDP, wrappers and copies work as before; `torch.compile` sees the original.
     Each site (a module that burnt has a kernel for) is measured against the original. It is swapped if it is
-    at least 1.02 times as fast and differs by no more than rounding explains. This happens now if `verify` is
-    given, else at the site's first call; it takes some tenths of a second for each kind of layer and shape.
+    at least 1.02 times as fast, certainly faster, and differs by no more than rounding explains. Both are
+    sampled in turns until the samples decide; a site that is undecided after a second stays the original.
+    This happens now if `verify` is given, else at the site's first call; it takes some tenths of a second for
+    each kind of layer and shape.
 
     ``type(layer) is nn.Linear`` is False while a layer is swapped or waits, so code that compares exact
     classes skips it, such as ``torch.ao.quantization.quantize_dynamic`` or some ``init`` functions.

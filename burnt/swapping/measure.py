@@ -3,18 +3,24 @@
 Both run as twins of the module: the same class and settings, parameters that share the memory of the
 module's, and their own buffers, inputs and gradients, without hooks. What the twins share with the module is
 restored. So measuring changes no parameter, gradient, running average or random number of the model.
+
+Other load on the machine makes samples scatter by more than most gains. So the two are sampled in turns, the
+speed is the median of the pairs' ratios, and it comes with the interval in which that median lies at 95 %. A
+site is decided as soon as the interval allows it; else more samples are taken, within a time limit.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
+import statistics
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +29,30 @@ from torch.utils import _pytree as pytree
 from burnt import _torch
 from burnt.codegen.precision import matmul_eps, precision
 from burnt.inspect.meta import preserved_random_states
+from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.state import preserved_state
 
-if TYPE_CHECKING:
-    from burnt.swapping.kind import Kind
+__all__ = [
+    "Call",
+    "Finding",
+    "NotCallableError",
+    "Timing",
+    "check_error",
+    "copy_arguments",
+    "is_slower",
+    "measure",
+    "race",
+    "signature_of",
+    "summarize_error",
+    "twin",
+]
 
-__all__ = ["Finding", "check_error", "measure", "signature_of"]
-
-# The least speedup of a swapped site: anything less is noise, and not worth a numerical difference.
+# The least speedup of a swapped site: anything less is not worth a numerical difference.
 _GAIN = 1.02
-_ROUNDS = range(5, 26)
-_SECONDS = 0.4  # of a measurement; the minimum number of rounds may take longer
+_EVEN = 1.0  # the speed of two that take the same time
+# Pairs of samples: the interval of the median of six has a probability of 97 %, of five less than 95 %.
+_ROUNDS = range(6, 193)
+_SECONDS = 1.0  # for an undecided site; the minimum number of rounds may take longer
 _SHORTEST = 1e-3  # seconds of a sample, at least
 _CHEAP = 0.3  # seconds: if the original's call takes less, it is also computed in float64
 # The tolerated difference, in units of the dtype's precision, relative to the largest number: without a
@@ -55,20 +74,47 @@ _CONSTANTS = (
 )
 
 
+@dataclass(frozen=True)
+class Timing:
+    """The times of the original and of the swapped one, sampled in turns.
+
+    Args:
+        forward: the median seconds of a forward, original and swapped.
+        whole: the median seconds with the backward; of the forward if there is none.
+        speed: the median of the samples' speedups: the original's seconds divided by the swapped one's.
+        speed_range: the interval in which the median lies with a probability of 95 %.
+        samples: the number of pairs of samples.
+    """
+
+    forward: tuple[float, float]
+    whole: tuple[float, float]
+    speed: float
+    speed_range: tuple[float, float]
+    samples: int
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> Timing:
+        """Summarize pairs of samples, original and swapped, each the seconds of a forward and of a whole."""
+        forward, whole = (
+            (statistics.median(a[i] for a, _ in pairs), statistics.median(b[i] for _, b in pairs))
+            for i in (0, 1)
+        )
+        # Other load lasts longer than a pair, so it mostly cancels in a ratio.
+        speeds = sorted(a[1] / b[1] for a, b in pairs)
+        # The order statistics of the sign test, which assumes nothing about how the samples are distributed.
+        cut = max(0, math.floor((len(speeds) - 1) / 2 - 0.98 * math.sqrt(len(speeds))))
+        return cls(forward, whole, statistics.median(speeds), (speeds[cut], speeds[-1 - cut]), len(speeds))
+
+
 @dataclass(eq=False)
 class Finding:
-    """The result of a measurement: why the swapped module is not used, or None; errors, and seconds."""
+    """The result of a measurement: why the swapped module is not used, or None; errors, and the time."""
 
     why: str | None = None
     error: float | None = None
     original_error: float | None = None
     reference: str | None = None
-    forward: tuple[float, float] | None = None
-    """Seconds of the quickest forward, original and swapped."""
-    whole: tuple[float, float] | None = None
-    """Seconds with the backward; of the forward if there is none."""
-    speed: float | None = None
-    """Speedup of the whole: the original's seconds divided by the swapped one's."""
+    timing: Timing | None = None
     path: str = ""
 
 
@@ -76,15 +122,20 @@ class NotCallableError(Exception):
     """A module's call cannot be repeated outside the model."""
 
 
-def signature_of(module: nn.Module, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the key under which sites share a measurement, and the inputs' shapes as text."""
+def signature_of(
+    module: nn.Module, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return the key under which sites share a measurement, and the inputs' shapes as text.
+
+    The key is the same in other processes, unless the module's `repr` shows an address.
+    """
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     inputs = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors)
     own = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
     casts = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), precision()
     text = ", ".join("x".join(map(str, t.shape)) or "1" for t in tensors[:3])
     key = kind, type(module).__qualname__, repr(module), own, inputs, module.training, casts
-    return key, text + (", ..." if len(tensors) > 3 else "")
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:16], text + (", ..." if len(tensors) > 3 else "")
 
 
 def measure(
@@ -107,20 +158,18 @@ def measure(
     """
     with _no_trace(module, kind):
         try:
-            inputs = _copy_arguments(module, kind, args, kwargs)
+            inputs = copy_arguments(module, args, kwargs, kind.uses_parameters)
         except NotCallableError as error:
             return Finding(why=f"cannot be called by itself: {error}")
-        theirs, ours = (
-            _Call(_twin(module, cls, kind.uses_parameters), kind, *inputs, train) for cls in classes
-        )
+        theirs, ours = (Call(_twin_of(module, cls, kind), *inputs, train, kind) for cls in classes)
         try:
             expected = theirs.results()
         except Exception as error:  # user code, called outside its model, may raise any exception
-            return Finding(why=f"cannot be called by itself: {_summarize_error(error)}")
+            return Finding(why=f"cannot be called by itself: {summarize_error(error)}")
         try:
             actual = ours.results()
         except Exception as error:
-            return Finding(why=f"swapped, it fails: {_summarize_error(error)}")
+            return Finding(why=f"swapped, it fails: {summarize_error(error)}")
         finding = Finding()
         if not kind.random:
             cheap = kind.has_float64 and theirs.once() < _CHEAP
@@ -129,7 +178,8 @@ def measure(
                 actual, expected, exact
             )
         if finding.why is None:
-            _race(theirs, ours, finding)
+            finding.timing = race(theirs, ours, _is_decided, _SECONDS)
+            finding.why = _too_slow(finding.timing)
         return finding
 
 
@@ -146,19 +196,20 @@ def check_error(
         return None, None, None
     with _no_trace(module, kind):
         try:
-            inputs = _copy_arguments(module, kind, args, kwargs)
+            inputs = copy_arguments(module, args, kwargs, kind.uses_parameters)
         except NotCallableError as error:
             return None, None, f"cannot be called by itself: {error}"
-        calls = [_Call(_twin(module, cls, kind.uses_parameters), kind, *inputs, train) for cls in classes]
+        calls = [Call(_twin_of(module, cls, kind), *inputs, train, kind) for cls in classes]
         try:
             expected, actual = (call.results() for call in calls)
         except Exception as error:  # user code, called outside its model, may raise any exception
-            return None, None, f"cannot be called by itself: {_summarize_error(error)}"
+            return None, None, f"cannot be called by itself: {summarize_error(error)}"
         max_error, _, reference, why = _compare(actual, expected, None)
         return max_error, reference, why
 
 
-def _summarize_error(error: Exception) -> str:
+def summarize_error(error: Exception) -> str:
+    """Return an exception's type and the first line of its message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
@@ -182,15 +233,30 @@ def _seed(device: torch.device) -> None:
             torch.cuda.manual_seed(0)
 
 
-def _twin(module: nn.Module, cls: type, below: bool, dtype: torch.dtype | None = None) -> nn.Module:
-    """Create a twin of a module with a class: parameters share their memory, buffers are copied, no hooks.
+def _twin_of(module: nn.Module, cls: type, kind: Kind, dtype: torch.dtype | None = None) -> nn.Module:
+    """Create a twin of a site's module with a class.
 
-    With `below`, submodules become twins too. Those that are swapped, or wait, get their original class;
-    otherwise their gain could not be told from the module's own.
+    Submodules that are swapped, or wait, get their original class; otherwise their gain could not be told
+    from the module's own.
     """
-    from burnt.swapping.kind import original_class
+    return twin(module, cls, original_class if kind.uses_parameters else None, dtype)
 
-    twin: nn.Module = object.__new__(cls)
+
+def twin(
+    module: nn.Module,
+    cls: type,
+    class_below: Callable[[nn.Module], type] | None,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """Create a twin of a module: parameters share their memory, buffers are copied, no hooks.
+
+    Args:
+        module: the module.
+        cls: the twin's class.
+        class_below: returns the class of a submodule's twin; None keeps the submodules themselves.
+        dtype: a dtype to cast floating-point parameters and buffers to.
+    """
+    copy: nn.Module = object.__new__(cls)
     state = dict(module.__dict__)
     for name, value in state.items():
         if "hooks" in name and isinstance(value, dict):
@@ -204,32 +270,33 @@ def _twin(module: nn.Module, cls: type, below: bool, dtype: torch.dtype | None =
             name: None if b is None else _cast(b.detach().clone(), dtype)
             for name, b in module._buffers.items()
         }
-    if below:
+    if class_below is not None:
         state["_modules"] = {
-            name: None if child is None else _twin(child, original_class(child), below, dtype)
+            name: None if child is None else twin(child, class_below(child), class_below, dtype)
             for name, child in module._modules.items()
         }
-    twin.__dict__.update(state)
-    return twin
+    copy.__dict__.update(state)
+    return copy
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def _copy_arguments(
-    module: nn.Module, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]
+def copy_arguments(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], is_forward: bool = True
 ) -> tuple[list[Any], dict[str, Any]]:
     """Copy the arguments of a call, so that it can be repeated.
 
-    Objects with state, such as a cache of keys and values, are replaced by the parameter's default.
+    Objects with state, such as a cache of keys and values, are replaced by the parameter's default. For other
+    methods than forward they are settings of the model, and passed as they are.
 
     Raises:
         NotCallableError: such an object's parameter has no default.
     """
     parameters: Mapping[str, inspect.Parameter] = {}
-    copies: dict[int, Tensor] = {}  # a tensor that is passed twice is copy_value once: identity may matter
-    if kind.uses_parameters:
+    copies: dict[int, Tensor] = {}  # a tensor that is passed twice is copied once: identity may matter
+    if is_forward:
         parameters = inspect.signature(module.forward).parameters
 
     def copy_value(value: Any, name: str) -> Any:
@@ -237,8 +304,8 @@ def _copy_arguments(
         if all(isinstance(leaf, (Tensor, *_CONSTANTS)) for leaf in leaves):
             new = [copies.setdefault(id(t), _copy(t)) if isinstance(t, Tensor) else t for t in leaves]
             return pytree.tree_unflatten(new, spec)
-        if not kind.uses_parameters:
-            return value  # settings of the model
+        if not is_forward:
+            return value
         parameter = parameters.get(name)
         if parameter is None or parameter.default is inspect.Parameter.empty:
             raise NotCallableError(f"its argument {name} is a {type(value).__name__}")
@@ -255,19 +322,27 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-class _Call:
-    """A call of a twin, with gradients if `train`."""
+class Call:
+    """A call of a twin, with gradients if `train`: of a site's method, or of a model's forward."""
 
     def __init__(
-        self, twin: nn.Module, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any], train: bool
+        self,
+        twin: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        train: bool,
+        kind: Kind | None = None,
+        select_output: Callable[[Any], Any] = lambda output: output,
     ) -> None:
         self.twin, self.train = twin, train
         self.args, self.kwargs = args, kwargs
-        self.random_in_training = kind.random_in_training
-        self.method, self.select_output = kind.method, kind.select_output
+        self.random_in_training = kind is not None and kind.random_in_training
+        self.method = "forward" if kind is None else kind.method
+        self.select_output = select_output if kind is None else kind.select_output
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        own = list(twin.parameters()) if kind.uses_parameters else []
-        self.buffers = list(twin.buffers()) if kind.uses_parameters else []
+        uses_parameters = self.method == "forward"
+        own = list(twin.parameters()) if uses_parameters else []
+        self.buffers = list(twin.buffers()) if uses_parameters else []
         self.leaves = [t for t in (*inputs, *own) if t.requires_grad] if train else []
         self.device = next((t.device for t in (*inputs, *own)), torch.device("cpu"))
         self.grad_outs: list[Tensor] | None = None
@@ -330,32 +405,48 @@ class _Call:
             torch.accelerator.synchronize(self.device)
 
 
-def _race(theirs: _Call, ours: _Call, finding: Finding) -> None:
-    """Time both calls alternately, and store the result in `finding`."""
+def race(theirs: Call, ours: Call, is_decided: Callable[[Timing], bool], seconds: float) -> Timing:
+    """Time both calls in turns until their speed is decided, at the latest after so many seconds.
+
+    The samples are looked at each time their number has doubled: more looks would find a decision in noise.
+    """
     calls = max(1, round(_SHORTEST / max(theirs.once(), 1e-7)))
     ours.once()
-    samples: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    began = time.perf_counter()
-    for round_index in range(_ROUNDS.stop - 1):
-        first, second = (theirs, ours) if round_index % 2 == 0 else (ours, theirs)
+    pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    next_look, began = _ROUNDS.start, time.perf_counter()
+    while True:
+        first, second = (theirs, ours) if len(pairs) % 2 == 0 else (ours, theirs)
         one, other = first.sample(calls), second.sample(calls)
-        samples.append((one, other) if round_index % 2 == 0 else (other, one))
-        if round_index + 1 >= _ROUNDS.start and time.perf_counter() - began > _SECONDS:
-            break
-    # With few samples the minimum is the best estimate: other load on the machine only adds time.
-    finding.forward, finding.whole = (
-        (min(a[i] for a, _ in samples), min(b[i] for _, b in samples)) for i in (0, 1)
-    )
-    finding.speed = finding.whole[0] / finding.whole[1]
-    if finding.speed < _GAIN:
-        finding.why = _too_slow(finding.speed)
+        pairs.append((one, other) if first is theirs else (other, one))
+        if len(pairs) < _ROUNDS.start:
+            continue
+        if len(pairs) == _ROUNDS.stop - 1 or time.perf_counter() - began > seconds:
+            return Timing.of(pairs)
+        if len(pairs) == next_look:
+            if is_decided(timing := Timing.of(pairs)):
+                return timing
+            next_look *= 2
 
 
-def _too_slow(speed: float) -> str:
-    """Explain that a speedup is below `_GAIN`."""
-    if speed < 1:
-        return f"{speed:.2f} times as fast"
-    return f"{math.floor(1000 * speed) / 1000:.3f} times as fast; {_GAIN:g} is required"
+def _is_decided(timing: Timing) -> bool:
+    """Whether a site is surely fast enough, or surely not."""
+    return _too_slow(timing) is None or timing.speed_range[1] < _GAIN
+
+
+def is_slower(timing: Timing) -> bool:
+    """Whether the swapped one is slower beyond the scatter of the samples."""
+    return timing.speed_range[1] < _EVEN
+
+
+def _too_slow(timing: Timing) -> str | None:
+    """Explain that a speedup is below `_GAIN`, or not certain; None if it is enough."""
+    if timing.speed < 1 and timing.speed < _GAIN:
+        return f"{timing.speed:.2f} times as fast"
+    if timing.speed < _GAIN:
+        return f"{math.floor(1000 * timing.speed) / 1000:.3f} times as fast; {_GAIN:g} is required"
+    if timing.speed_range[0] < _EVEN:
+        return f"{timing.speed:.2f} times as fast, undecided: the samples scatter by more than the gain"
+    return None
 
 
 # --- errors -----------------------------------------------------------------------------------------------
@@ -379,10 +470,10 @@ def _float64_results(
         return value
 
     args, kwargs = pytree.tree_map(to_float64, inputs)
-    twin = _twin(module, original, kind.uses_parameters, torch.float64)
+    copy = _twin_of(module, original, kind, torch.float64)
     try:
         with torch.autocast(module_device(module), enabled=False):
-            results = _Call(twin, kind, args, kwargs, train).results()
+            results = Call(copy, args, kwargs, train, kind).results()
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None  # the module uses a fixed dtype; the report then shows another reference than float64
     return results if all(t.dtype == torch.float64 for t in results if t.is_floating_point()) else None

@@ -32,8 +32,11 @@ class Row:
         error: the largest error of results and gradients, relative to the largest number among them.
         original_error: the original's error, if `reference` is not the original.
         reference: what errors are relative to: ``"float64"``, or the dtype of the original.
-        speed: the original's time divided by the swapped one's, with the backward in ``mode="train"``.
-        milliseconds: the quickest call of the original and of the swapped, by ``"forward"`` and ``"whole"``.
+        speed: the original's time divided by the swapped one's, with the backward in ``mode="train"``: the
+            median of the samples.
+        speed_range: the interval in which the median lies with a probability of 95 %.
+        samples: how often both were timed.
+        milliseconds: the median call of the original and of the swapped, by ``"forward"`` and ``"whole"``.
         like: the path of the site with the same shapes that was measured, if it was not this one.
     """
 
@@ -48,6 +51,8 @@ class Row:
     original_error: float | None
     reference: str | None
     speed: float | None
+    speed_range: tuple[float, float] | None
+    samples: int
     milliseconds: dict[str, tuple[float, float]]
     like: str | None
 
@@ -55,9 +60,10 @@ class Row:
     def of(cls, site: Site) -> Row:
         """Build a row from a site's present state."""
         finding = site.finding
+        timing = None if finding is None else finding.timing
         times = {}
-        if finding is not None and finding.forward is not None and finding.whole is not None:
-            pairs = {"forward": finding.forward, "whole": finding.whole}
+        if timing is not None:
+            pairs = {"forward": timing.forward, "whole": timing.whole}
             times = {name: (1e3 * a, 1e3 * b) for name, (a, b) in pairs.items()}
         return cls(
             site.path,
@@ -70,7 +76,9 @@ class Row:
             site.error,
             finding.original_error if finding is not None and site.like is None else None,
             site.reference,
-            None if finding is None else finding.speed,
+            None if timing is None else timing.speed,
+            None if timing is None else timing.speed_range,
+            0 if timing is None else timing.samples,
             times,
             site.like,
         )
@@ -162,16 +170,23 @@ def _cells(group: Sequence[Row]) -> list[str]:
     why = str(first.why)
     if first.state == "part" and len(group) > 1:
         why = re.sub(r"\d+", "*", why)
+    figures = _figures(first)
     if first.state != "swapped":
+        why = f"{why} {figures}".rstrip()
         return [f"{path}  {first.layer}", first.by, first.shape or "-", error, why]
-    return [f"{path}  {first.layer}", first.by, first.shape, error, _speed(first)]
+    if first.speed is None:
+        return [f"{path}  {first.layer}", first.by, first.shape, error, "-"]
+    before, after = first.milliseconds["whole"]
+    speed = f"{first.speed:.2f}x {figures}  {in_ms(before)} -> {in_ms(after)} ms"
+    return [f"{path}  {first.layer}", first.by, first.shape, error, speed]
 
 
-def _speed(row: Row) -> str:
-    if row.speed is None:
-        return "-"
-    before, after = row.milliseconds["whole"]
-    return f"{row.speed:.2f}x  {in_ms(before)} -> {in_ms(after)} ms"
+def _figures(row: Row) -> str:
+    """Return how certain a row's speed is: the interval of the median, and the number of samples."""
+    if row.speed_range is None:
+        return ""
+    low, high = row.speed_range
+    return f"({low:.2f}-{high:.2f}, {row.samples} samples)"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

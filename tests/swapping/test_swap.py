@@ -506,7 +506,7 @@ def test_the_report_is_a_table_and_json(always):
     assert lines[2:4] == ["swapped:", "                  with            inputs  error  speed"]
     # The first layer's input needs no gradient, so it is measured apart.
     assert lines[4].startswith("  * (20)  Linear  kernels.linear  3x4     ")
-    assert "x  " in lines[4]
+    assert "x (" in lines[4]
     assert lines[4].endswith(" ms")
     found = json.loads(report.to_json())
     assert found["mode"] == "train"
