@@ -189,16 +189,18 @@ def _digest(text: str) -> str:
 
 def machine_name(kind: str, index: int = 0) -> str:
     """Return the name of a device and of its compiler, as far as timings and kernels depend on them."""
-    return _cpu_key_text(processor()) if kind == "cpu" else _accelerator_name(kind, index)
+    if kind == "cpu":
+        return _cpu_key_text(processor(), torch.get_num_threads())
+    return _accelerator_name(kind, index)
 
 
 @cache
-def _cpu_key_text(cpu: Processor) -> str:
+def _cpu_key_text(cpu: Processor, threads: int) -> str:
     from burnt.codegen.runtime.c_compiler import find_compiler
 
     compiler = find_compiler()
     compiler_version = compiler.version if compiler is not None else "no compiler"
-    return f"cpu {cpu.name} {cpu.capability}, {torch.get_num_threads()} threads, {compiler_version}"
+    return f"cpu {cpu.name} {cpu.capability}, {threads} threads, {compiler_version}"
 
 
 @cache
