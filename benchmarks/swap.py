@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import types
@@ -319,6 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file, after each row")
     parser.add_argument("--save", action="store_true", help="write results/<device>-swap.json and .md")
     options = parser.parse_args(arguments)
+    os.environ["BURNT_SWAP_CACHE"] = "0"  # decisions are made in this run
     if unknown := set(options.rivals) - set(RIVALS):
         parser.error(f"--rivals: {', '.join(sorted(unknown))}; there are {', '.join(RIVALS)}")
     options.rivals = [rival for rival in RIVALS if rival in {*options.rivals, "eager"}]

@@ -35,6 +35,7 @@ __all__ = [
     "forward_ad",
     "has_global_hooks",
     "has_mkl",
+    "has_saved_tensor_hooks",
     "in_forward_ad",
     "in_transform",
     "is_autocast",
@@ -116,6 +117,11 @@ def without_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(aside):
             hooks._push_saved_tensors_default_hooks(*pair)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether saved-tensor hooks are active, as inside of a checkpoint that is not reentrant."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def is_raised_by_saved_tensor_hook(error: BaseException) -> bool:

@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
     if config.getoption("--processor"):
         processors.give(processors.within_reach(processors.named(config.getoption("--processor"))))
     if config.getoption("--remember"):

@@ -341,7 +341,9 @@ def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(hook("outer"), hook("outer back")):
         with torch.autograd.graph.saved_tensors_hooks(hook("inner"), hook("inner back")):
+            assert _torch.has_saved_tensor_hooks()
             with _torch.without_saved_tensor_hooks():
+                assert not _torch.has_saved_tensor_hooks()
                 (x * x).sum()
                 torch.func.vjp(torch.sin, x)
             assert asked == []

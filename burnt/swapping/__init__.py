@@ -1,14 +1,18 @@
 """`swap` and `unswap`: use burnt's kernels in an existing model.
 
-================  ==============================================================================
+================= ==============================================================================
 `api.py`          `swap` and `unswap`: select the sites of a model, and measure them with a batch
+`first_call.py`   hooks of a model's first call: use what was kept, time the whole model
+`kept.py`         the files of kept decisions
 `site.py`         a site (one swapped module): its subclasses, and its first call
 `measure.py`      run the original and the swapped module side by side: time and error
+`model_timing.py` time a whole model, original and swapped; restore the original
+`state.py`        restore what a call of a user's module changes
 `kind.py`         `Kind`: which modules are recognised, and what replaces their method
 `patterns/`       the kinds: layers of `torch.nn`, of Hugging Face's models, and blocks of layers
-`report.py`       what was swapped, where, and why not
+`report.py`       what was swapped, where, and why not; saved as JSON
 `benchmark.py`    compare a whole model: eager, compiled and swapped
-================  ==============================================================================
+================= ==============================================================================
 
 **How it works.** A site's module gets a new class: a subclass of its own that overrides one method (mostly
 ``forward``). So the module stays the same object with the same parameters, buffers and hooks; ``isinstance``,

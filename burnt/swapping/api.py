@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from burnt.errors import SwapError, nearest
+from burnt.swapping.first_call import FirstCall, differences, unregister
 from burnt.swapping.kind import KINDS, Kind, is_swapped
+from burnt.swapping.measure import context_of, device_of
 from burnt.swapping.patterns import (  # noqa: F401  importing these registers their kinds
     conv_linear_blocks,
     hf_attention,
@@ -35,6 +39,9 @@ def swap(
     mode: Literal["train", "infer"] = "train",
     verify: Any = None,
     defer_logits: bool = False,
+    *,
+    decisions: Report | str | os.PathLike[str] | None = None,
+    remeasure: bool = False,
 ) -> Report:
     """Make an existing model use burnt's kernels, in place.
 
@@ -42,9 +49,20 @@ def swap(
     ``state_dict``, optimizers, DDP, wrappers and copies work as before; `torch.compile` sees the original.
     Each site (a module that burnt has a kernel for) is measured against the original. It is swapped if it is
     at least 1.02 times as fast, certainly faster, and differs by no more than rounding explains. Both are
-    sampled in turns until the samples decide; a site that is undecided after a second stays the original.
+    sampled in turns until the samples decide; a site that is undecided after 3 s stays the original.
     This happens now if `verify` is given, else at the site's first call; it takes some tenths of a second for
     each kind of layer and shape.
+
+    After the model's first call, the whole model is timed, original and swapped, as that call was made: with
+    its inputs, training modes and gradients (the backward with ``mode="train"``). Where the swapped model is
+    slower beyond the scatter of the samples, the original is restored. This has no effects on the model. It
+    takes some 15 calls, or for small models at most 5 s, and the memory of another call and of a copy of the
+    parameters. A model whose call takes more than 1.5 s, or that runs in several processes, is not timed, and
+    the report says so.
+
+    Decisions are kept in burnt's cache folder, for the model, the shapes and dtypes of its inputs, and the
+    machine with its number of threads: the next process with the same takes them, and measures nothing.
+    ``BURNT_SWAP_CACHE=0`` turns that off, ``burnt tune clear`` deletes them.
 
     ``type(layer) is nn.Linear`` is False while a layer is swapped or waits, so code that compares exact
     classes skips it, such as ``torch.ao.quantization.quantize_dynamic`` or some ``init`` functions.
@@ -69,13 +87,19 @@ def swap(
             restored afterwards, from a copy in host memory. Lazy modules stay initialized.
         defer_logits: compute the loss of a language model that trains with labels without its logits. The
             logits that it returns are an object that acts like a tensor and is computed when it is read.
+        decisions: the report of an earlier swap of this model, or the path of its file (`Report.save`). Sites
+            that it decided for the same settings and shapes are not measured; others are. If it is of another
+            machine, number of threads, mode, or version of burnt or torch, it is not used, with a warning.
+            With `verify`, errors are checked again, but not times.
+        remeasure: do not use what an earlier process has kept.
 
     Returns:
         A report of what was swapped, with which kernel, and why not; printed, a table.
 
     Raises:
         SwapError: the model, or a part of it, is already swapped; a word in `only` or `skip` is no path,
-            class or kind; an unknown mode; `defer_logits` for a model without such a loss; the model or the
+            class or kind; an unknown mode; `defer_logits` for a model without such a loss; `decisions` that
+            are no report, have no decisions, are of another model, or come with `remeasure`; the model or the
             batch is on the meta device; or the model fails with the batch, and is left unchanged.
 
     >>> import torch
@@ -102,6 +126,12 @@ def swap(
     if defer_logits and mode == "infer":
         raise SwapError(
             "defer_logits=True works only in training", expected="mode='train'", found="mode='infer'"
+        )
+    if decisions is not None and remeasure:
+        raise SwapError(
+            "remeasure=True ignores what decisions= gives",
+            expected="one of them",
+            hint="without decisions=, remeasure=True measures every site",
         )
     heads = _heads(model) if defer_logits else {}
     plan = SwapPlan(mode)
@@ -139,18 +169,76 @@ def swap(
                 continue
             sites.append(site)
             deferred = module in heads
+            site.requested = deferred and site.why is None
             site.state = "left" if site.why is not None else "swapped" if deferred else "waiting"
             if site.why is None:
                 start(module, site, skip_measuring=deferred)
+        report = Report(plan, others, excluded)
+        given = None if decisions is None else _take(decisions, model, plan)
+        first_call = FirstCall(report, given, remeasure)
         if verify is not None:
-            _verify(model, mode, verify)
+            plan.checks_errors = True
+            _verify(model, mode, verify, first_call)
             for site in sites:
                 if site.state == "waiting":
                     site.why = "it was not called with the batch of verify="
+        elif any(site.state == "waiting" for site in sites) or any(map(_constructs_sites, model.modules())):
+            first_call.register(model)
     except BaseException:
         unswap(model)
         raise
-    return Report(plan, others, excluded)
+    return report
+
+
+def _constructs_sites(module: nn.Module) -> bool:
+    """Whether a module's method constructs the modules that are sites."""
+    site = site_of(module)
+    return site is not None and site.kind.inner_kind is not None
+
+
+def _take(decisions: Any, model: nn.Module, plan: SwapPlan) -> Report | None:
+    """Use the decisions of an earlier report; return None, with a warning, if they do not hold here.
+
+    Raises:
+        SwapError: it is no report, has no decisions, or is of another model.
+    """
+    if not isinstance(decisions, Report | str | os.PathLike):
+        raise SwapError(
+            "decisions= of swap has the wrong type",
+            expected="the report of an earlier swap, or the path of its JSON file",
+            found=type(decisions).__name__,
+        )
+    report = decisions if isinstance(decisions, Report) else Report.load(decisions)
+    where = None if isinstance(decisions, Report) else str(decisions)
+    earlier = {site.path: site for site in report.plan.sites}
+    if not any(site.signature for site in earlier.values()):
+        raise SwapError(
+            "the report has no decisions",
+            where=where,
+            expected="a report that was saved after the model's first call",
+            found=f"{len(earlier)} sites, none measured",
+            hint="swap with verify=batch, or call the model once before report.save(path)",
+        )
+    names = [
+        {(site.path, site.layer, site.kind) for site in sites} for sites in (plan.sites, earlier.values())
+    ]
+    if plan.sites and not names[0] & names[1]:
+        raise SwapError(
+            "the decisions are of another model",
+            where=where,
+            expected=", ".join(f"{site.path!r} ({site.layer})" for site in plan.sites[:3]),
+            found=", ".join(f"{path!r} ({layer})" for path, layer, _ in sorted(names[1], key=str)[:3]),
+            hint="without decisions= the model is measured",
+        )
+    plan.context = context_of(device_of(model))
+    if stale := differences(report.plan, plan):
+        plan.notes.append(f"the given decisions were not used: {stale}")
+        warnings.warn(
+            f"burnt.swap measures anew, and does not use the decisions: {stale}", RuntimeWarning, stacklevel=3
+        )
+        return None
+    plan.earlier, plan.earlier_source, plan.earlier_at = earlier, "given", report.plan.at
+    return report
 
 
 def _kind_of(module: nn.Module, kinds: Sequence[Kind]) -> Kind | None:
@@ -208,6 +296,8 @@ def unswap(model: nn.Module) -> None:
     any_swapped = False
     for module in model.modules():
         any_swapped |= module.__dict__.pop(_MARK, None) is not None
+        if not isinstance(module, torch.jit.ScriptModule):
+            unregister(module)
         if is_swapped(module):
             restore_class(module)
             any_swapped = True
@@ -283,7 +373,7 @@ def _is_below(path: str, other: str) -> bool:
 # --- measuring with a batch -------------------------------------------------------------------------------
 
 
-def _verify(model: nn.Module, mode: str, batch: Any) -> None:
+def _verify(model: nn.Module, mode: str, batch: Any, first_call: FirstCall) -> None:
     """Call a model so that its sites are measured, then restore its state and the random generators.
 
     Raises:
@@ -300,9 +390,10 @@ def _verify(model: nn.Module, mode: str, batch: Any) -> None:
                 hint="without verify= each site is measured at its first call that computes",
             )
     with preserved_state(model, on_host=True), torch.set_grad_enabled(mode == "train"):
+        model.train(mode == "train")
+        first_call.before(model, args, kwargs)
         try:
-            model.train(mode == "train")
-            model(*args, **kwargs)
+            output = model(*args, **kwargs)
         except Exception as error:  # a user's model may raise any exception
             raise SwapError(
                 "the model fails with the batch of verify=",
@@ -311,6 +402,7 @@ def _verify(model: nn.Module, mode: str, batch: Any) -> None:
                 found=f"{_outline(args, kwargs)}; {type(error).__name__}: {error}",
                 hint=f"model({_stars(batch)}batch) must work before swap",
             ) from error
+        first_call.after(model, args, kwargs, output)
 
 
 def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

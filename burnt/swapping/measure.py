@@ -11,6 +11,7 @@ site is decided as soon as the interval allows it; else more samples are taken, 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import math
@@ -20,7 +21,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from importlib import metadata
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +31,24 @@ from torch.utils import _pytree as pytree
 from burnt import _torch
 from burnt.codegen.precision import matmul_eps, precision
 from burnt.inspect.meta import preserved_random_states
+from burnt.kernels.interface.tuning_key import machine_name
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.state import preserved_state
 
 __all__ = [
     "Call",
     "Finding",
+    "ModelTiming",
     "NotCallableError",
+    "Source",
     "Timing",
     "check_error",
+    "context_of",
     "copy_arguments",
+    "device_of",
     "is_slower",
+    "is_surely_faster_or_slower",
+    "is_undecided",
     "measure",
     "race",
     "signature_of",
@@ -52,7 +61,10 @@ _GAIN = 1.02
 _EVEN = 1.0  # the speed of two that take the same time
 # Pairs of samples: the interval of the median of six has a probability of 97 %, of five less than 95 %.
 _ROUNDS = range(6, 193)
-_SECONDS = 1.0  # for an undecided site; the minimum number of rounds may take longer
+_SECONDS = 3.0  # for an undecided site; the minimum number of rounds may take longer
+_ENOUGH = (
+    24  # samples after which a median below `_GAIN` needs no certainty: the original is kept in any case
+)
 _SHORTEST = 1e-3  # seconds of a sample, at least
 _CHEAP = 0.3  # seconds: if the original's call takes less, it is also computed in float64
 # The tolerated difference, in units of the dtype's precision, relative to the largest number: without a
@@ -72,6 +84,10 @@ _CONSTANTS = (
     slice,
     torch.Size,
 )
+
+
+Source = Literal["measured", "kept", "given"]
+"""Whether something was measured in this process, kept from an earlier one, or given to `swap`."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +122,25 @@ class Timing:
         return cls(forward, whole, statistics.median(speeds), (speeds[cut], speeds[-1 - cut]), len(speeds))
 
 
+@dataclass
+class ModelTiming:
+    """The time of a whole model, original and swapped.
+
+    Args:
+        how: what was timed: the steps, and the training mode of the call.
+        timing: the times; None if the model was not timed.
+        why: why it was not timed, or what followed from its time; else None.
+        restored: whether the original was restored, because it is faster.
+        source: whether it was measured in this process.
+    """
+
+    how: str
+    timing: Timing | None = None
+    why: str | None = None
+    restored: bool = False
+    source: Source = "measured"
+
+
 @dataclass(eq=False)
 class Finding:
     """The result of a measurement: why the swapped module is not used, or None; errors, and the time."""
@@ -116,10 +151,31 @@ class Finding:
     reference: str | None = None
     timing: Timing | None = None
     path: str = ""
+    source: Source = "measured"
 
 
 class NotCallableError(Exception):
     """A module's call cannot be repeated outside the model."""
+
+
+def device_of(module: nn.Module, args: Any = (), kwargs: Any = None) -> torch.device:
+    """Return the device of a module's first parameter, or else of the first tensor among its arguments."""
+    tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+    return next((t.device for source in (module.parameters(), tensors) for t in source), torch.device("cpu"))
+
+
+def context_of(device: torch.device) -> dict[str, str]:
+    """Return what measurements depend on besides the model and its inputs: the versions and the machine."""
+    machine = machine_name(device.type, device.index or 0)
+    return {"burnt": _burnt_version(), "torch": str(torch.__version__), "machine": machine}
+
+
+@functools.cache
+def _burnt_version() -> str:
+    try:
+        return metadata.version("burnt")
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return "unknown"
 
 
 def signature_of(
@@ -256,6 +312,8 @@ def twin(
         class_below: returns the class of a submodule's twin; None keeps the submodules themselves.
         dtype: a dtype to cast floating-point parameters and buffers to.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        return module  # it runs without Python, and is never a site
     copy: nn.Module = object.__new__(cls)
     state = dict(module.__dict__)
     for name, value in state.items():
@@ -411,7 +469,7 @@ def race(theirs: Call, ours: Call, is_decided: Callable[[Timing], bool], seconds
     The samples are looked at each time their number has doubled: more looks would find a decision in noise.
     """
     calls = max(1, round(_SHORTEST / max(theirs.once(), 1e-7)))
-    ours.once()
+    ours.sample(calls)  # burnt's kernels take some calls until all of their caches are filled
     pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
     next_look, began = _ROUNDS.start, time.perf_counter()
     while True:
@@ -429,13 +487,24 @@ def race(theirs: Call, ours: Call, is_decided: Callable[[Timing], bool], seconds
 
 
 def _is_decided(timing: Timing) -> bool:
-    """Whether a site is surely fast enough, or surely not."""
-    return _too_slow(timing) is None or timing.speed_range[1] < _GAIN
+    """Whether a site is surely fast enough, surely not, or promises no gain."""
+    promises_nothing = timing.speed < _GAIN and timing.samples >= _ENOUGH
+    return _too_slow(timing) is None or timing.speed_range[1] < _GAIN or promises_nothing
+
+
+def is_undecided(timing: Timing) -> bool:
+    """Whether a site may be fast enough, but not certainly."""
+    return timing.speed >= _GAIN and timing.speed_range[0] < _EVEN
 
 
 def is_slower(timing: Timing) -> bool:
     """Whether the swapped one is slower beyond the scatter of the samples."""
     return timing.speed_range[1] < _EVEN
+
+
+def is_surely_faster_or_slower(timing: Timing) -> bool:
+    """Whether the samples decide which of both is faster."""
+    return timing.speed_range[0] >= _EVEN or is_slower(timing)
 
 
 def _too_slow(timing: Timing) -> str | None:
@@ -444,7 +513,7 @@ def _too_slow(timing: Timing) -> str | None:
         return f"{timing.speed:.2f} times as fast"
     if timing.speed < _GAIN:
         return f"{math.floor(1000 * timing.speed) / 1000:.3f} times as fast; {_GAIN:g} is required"
-    if timing.speed_range[0] < _EVEN:
+    if is_undecided(timing):
         return f"{timing.speed:.2f} times as fast, undecided: the samples scatter by more than the gain"
     return None
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from burnt._files import replacing
+from burnt._json import parse_json
+from burnt.errors import SwapError
+from burnt.swapping.kind import KINDS
+from burnt.swapping.measure import Finding, ModelTiming, Source, Timing
 from burnt.swapping.site import Site, SwapPlan
 
 __all__ = ["Report", "Row", "in_ms"]
+
+_FORMAT, _VERSION = "burnt swap report", 1
 
 _MAX_PATH_LENGTH = 30  # characters of paths in a line
 _WAITING_TEXT = "waits for its first call"
@@ -38,6 +48,9 @@ class Row:
         samples: how often both were timed.
         milliseconds: the median call of the original and of the swapped, by ``"forward"`` and ``"whole"``.
         like: the path of the site with the same shapes that was measured, if it was not this one.
+        signature: a hash of what the measurement depends on: the module's settings, and the shapes, strides
+            and dtypes of its parameters and inputs; empty before its first call.
+        source: ``"measured"`` by this swap, ``"kept"`` from another process's, or ``"given"`` as `decisions`.
     """
 
     path: str
@@ -55,6 +68,8 @@ class Row:
     samples: int
     milliseconds: dict[str, tuple[float, float]]
     like: str | None
+    signature: str
+    source: Source | None
 
     @classmethod
     def of(cls, site: Site) -> Row:
@@ -81,6 +96,36 @@ class Row:
             0 if timing is None else timing.samples,
             times,
             site.like,
+            site.signature,
+            site.source,
+        )
+
+    def to_site(self, plan: SwapPlan) -> Site:
+        """Build a site of this state.
+
+        Raises:
+            KeyError: burnt has no such kind.
+        """
+        finding = None
+        if self.speed is not None and self.speed_range is not None:
+            seconds = {name: [1e-3 * ms for ms in pair] for name, pair in self.milliseconds.items()}
+            timing = _timing(**seconds, speed=self.speed, speed_range=self.speed_range, samples=self.samples)
+            why = self.why if self.state == "left" else None
+            finding = Finding(why, self.error, self.original_error, self.reference, timing)
+        return Site(
+            self.path,
+            self.layer,
+            KINDS[self.kind],
+            plan,
+            state=self.state,
+            why=None if self.state == "waiting" else self.why,
+            error=self.error,
+            reference=self.reference,
+            shape=self.shape,
+            finding=finding,
+            like=self.like,
+            signature=self.signature,
+            source=self.source,
         )
 
 
@@ -88,7 +133,8 @@ class Report:
     """Which modules were swapped, with which kernels, and why others were not.
 
     It shows the present state: sites that wait for their first call are updated by it. Printed, it is a
-    table; sites whose paths differ only in numbers share a line.
+    table; sites whose paths differ only in numbers share a line. Saved, it can be given to another process's
+    ``swap(model, decisions=...)``.
 
     Args:
         plan: the sites and their shared state.
@@ -99,6 +145,7 @@ class Report:
     def __init__(self, plan: SwapPlan, others: dict[str, int], excluded: int = 0) -> None:
         self.mode = plan.mode
         self.others = others
+        self.plan = plan
         self._excluded = excluded
         self._sites = plan.sites
 
@@ -122,25 +169,85 @@ class Report:
         """The paths of the sites that wait for their first call."""
         return [row.path for row in self.rows if row.state == "waiting"]
 
+    @property
+    def whole(self) -> ModelTiming | None:
+        """The time of the whole model; None before its first call, or if nothing was swapped."""
+        return self.plan.whole
+
     def to_json(self) -> str:
         """Return the whole report as JSON text."""
-        content: dict[str, Any] = {"mode": self.mode, "rows": [asdict(row) for row in self.rows]}
-        return json.dumps({**content, "others": self.others}, indent=2)
+        plan = self.plan
+        content: dict[str, Any] = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "at": plan.at or time.time(),
+            "mode": self.mode,
+            "model": plan.model,
+            "inputs": plan.inputs,
+            "context": plan.context,
+            "whole": None if plan.whole is None else asdict(plan.whole),
+            "rows": [asdict(row) for row in self.rows],
+            "others": self.others,
+            "excluded": self._excluded,
+        }
+        return json.dumps(content, indent=2)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON; a reader sees the old file or the new one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with replacing(path) as temporary:
+            temporary.write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report that `save` has written.
+
+        Raises:
+            SwapError: the file cannot be read, or is no report of this version.
+        """
+        try:
+            content = parse_json(Path(path).read_text())
+            if content["format"] != _FORMAT or content["version"] != _VERSION:
+                raise ValueError(f"format {content['format']!r}, version {content['version']}")
+            plan = SwapPlan(content["mode"], model=content["model"], inputs=content["inputs"])
+            plan.at, plan.context = float(content["at"]), dict(content["context"])
+            if (whole := content["whole"]) is not None:
+                timing = None if whole["timing"] is None else _timing(**whole["timing"])
+                plan.whole = ModelTiming(**{**whole, "timing": timing})
+            plan.sites += [Row(**row).to_site(plan) for row in content["rows"]]
+            return cls(plan, content["others"], content["excluded"])
+        except OSError as error:
+            raise SwapError("a report of swap cannot be read", where=str(path), found=error) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SwapError(
+                "the file is not a report of swap, or of another version",
+                where=str(path),
+                expected=f"JSON with the format {_FORMAT!r}, version {_VERSION}, as Report.save writes it",
+                found=f"{type(error).__name__}: {error}",
+                hint="swap the model without decisions=, and save the report again",
+            ) from error
 
     def __str__(self) -> str:
         rows = self.rows
-        lines = [self._summary(rows)]
+        lines = [self._summary(rows), *self._remarks(rows)]
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
             why = re.sub(r"[\d.]+ times" if row.state != "part" else r"\d+", "*", row.why or "")
-            key = re.sub(r"\d+", "*", row.path), row.layer, row.kind, row.state, row.shape, why
+            key = re.sub(r"\d+", "*", row.path), row.layer, row.kind, row.state, row.shape, why, row.source
             groups.setdefault(key, []).append(row)
         titles = ("swapped", "swapped"), ("part", "part"), ("left", "unchanged"), ("waiting", "waiting")
+        shows_source = any(row.source in ("kept", "given") for row in rows)
         for state, title in titles:
             shown = [group for group in groups.values() if group[0].state == state]
             if shown:
-                head = ["", "with", "inputs", "error", "speed" if state == "swapped" else "why"]
-                lines += ["", f"{title}:", *_aligned([head, *(_cells(group) for group in shown)])]
+                table = [["", "with", "inputs", "error", "from", "speed" if state == "swapped" else "why"]]
+                table += [_cells(group) for group in shown]
+                if not shows_source or not any(group[0].source for group in shown):
+                    table = [[*cells[:4], cells[5]] for cells in table]
+                lines += ["", f"{title}:", *_aligned(table)]
         if self.others:
             named = ", ".join(f"{name} ({count})" for name, count in self.others.items())
             lines += ["", f"burnt has no kernels for: {named}"]
@@ -159,6 +266,25 @@ class Report:
             nothing = f"only= and skip= exclude all {self._excluded} layers that burnt has kernels for"
         return ": ".join([counts[0], ", ".join(counts[1:]) or nothing])
 
+    def _remarks(self, rows: Sequence[Row]) -> list[str]:
+        """Return lines about the whole model, and about where decisions are from."""
+        lines = []
+        if (whole := self.whole) is not None and whole.timing is None:
+            lines.append(f"the whole model was not timed: {whole.why}")
+        elif whole is not None and whole.timing is not None:
+            before, after = (1e3 * seconds for seconds in whole.timing.whole)
+            figures = _figures(whole.timing.speed_range, whole.timing.samples)
+            speed = f"{whole.timing.speed:.2f}x {figures}  {in_ms(before)} -> {in_ms(after)} ms"
+            source = "" if whole.source == "measured" else f"; {whole.source}"
+            lines.append(f"the whole model: {speed}, {whole.how}{source}")
+            lines += [f"  {whole.why}"] if whole.why is not None else []
+        for source in "kept", "given":
+            count = sum(row.source == source for row in rows)
+            if count:
+                at = self.plan.earlier_at
+                lines.append(f"decisions of {count} sites {source}" + (f", from {_date(at)}" if at else ""))
+        return lines + self.plan.notes
+
 
 def _cells(group: Sequence[Row]) -> list[str]:
     first = group[0]
@@ -170,23 +296,36 @@ def _cells(group: Sequence[Row]) -> list[str]:
     why = str(first.why)
     if first.state == "part" and len(group) > 1:
         why = re.sub(r"\d+", "*", why)
-    figures = _figures(first)
+    figures = "" if first.speed_range is None else _figures(first.speed_range, first.samples)
     if first.state != "swapped":
-        why = f"{why} {figures}".rstrip()
-        return [f"{path}  {first.layer}", first.by, first.shape or "-", error, why]
-    if first.speed is None:
-        return [f"{path}  {first.layer}", first.by, first.shape, error, "-"]
-    before, after = first.milliseconds["whole"]
-    speed = f"{first.speed:.2f}x {figures}  {in_ms(before)} -> {in_ms(after)} ms"
-    return [f"{path}  {first.layer}", first.by, first.shape, error, speed]
+        last = f"{why} {figures}".rstrip()
+    elif first.speed is None:
+        last = "-"
+    else:
+        before, after = first.milliseconds["whole"]
+        last = f"{first.speed:.2f}x {figures}  {in_ms(before)} -> {in_ms(after)} ms"
+    return [f"{path}  {first.layer}", first.by, first.shape or "-", error, first.source or "-", last]
 
 
-def _figures(row: Row) -> str:
-    """Return how certain a row's speed is: the interval of the median, and the number of samples."""
-    if row.speed_range is None:
-        return ""
-    low, high = row.speed_range
-    return f"({low:.2f}-{high:.2f}, {row.samples} samples)"
+def _figures(speed_range: Sequence[float], samples: int) -> str:
+    """Format how certain a speed is: the interval of the median, and the number of samples."""
+    return f"({speed_range[0]:.2f}-{speed_range[1]:.2f}, {samples} samples)"
+
+
+def _timing(
+    forward: Sequence[float],
+    whole: Sequence[float],
+    speed: float,
+    speed_range: Sequence[float],
+    samples: int,
+) -> Timing:
+    """Build a timing from JSON, where pairs are lists."""
+    (a, b), (c, d), (low, high) = forward, whole, speed_range
+    return Timing((a, b), (c, d), speed, (low, high), samples)
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

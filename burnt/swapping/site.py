@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -16,12 +18,33 @@ from burnt import _torch
 from burnt.errors import InputError
 from burnt.kernels.interface.checks import all_strided
 from burnt.swapping.kind import KINDS, Kind, is_swapped, original_class
-from burnt.swapping.measure import Finding, check_error, measure, signature_of
+from burnt.swapping.measure import (
+    Finding,
+    ModelTiming,
+    Source,
+    check_error,
+    context_of,
+    device_of,
+    is_undecided,
+    measure,
+    signature_of,
+)
 
-__all__ = ["Site", "SwapPlan", "restore_class", "reuse_inner_module", "site_of", "start"]
+__all__ = [
+    "SECONDS_BETWEEN_LINES",
+    "Site",
+    "SwapPlan",
+    "can_measure",
+    "restore_class",
+    "reuse_inner_module",
+    "show_progress",
+    "site_of",
+    "start",
+]
 
 State = Literal["waiting", "swapped", "part", "left"]
-
+SECONDS_BETWEEN_LINES = 5.0
+"""The least seconds of measuring between two lines of progress."""
 
 _MAX_INNER_MODULES = 8  # modules constructed by one method that become sites
 _SITE, _INNER_MODULES = "_burnt_site", "_burnt_made"
@@ -29,15 +52,38 @@ _SITE, _INNER_MODULES = "_burnt_site", "_burnt_made"
 
 @dataclass(eq=False)
 class SwapPlan:
-    """State that all sites of one `swap` share: the mode, the measurements by signature, and the sites."""
+    """State that all sites of one `swap` share.
+
+    `findings` are the measurements by signature. `earlier` are sites of an earlier swap by path, whose
+    decisions are used for the same signature; they are ``"kept"`` or ``"given"``, and were measured at
+    `earlier_at`. With `checks_errors`, their errors are checked again. `has_hooks` says that a site was
+    called with saved-tensor hooks, such as checkpointing's, which may call it again in the backward. `whole`
+    is the time of the whole model. `model`, `inputs` and `context` say what was measured, and `at` when:
+    hashes of the model and of its first call's inputs, the machine and the versions.
+    """
 
     mode: Literal["train", "infer"]
-    findings: dict[Any, Finding] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
+    earlier: dict[str, Site] = field(default_factory=dict)
+    earlier_source: Literal["kept", "given"] = "kept"
+    earlier_at: float = 0.0
+    checks_errors: bool = False
+    has_hooks: bool = False
+    whole: ModelTiming | None = None
+    model: str = ""
+    inputs: str = ""
+    context: dict[str, str] = field(default_factory=dict)
+    at: float = 0.0
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    """Spent on measuring sites."""
+    seconds_shown: float = 0.0
+    """What `seconds` was when progress was last shown."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may be loaded on another machine, where the measurements do not hold.
-        return {"mode": self.mode, "findings": {}, "sites": []}
+        return vars(SwapPlan(self.mode))
 
 
 @dataclass(eq=False)
@@ -47,7 +93,8 @@ class Site:
     `state` is ``"waiting"`` (for its first call), ``"swapped"``, ``"part"`` (of a swapped site), or
     ``"left"`` (not swapped); `why` says why it waits or was not swapped, or which site it is part of. `error`
     is the largest error against `reference`, relative to the largest number; `finding` is the measurement,
-    of this site or of the site `like`, which has the same shapes.
+    of this site or of the site `like`, which has the same `signature`; `source` says when it was measured.
+    `requested` sites are swapped whatever their speed.
     """
 
     path: str
@@ -61,6 +108,9 @@ class Site:
     shape: str = ""
     finding: Finding | None = None
     like: str | None = None
+    signature: str = ""
+    source: Source | None = None
+    requested: bool = False
 
 
 def start(module: nn.Module, site: Site, *, skip_measuring: bool = False) -> None:
@@ -221,7 +271,7 @@ def _measuring_method(kind: Kind, original: Any, theirs: Callable[..., Any]) -> 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         site = None if torch.compiler.is_compiling() else site_of(self)
-        if site is not None and site.state == "waiting" and _can_measure(self, args, kwargs):
+        if site is not None and site.state == "waiting" and can_measure(self, args, kwargs):
             site.why = _modified_reason(self, kind)
             if site.why is None:
                 measure_and_decide(self, args, kwargs)
@@ -243,7 +293,7 @@ def _modified_reason(module: nn.Module, kind: Kind) -> str | None:
     return f"user code replaced its {kind.method}" if kind.method in vars(module) else None
 
 
-def _can_measure(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def can_measure(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call runs eagerly on strided tensors, neither traced nor captured, so it can be measured."""
     if not _torch.is_plain_call() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return False
@@ -272,21 +322,9 @@ def measure_and_decide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
         site.state, site.why = "left", f"cannot be swapped: {type(error).__name__}: {error}"
         restore_class(module)
         return
-    key, site.shape = signature_of(module, kind.name, args, kwargs)
-    train = plan.mode == "train"
-    earlier = plan.findings.get(key)
-    if earlier is None:
-        finding = measure(module, classes, kind, args, kwargs, train)
-        plan.findings[key] = finding
-        finding.path = site.path
-        site.error, site.reference = finding.error, finding.reference
-    else:
-        finding, site.like = earlier, earlier.path
-        if finding.why is None:
-            site.error, site.reference, why = check_error(module, classes, kind, args, kwargs, train)
-            if why is not None:
-                finding = Finding(why=why)
-    site.finding = finding
+    site.signature, site.shape = signature_of(module, kind.name, args, kwargs)
+    plan.has_hooks |= _torch.has_saved_tensor_hooks()
+    site.finding = finding = _finding_of(site, module, classes, args, kwargs)
     site.why = finding.why
     if finding.why is None:
         site.state = "swapped"
@@ -301,3 +339,56 @@ def measure_and_decide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     else:
         site.state = "left"
         restore_class(module)
+
+
+def _finding_of(
+    site: Site, module: nn.Module, classes: tuple[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Finding:
+    """Return a site's measurement: of an earlier swap, of a site with the same signature, or a new one."""
+    plan, call = site.plan, (module, classes, site.kind, args, kwargs, site.plan.mode == "train")
+    earlier = plan.earlier.get(site.path)
+    if earlier is not None and earlier.signature == site.signature and _is_decided(earlier, plan):
+        # Its reason may be another than the finding's: that the whole model was slower.
+        assert earlier.finding is not None
+        finding = replace(earlier.finding, why=earlier.why, path=site.path, source=plan.earlier_source)
+        site.source, site.like = finding.source, earlier.like
+        site.error, site.reference = earlier.error, earlier.reference
+        plan.findings.setdefault(site.signature, finding)
+        is_checked = plan.checks_errors
+    elif site.signature in plan.findings:
+        finding = plan.findings[site.signature]
+        site.source, site.like = finding.source, finding.path
+        is_checked = True
+    else:
+        if not plan.context:  # the model itself was not called
+            plan.context = context_of(device_of(module, args, kwargs))
+        began = time.perf_counter()
+        plan.findings[site.signature] = finding = measure(*call)
+        finding.path = site.path
+        site.error, site.reference = finding.error, finding.reference
+        site.source = "measured" if finding.timing is not None else None
+        plan.seconds += time.perf_counter() - began
+        if plan.seconds - plan.seconds_shown > SECONDS_BETWEEN_LINES:
+            plan.seconds_shown = plan.seconds
+            decided = sum(other.state != "waiting" for other in plan.sites) + 1
+            show_progress(f"has measured {decided} of {len(plan.sites)} sites, for {plan.seconds:.0f} s")
+        return finding
+    if is_checked and finding.why is None:
+        site.error, site.reference, why = check_error(*call)
+        if why is not None:
+            return Finding(why=why)
+    return finding
+
+
+def _is_decided(earlier: Site, plan: SwapPlan) -> bool:
+    """Whether a site's time decided for or against it, or was given as the decision.
+
+    Of a kept one that was undecided, a process on a calmer machine may learn more.
+    """
+    timing = None if earlier.finding is None else earlier.finding.timing
+    return timing is not None and (plan.earlier_source == "given" or not is_undecided(timing))
+
+
+def show_progress(text: str) -> None:
+    """Print a message about a swap that takes long to stderr."""
+    print(f"burnt.swap {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,236 @@
+"""The first call of a swapped model: look up what an earlier process decided before, time the model after."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from burnt.codegen.precision import precision
+from burnt.errors import CacheError, SwapError
+from burnt.swapping import kept
+from burnt.swapping.kind import original_class
+from burnt.swapping.measure import ModelTiming, context_of, device_of, is_slower
+from burnt.swapping.model_timing import restore_original, time_model
+from burnt.swapping.report import Report
+from burnt.swapping.site import SwapPlan, can_measure
+
+__all__ = ["FirstCall", "differences", "unregister"]
+
+_lock = threading.Lock()
+
+
+class FirstCall:
+    """The hooks of a model that waits for its first call; they are removed after it.
+
+    With `verify`, `before` and `after` are called instead.
+
+    Args:
+        report: the report of the swap.
+        given: the report of an earlier swap, whose decisions are used.
+        remeasure: ignore what an earlier process has kept.
+    """
+
+    def __init__(self, report: Report, given: Report | None = None, remeasure: bool = False) -> None:
+        self.report, self.remeasure = report, remeasure
+        self.earlier = given
+        self.source: Literal["kept", "given"] = "kept" if given is None else "given"
+        self.path: Path | None = None
+        self.has_begun = False
+        self.is_copy = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the model has no report, and each of its sites decides for itself.
+        return {"is_copy": True, "has_begun": False}
+
+    def register(self, model: nn.Module) -> None:
+        """Register the hooks, unless the model looks at its own hooks, and would compute in another way."""
+        if isinstance(model, nn.TransformerEncoderLayer):
+            return
+        model.register_forward_pre_hook(self.before, with_kwargs=True)
+        model.register_forward_hook(self.after, with_kwargs=True)
+
+    def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find the decisions of an earlier process for this model and these inputs."""
+        if torch.compiler.is_compiling():
+            return
+        if self.is_copy:
+            unregister(model)
+            return
+        plan = self.report.plan
+        is_replica = getattr(model, "_is_replica", False)  # of DataParallel: it shares the hooks
+        self.has_begun = not is_replica and can_measure(model, args, kwargs)
+        if not self.has_begun:
+            return
+        digests = _digest_model(model, plan), _digest_call(model, args, kwargs)
+        if digests == (plan.model, plan.inputs):
+            return  # a call like this one has decided nothing
+        plan.model, plan.inputs = digests
+        plan.context = context_of(device_of(model, args, kwargs))
+        if self.source == "kept":
+            self.earlier = self._load()
+            if self.earlier is not None:
+                plan.earlier = {site.path: site for site in self.earlier.plan.sites}
+                plan.earlier_source, plan.earlier_at = "kept", self.earlier.plan.at
+        whole = self._earlier_whole()
+        if whole is not None and whole.timing is not None and whole.restored:
+            for site in plan.sites:
+                earlier = plan.earlier.get(site.path)
+                if earlier is not None and site.state == "waiting":
+                    site.finding, site.shape, site.like = earlier.finding, earlier.shape, earlier.like
+                    site.error, site.reference = earlier.error, earlier.reference
+                    site.signature, site.source = earlier.signature, self.source
+            restore_original(model, plan, _slower(whole.timing.speed))
+            plan.whole = replace(whole, source=self.source)
+
+    def after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        """Time the whole model, restore the original if it is faster, and keep the decisions."""
+        # One thread does this, and the others go on.
+        if torch.compiler.is_compiling() or not self.has_begun or not _lock.acquire(blocking=False):
+            return
+        try:
+            self._finish(model, args, kwargs)
+        finally:
+            _lock.release()
+
+    def _finish(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plan = self.report.plan
+        if not any(site.signature for site in plan.sites):
+            return
+        unregister(model)
+        is_swapped = any(site.state == "swapped" and not site.requested for site in plan.sites)
+        is_new = any(site.source == "measured" for site in plan.sites)
+        if is_swapped:
+            whole = self._earlier_whole()
+            if not is_new and whole is not None:
+                plan.whole = replace(whole, source=self.source)
+            else:
+                is_new = True
+                self._time(model, args, kwargs)
+        plan.at = time.time() if is_new else plan.earlier_at
+        if is_new:
+            self._store()
+
+    def _time(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plan = self.report.plan
+        backward = plan.mode == "train" and torch.is_grad_enabled()
+        plan.whole = whole = time_model(model, args, kwargs, backward)
+        if whole.timing is None or not is_slower(whole.timing):
+            return
+        if plan.has_hooks:
+            whole.why = (
+                "slower, but not restored: checkpointing may call layers again in the backward, and would "
+                "find other ones; call burnt.unswap before the next step"
+            )
+            return
+        whole.restored = True
+        whole.why = "slower beyond the scatter of the samples: the original was restored"
+        restore_original(model, plan, _slower(whole.timing.speed))
+
+    def _earlier_whole(self) -> ModelTiming | None:
+        """Return the earlier time of the whole model, if it is of this model and of inputs like these."""
+        if self.earlier is None:
+            return None
+        plan, earlier = self.report.plan, self.earlier.plan
+        is_alike = (earlier.model, earlier.inputs) == (plan.model, plan.inputs)
+        return earlier.whole if is_alike else None
+
+    def _load(self) -> Report | None:
+        """Return what an earlier process has kept, if it still holds."""
+        plan = self.report.plan
+        if not kept.is_enabled():
+            return None
+        try:
+            self.path = kept.path_of(plan.mode, plan.model, plan.inputs, plan.context["machine"])
+            report = None if self.remeasure else kept.load(self.path)
+        except (SwapError, CacheError, OSError) as error:
+            plan.notes.append(f"kept decisions cannot be used: {_first_line(error)}")
+            return None
+        if report is not None and (stale := differences(report.plan, plan)):
+            plan.notes.append(f"kept decisions were measured again: {stale}")
+            return None
+        return report
+
+    def _store(self) -> None:
+        if self.path is None:
+            return
+        try:
+            kept.store(self.path, self.report)
+        except (CacheError, OSError) as error:
+            self.report.plan.notes.append(f"the decisions cannot be kept: {_first_line(error)}")
+
+
+def differences(earlier: SwapPlan, now: SwapPlan) -> str:
+    """Return in what the conditions of two swaps differ, as text; empty if in nothing."""
+    before, after = ({"mode": plan.mode, **plan.context} for plan in (earlier, now))
+    texts = [
+        f"{name} was {before.get(name, 'unknown')}, and is {value}"
+        for name, value in after.items()
+        if before.get(name) != value
+    ]
+    return "; ".join(texts)
+
+
+def unregister(model: nn.Module) -> None:
+    """Remove the hooks of a `FirstCall`, if there are any."""
+    tables = (
+        (model._forward_hooks, model._forward_hooks_with_kwargs),
+        (model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
+    )
+    for hooks, flags in tables:
+        for key in [
+            key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), FirstCall)
+        ]:
+            del hooks[key], flags[key]
+
+
+def _slower(speed: float) -> str:
+    return f"the whole model is {speed:.2f} times as fast swapped"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _digest_model(model: nn.Module, plan: SwapPlan) -> str:
+    """Return a hash of a model's classes, its parameters' and buffers' shapes and dtypes, and its sites."""
+    classes = [(path, original_class(module)) for path, module in model.named_modules()]
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return _digest(
+        (
+            [(path, cls.__module__, cls.__qualname__) for path, cls in classes],
+            [(name, None if is_lazy(t) else tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors],
+            [(site.path, site.kind.name, site.requested) for site in plan.sites],
+        )
+    )
+
+
+def _digest_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return a hash of what the time of a call depends on besides the model: shapes, dtypes, modes, autocast.
+
+    Numbers may differ from call to call; of texts and truth values the value counts.
+    """
+    leaves = [
+        (tuple(v.shape), v.stride(), v.dtype, v.device, v.requires_grad)
+        if isinstance(v, Tensor)
+        else v
+        if isinstance(v, bool | str | None)
+        else type(v).__qualname__
+        for v in pytree.tree_leaves((args, dict(sorted(kwargs.items()))))
+    ]
+    casts = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), precision()
+    modes = [module.training for module in model.modules()]
+    return _digest((leaves, sorted(kwargs), torch.is_grad_enabled(), modes, casts))
