@@ -500,7 +500,12 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         actions, "import", "add measurements from another machine", "example: burnt tune import h200.json"
     )
     load.add_argument("file", metavar="FILE")
-    clear = _add_parser(actions, "clear", "delete measurements", "example: burnt tune clear softmax")
+    clear = _add_parser(
+        actions,
+        "clear",
+        "delete measurements and the decisions of burnt.swap",
+        "example: burnt tune clear softmax",
+    )
     for command in (show, export, clear):
         command.add_argument("op", nargs="?", metavar="OP", help="only this op")
     return [run, show]

@@ -14,6 +14,7 @@ from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.cli.train import load_module
 from burnt.errors import BurntError, CacheError, nearest, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
+from burnt.swapping import kept
 
 __all__ = ["clear", "export", "import_rows", "run", "show"]
 
@@ -281,6 +282,11 @@ def show(name: str | None, as_json: bool) -> int:
         page.line(
             "`burnt tune run` measures every op; programs run with BURNT_TUNE=quick measure the ops they call"
         )
+    kept_files = [] if as_json or name is not None else kept.files()
+    if kept_files:
+        age = age_text(time.time() - kept_files[0].stat().st_mtime)
+        of_models = quantity(len(kept_files), "model")
+        Page().line(f"burnt.swap: decisions for {of_models} in {kept_files[0].parent}, the newest {age} old")
     return 0
 
 
@@ -406,7 +412,9 @@ def import_rows(path: str) -> int:
 
 
 def clear(name: str | None) -> int:
-    """Delete all measurements, or those of one op; a damaged table is renamed. Return the exit code 0.
+    """Delete all measurements and the decisions of `burnt.swap`, or the measurements of one op.
+
+    A damaged table is renamed. Returns the exit code 0.
 
     Raises:
         UsageError: there is no such op.
@@ -415,4 +423,6 @@ def clear(name: str | None) -> int:
     _set_aside_if_damaged(database)
     _check_op_name(name, database.rows())
     Page().line(f"{quantity(database.clear(name), 'row')} deleted")
+    if name is None and (num_models := kept.clear()):
+        Page().line(f"burnt.swap: decisions for {quantity(num_models, 'model')} deleted")
     return 0

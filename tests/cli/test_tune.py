@@ -334,6 +334,25 @@ def test_export_and_import(capsys, desk, table):
     assert main(["tune", "import", "missing.json"]) == 1
 
 
+def test_kept_decisions_of_swap_are_shown_and_cleared(capsys, table):
+    folder = table.parent / "swap"
+    assert main(["tune", "show"]) == 0
+    assert "burnt.swap" not in capsys.readouterr().out
+    folder.mkdir(mode=0o700)
+    for name in "ab":
+        (folder / f"{name}.json").write_text("{}")
+    assert main(["tune", "show"]) == 0
+    out = capsys.readouterr().out
+    assert f"burnt.swap: decisions for 2 models in {folder}, the newest " in out
+    TuningDatabase().add(ROWS)
+    assert main(["tune", "clear", "silu"]) == 0
+    assert len(list(folder.iterdir())) == 2
+    capsys.readouterr()
+    assert main(["tune", "clear"]) == 0
+    assert capsys.readouterr().out == "1 row deleted\nburnt.swap: decisions for 2 models deleted\n"
+    assert list(folder.iterdir()) == []
+
+
 def test_a_damaged_table_is_moved_aside(capsys, table):
     table.parent.mkdir(mode=0o700)
     table.write_bytes(b"this was no database, ever" * 400)
