@@ -39,6 +39,7 @@ __all__ = [
     "in_forward_ad",
     "in_transform",
     "is_autocast",
+    "is_plain_backward",
     "is_plain_call",
     "is_raised_by_saved_tensor_hook",
     "matmul_precision",
@@ -414,8 +415,8 @@ def without_global_hooks() -> Iterator[None]:
 
 
 def in_transform() -> bool:
-    """Whether a torch.func transform is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a torch.func transform is active, or the older vmap of batched gradients."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or _in_older_vmap()
 
 
 def is_plain_call() -> bool:
@@ -426,7 +427,22 @@ def is_plain_call() -> bool:
         and count_dispatch_modes() == 0
         and count_function_modes() == 0
         and torch._C._get_tracing_state() is None
+        and not _in_older_vmap()
     )
+
+
+def is_plain_backward() -> bool:
+    """Whether a backward may run kernels: it is a plain call, and its ops are not recorded in a graph.
+
+    They are recorded under ``create_graph=True``, for second derivatives.
+    """
+    return not torch.is_grad_enabled() and is_plain_call()
+
+
+_in_older_vmap: Callable[[], bool] = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
+)
+"""Whether the vmap is active that ``torch.autograd.grad(..., is_grads_batched=True)`` uses."""
 
 
 forward_ad = torch.autograd.forward_ad

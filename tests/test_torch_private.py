@@ -80,6 +80,28 @@ def test_a_call_within_a_transform_or_mode_is_known_by_it() -> None:
     assert _torch.is_plain_call()
 
 
+def test_the_vmap_of_batched_gradients_is_known_by_it() -> None:
+    found = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            found.append((_torch.in_transform(), _torch.is_plain_call(), _torch.is_plain_backward()))
+            return grad * 2
+
+    x = torch.ones(2, requires_grad=True)
+    y = Looks.apply(x)
+    for options in ({}, {"is_grads_batched": True}, {"create_graph": True}):
+        torch.autograd.grad(
+            y, x, torch.eye(2) if len(found) == 1 else torch.ones(2), retain_graph=True, **options
+        )
+    assert found == [(False, True, True), (True, False, False), (False, True, False)]
+
+
 def test_autocast_of_any_device_is_known() -> None:
     assert not _torch.is_autocast()
     with torch.autocast("cpu", torch.bfloat16):

@@ -34,7 +34,8 @@ from burnt.codegen.schedule.saved_tensors import with_saved_inputs
 from burnt.errors import CacheError, InputRuntimeError, UnsupportedError
 
 __all__ = [
-    "BackwardPlan", "Differentiable", "build_backward_plan", "defer_version_checks", "trace_backward",
+    "BackwardPlan", "Differentiable", "build_backward_plan", "defer_version_checks", "grad_by_torch",
+    "trace_backward",
 ]  # fmt: skip
 
 
@@ -73,11 +74,13 @@ class Differentiable(torch.autograd.Function):
         saved_tensors = ctx.saved_tensors
         tensors, saved = saved_tensors[: len(needs_grad)], saved_tensors[len(needs_grad) :]
         *saved, seed = saved if ctx.has_seed else (*saved, None)
-        plan = None if torch.is_grad_enabled() else _get_plan(ctx, tensors, needs_grad)
+        plan = _get_plan(ctx, tensors, needs_grad) if _torch.is_plain_backward() else None
         _check_versions(ctx, tensors, None if plan is None else plan.read)
         if plan is None:
             tensors = _with_stand_ins(ctx.forward, tensors, needs_grad)
-            gradients = iter(_grad_by_torch(ctx.forward, ctx.numbers, grad_outs, tensors, needs_grad, seed))
+            draw = None if seed is None else functools.partial(_redraw, ctx.forward, seed)
+            run = functools.partial(_interpret, ctx.forward.traced, ctx.numbers, draw)
+            gradients = grad_by_torch(run, tensors, needs_grad, grad_outs)
         else:
             plan_grad_outs = [
                 g
@@ -89,10 +92,10 @@ class Differentiable(torch.autograd.Function):
             inputs = [*plan_grad_outs, *tensors]
             # Numbers come after the tensors in the backward's arguments; it uses only some of them.
             numbers = [ctx.numbers[p - len(inputs)] for p in plan.plan.plan.number_positions]
-            gradients = iter(plan.plan([*inputs, *saved, *plan.constants], numbers, seed))
+            found = iter(plan.plan([*inputs, *saved, *plan.constants], numbers, seed))
+            gradients = [next(found) if needed else None for needed in needs_grad]
         reached = ctx.forward.traced.inputs_with_grad
-        all_gradients = [next(gradients) if needed else None for needed in needs_grad]
-        return (None, None, *[g if i in reached else None for i, g in enumerate(all_gradients)])
+        return (None, None, *[g if i in reached else None for i, g in enumerate(gradients)])
 
 
 def defer_version_checks(forward: CompiledPlan, tensors: Sequence[Tensor], results: Sequence[Any]) -> None:
@@ -133,13 +136,15 @@ def _with_stand_ins(
 ) -> list[Tensor]:
     """Return the tensors with zeros in place of those that were not saved, as no derivative reads them."""
 
-    def zeros(buffer: Buffer) -> Tensor:
+    @torch.enable_grad()
+    def zeros(buffer: Buffer, needed: bool) -> Tensor:
         last = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True))
-        elements = torch.zeros(max(last + 1, 0), dtype=buffer.dtype, device=forward.device)
+        size = max(last + 1, 0)
+        elements = torch.zeros(size, dtype=buffer.dtype, device=forward.device, requires_grad=needed)
         return elements.as_strided(buffer.shape, buffer.strides)
 
     triples = zip(tensors, forward.plan.inputs, needs_grad, strict=False)
-    return [zeros(b).requires_grad_(needed) if t is None else t for t, b, needed in triples]
+    return [zeros(b, needed) if t is None else t for t, b, needed in triples]
 
 
 class BackwardPlan(NamedTuple):
@@ -258,7 +263,7 @@ def _trace_vjp(
         def run(*differentiated: Tensor) -> tuple[Tensor, ...]:
             remaining = iter(differentiated)
             full = [next(remaining) if needed else t for t, needed in zip(inputs, needs_grad, strict=True)]
-            results = _interpret(forward, full, numbers)
+            results = _interpret(forward, numbers, None, *full)
             return tuple(t for t in results if isinstance(t, Tensor) and t.dtype.is_floating_point)
 
         primals = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
@@ -289,39 +294,54 @@ def _has_unrolled_derivative(node: torch.fx.Node) -> bool:
     return bool(value.dim()) and value.shape[axis] > _MAX_UNROLLED
 
 
-def _grad_by_torch(
-    forward: CompiledPlan,
-    numbers: Sequence[float],
-    grad_outs: Sequence[Any],
-    tensors: Sequence[Tensor],
-    needs_grad: tuple[bool, ...],
-    seed: Tensor | None,
-) -> list[Any]:
-    """Compute gradients by torch's autograd: for second derivatives, and where there is no plan."""
+def grad_by_torch(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    needs_grad: Sequence[bool],
+    grad_outs: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Compute gradients by torch's autograd, where a backward cannot run kernels (`is_plain_backward`).
+
+    If gradients are enabled, they can be differentiated again.
+
+    Args:
+        fn: a function of torch's ops; returns a tensor or a sequence of results.
+        args: its arguments.
+        needs_grad: for each argument, whether to compute its gradient.
+        grad_outs: for each result, its gradient. None, and those of results without one, are ignored.
+
+    Returns:
+        For each argument its gradient; None if not needed, or if the results do not depend on it.
+
+    >>> x = torch.zeros(2, requires_grad=True)
+    >>> with torch.no_grad():
+    ...     grad_by_torch(torch.sin, [x], [True], [torch.ones(2)])
+    [tensor([1., 1.])]
+    """
     create_graph = torch.is_grad_enabled()
-    if not create_graph:
-        tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     with torch.enable_grad():
-        draw = None if seed is None else functools.partial(_redraw, forward, seed)
-        outputs = _interpret(forward.traced, tensors, numbers, draw)
+        # Views, because the hooks of the arguments themselves are called for the gradients returned here.
+        args = [a.view_as(a) if needed else a for a, needed in zip(args, needs_grad, strict=True)]
+        results = fn(*args)
     pairs = [
-        (o, g)
-        for o, g in zip(outputs, grad_outs, strict=True)
-        if isinstance(o, Tensor) and o.requires_grad and isinstance(g, Tensor)
+        (r, g)
+        for r, g in zip([results] if isinstance(results, Tensor) else results, grad_outs, strict=True)
+        if isinstance(r, Tensor) and r.requires_grad and isinstance(g, Tensor)
     ]
-    inputs = [t for t, needed in zip(tensors, needs_grad, strict=True) if needed]
-    return list(
+    inputs = [a for a, needed in zip(args, needs_grad, strict=True) if needed]
+    gradients = iter(
         torch.autograd.grad(
-            [o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
+            [r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
         )
     )
+    return [next(gradients) if needed else None for needed in needs_grad]
 
 
 def _interpret(
     traced: Traced,
-    tensors: Sequence[Tensor],
     numbers: Sequence[float],
-    draw: Callable[[torch.fx.Node, Any, Any], Any] | None = None,
+    draw: Callable[[torch.fx.Node, Any, Any], Any] | None,
+    *tensors: Tensor,
 ) -> list[Any]:
     """Run the composite ops of a trace by torch, random ones by `draw`; captured tensors come last."""
     nodes = list(traced.composite_graph.graph.nodes)

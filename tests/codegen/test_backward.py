@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing import assert_close
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from burnt.codegen import fuse
@@ -104,6 +107,89 @@ def test_a_gradient_of_one_argument_that_a_product_needs_is_still_checked() -> N
     changed.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(result.sum(), y)
+
+
+def two_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.tanh(x) * x, x.exp().sum(-1)
+
+
+BATCHED: dict[str, Callable[[Tensor], Any]] = {
+    "a square": lambda x: x * x,
+    "not saved": LINEAR["of a weight"],
+    "a product": lambda x: (x @ x.mT).softmax(-1),
+    "two results": two_of,
+    "no plan": lambda x: x.repeat(11, 1).cumprod(0),
+}
+
+
+def grads_of(fn: Callable[[Tensor], Any], grad: Callable[..., Any]) -> list[Tensor]:
+    x = leaf()
+    results = pytree.tree_leaves(fn(x))
+    source = torch.Generator().manual_seed(0)
+    batches = [torch.randn(3, *r.shape, generator=source) for r in results]
+    return pytree.tree_leaves(grad(results, x, batches))
+
+
+GRADS: dict[str, Callable[..., Any]] = {
+    "batched": lambda y, x, batches: torch.autograd.grad(y, x, batches, is_grads_batched=True),
+    "batched, to differentiate": lambda y, x, batches: torch.autograd.grad(
+        torch.autograd.grad(y, x, batches, is_grads_batched=True, create_graph=True)[0].sin().sum(), x,
+        materialize_grads=True,
+    ),
+    "under vmap": lambda y, x, batches: torch.vmap(
+        lambda *g: torch.autograd.grad(y, x, g, retain_graph=True)
+    )(*batches),
+}  # fmt: skip
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("kind", GRADS)
+@pytest.mark.parametrize("name", BATCHED)
+def test_batched_gradients(name: str, kind: str) -> None:
+    fused = fuse(BATCHED[name])
+    expected, found = (grads_of(f, GRADS[kind]) for f in (BATCHED[name], fused))
+    assert_close(found, expected)
+    assert fused.fallback_reason(leaf()) is None
+
+
+def test_batched_gradients_of_dropout_take_the_mask_of_the_forward() -> None:
+    x = leaf()
+    result = fuse(lambda x: F.dropout(x, 0.5) * x)(x)
+    batch = torch.randn(3, 3, 4)
+    expected = [torch.autograd.grad(result, x, g, retain_graph=True)[0] for g in batch]
+    for kind in ("under vmap", "batched"):
+        (found,) = GRADS[kind]([result], x, [batch])
+        assert_close(found, torch.stack(expected))
+
+
+def test_a_hessian_of_vectorized_jacobians() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.tanh(x * x).sum()
+
+    x = leaf().detach()
+    expected, found = (torch.autograd.functional.hessian(f, x, vectorize=True) for f in (fn, fuse(fn)))
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["a square", "not saved"])
+def test_gradients_carry_forward_derivatives(name: str) -> None:
+    def duals(y: Any, x: Tensor, batches: list[Tensor]) -> list[Tensor]:
+        with forward_ad.dual_level():
+            grad_outs = [forward_ad.make_dual(b[0], b[1]) for b in batches]
+            return list(forward_ad.unpack_dual(*torch.autograd.grad(y, x, grad_outs)))
+
+    expected, found = (grads_of(f, duals) for f in (BATCHED[name], fuse(BATCHED[name])))
+    assert len(expected) == 2
+    assert_close(found, expected)
+
+
+def test_a_hook_is_called_once_for_a_gradient_that_can_be_differentiated() -> None:
+    x = leaf()
+    calls: list[Tensor] = []
+    x.register_hook(lambda grad: calls.append(grad) or grad * 3)
+    (found,) = torch.autograd.grad(fuse(torch.square)(x).sum(), x, create_graph=True)
+    assert len(calls) == 1
+    assert_close(found, 6 * x)
 
 
 @pytest.mark.parametrize("name", ["affine", "tanh"])

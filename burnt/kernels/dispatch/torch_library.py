@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.backward import grad_by_torch
 from burnt.errors import DefinitionError
 from burnt.kernels.interface.vjp import Vjp
 
@@ -334,6 +335,8 @@ def _differentiable_kernel(op: AnyOp, overload: Any, backward: Any) -> Callable[
             saved = iter(ctx.saved_tensors)
             args = [next(saved) if a is _TENSOR else a for a in ctx.args]
             needs_grad = list(ctx.needs_input_grad)
+            if _torch.in_transform():  # batched gradients
+                return tuple(grad_by_torch(op.reference, args, needs_grad, grad_outs))
             gradients = iter(backward(list(grad_outs), *args, needs_grad))
             return tuple(next(gradients) if needed else None for needed in needs_grad)
 

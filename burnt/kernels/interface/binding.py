@@ -60,11 +60,11 @@ class _CandidateFunction(torch.autograd.Function):
     @staticmethod
     @_torch.without_autocast()
     def backward(ctx: Any, *grad_outs: Tensor) -> Any:
-        """Call the candidate's backward; without one, and for second derivatives, use the reference's."""
+        """Call the candidate's backward; use the reference's without one, and where kernels cannot run."""
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if a is _TENSOR else a for a in ctx.args]
         needs_grad = ctx.needs_input_grad[3:]
-        if ctx.candidate.backward_fn is None or torch.is_grad_enabled():
+        if ctx.candidate.backward_fn is None or not _torch.is_plain_backward():
             gradients = iter(reference_gradient(ctx.op, grad_outs, args, needs_grad))
             return (None, None, None, *[next(gradients) if needed else None for needed in needs_grad])
         own_gradients = iter(_candidate_gradient(ctx.op, ctx.candidate, grad_outs, tuple(saved), args))

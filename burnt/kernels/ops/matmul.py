@@ -269,8 +269,8 @@ class _OneDnnLinear(torch.autograd.Function):
     @_torch.without_autocast()
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        # Under create_graph use torch's matmul, which can be differentiated again.
-        multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm if torch.is_grad_enabled() else _onednn_mm
+        # torch's matmul can be differentiated again, and batched.
+        multiply: Callable[[Tensor, Tensor], Tensor] = _onednn_mm if _torch.is_plain_backward() else torch.mm
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             multiply(grad_out, weight) if needs_x else None,
@@ -430,7 +430,7 @@ class _OneDnnMatmul(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         a, b = ctx.saved_tensors
         multiply: Callable[[Tensor, Tensor], Tensor] = (
-            torch.matmul if torch.is_grad_enabled() else _onednn_matmul
+            _onednn_matmul if _torch.is_plain_backward() else torch.matmul
         )
         needs_a, needs_b = ctx.needs_input_grad
         return (

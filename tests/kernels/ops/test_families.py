@@ -673,6 +673,47 @@ def test_second_derivatives(name: str) -> None:
             )
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's vmap of its own ops
+@pytest.mark.sample(keep=("linear", "matmul, batches", "cross_entropy", "lstm_layer", "embedding"))
+@pytest.mark.parametrize("name", CASES)
+def test_batched_gradients(name: str) -> None:
+    """Under either of torch's vmaps, gradients are those of a loop."""
+    op, args, _ = CASES[name]
+    inputs = requiring_grad(args)
+    leaves = [a for a in inputs if is_float(a)]
+    for implementation, fn in implementations(op, inputs):
+        roots = [r for r in flat(fn(*inputs)) if r.requires_grad]
+        if not roots:
+            continue
+        batches = [randn(3, *r.shape) for r in roots]
+
+        def gradients(*grad_outs: Tensor, roots: list[Tensor] = roots, **options: bool) -> list[Tensor]:
+            found = torch.autograd.grad(
+                roots,
+                leaves,
+                grad_outs,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+                **options,
+            )
+            return list(found)
+
+        rows = [gradients(*(b[i] for b in batches)) for i in range(3)]
+        expected = [torch.stack(gradient) for gradient in zip(*rows, strict=True)]
+        for found in (gradients(*batches, is_grads_batched=True), torch.vmap(gradients)(*batches)):
+            for leaf, result, rest in zip(leaves, found, expected, strict=True):
+                # torch makes the zeros of an unused argument without a batch.
+                torch.testing.assert_close(
+                    result.expand(3, *leaf.shape),
+                    rest,
+                    rtol=1e-4,
+                    atol=2e-5,
+                    msg=lambda m, r=implementation: f"{r}: {m}",
+                )
+                assert not result.requires_grad
+
+
 def test_torchs_gelu_is_chosen_on_the_processors_where_it_is_faster(processor: str) -> None:
     """Among AMD's processors that is one with 256-bit vectors."""
     x = torch.empty(1 << 20)

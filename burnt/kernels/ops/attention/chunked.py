@@ -19,6 +19,7 @@ from torch import Tensor
 
 from burnt import _torch
 from burnt.codegen import fuse
+from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.render.c import prelude
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
@@ -437,10 +438,8 @@ class TiledAttention(torch.autograd.Function):
         """Recompute the tiles for their gradients; second derivatives are those of `eager`."""
         q, k, v, out, stats = ctx.saved_tensors
         needs_grad = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
-            inputs = [t for t, needed in zip((q, k, v), needs_grad, strict=True) if needed]
-            grad_iter = iter(torch.autograd.grad(ctx.eager(q, k, v), inputs, grad_out, create_graph=True))
-            return (*(next(grad_iter) if needed else None for needed in needs_grad), None, None, None)
+        if not _torch.is_plain_backward():
+            return (*grad_by_torch(ctx.eager, (q, k, v), needs_grad, (grad_out,)), None, None, None)
         # torch.func.vjp of a score function that is not compiled fails where saved tensors have hooks.
         with _torch.without_saved_tensor_hooks():
             grads = _backward(grad_out, out, stats, q, k, v, ctx.options, ctx.kernels)

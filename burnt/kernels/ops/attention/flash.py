@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.tuning_key import wants_gradient
@@ -134,10 +135,8 @@ class FlashAttention(torch.autograd.Function):
 
         q, k, v, out, lse = ctx.saved_tensors
         needs_grad = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():
-            inputs = [t for t, needed in zip((q, k, v), needs_grad, strict=True) if needed]
-            grad_iter = iter(torch.autograd.grad(ctx.eager(q, k, v), inputs, grad_out, create_graph=True))
-            return (*(next(grad_iter) if needed else None for needed in needs_grad), None, None, None)
+        if not _torch.is_plain_backward():
+            return (*grad_by_torch(ctx.eager, (q, k, v), needs_grad, (grad_out,)), None, None, None)
         grads = kernels.backward(
             unit_last_stride(grad_out),
             q,

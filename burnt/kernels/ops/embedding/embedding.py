@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt import _torch
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import InputIndexError, InputRuntimeError, range_hint
 from burnt.kernels.dispatch.op import op
@@ -122,7 +123,7 @@ class _SortedEmbedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         (indices,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives, use torch's differentiable op
+        if not _torch.is_plain_backward():  # use torch's op, which can be differentiated and batched
             padding = -1 if ctx.padding_idx is None else ctx.padding_idx % ctx.rows
             grad_weight = torch.ops.aten.embedding_dense_backward(
                 grad_output, indices, ctx.rows, padding, False

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
+from burnt.codegen.backward import grad_by_torch
 from burnt.device import processor
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
@@ -338,15 +339,12 @@ class _ChunkedLoss(torch.autograd.Function):
     @_torch.without_autocast()
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         x, weight, target, bias = ctx.saved_tensors
-        ignore_index, reduction, label_smoothing, z_loss = ctx.settings
+        ignore_index, reduction, *_ = ctx.settings
         needs_grad = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-        if torch.is_grad_enabled():  # for second derivatives, use the reference
-            inputs = [t for t, needed in zip((x, weight, bias), needs_grad, strict=True) if needed]
-            settings = ignore_index, reduction, label_smoothing, z_loss, ctx.in_float32
-            loss = linear_cross_entropy.reference(x, weight, target, bias, *settings)
-            grad_iter = iter(torch.autograd.grad(loss, inputs, grad_output, create_graph=True))
-            gradients = [next(grad_iter) if needed else None for needed in needs_grad]
-            return gradients[0], gradients[1], None, gradients[2], *[None] * 5
+        if not _torch.is_plain_backward():
+            args = (x, weight, target, bias, *ctx.settings, ctx.in_float32)
+            reference = linear_cross_entropy.reference
+            return tuple(grad_by_torch(reference, args, ctx.needs_input_grad, (grad_output,)))
         # The gradients are scaled in place: another backward through the same graph recomputes them.
         gradients, ctx.unscaled_gradients = ctx.unscaled_gradients, []
         if not gradients:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
+from burnt.codegen.backward import grad_by_torch
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
@@ -294,13 +295,10 @@ class _LossWithGradient(torch.autograd.Function):
         ignore_index, reduction, label_smoothing, z_loss = ctx.settings
         # The gradient is scaled in place: another backward through the same graph recomputes it.
         gradient, ctx.gradient = ctx.gradient, None
-        if torch.is_grad_enabled() or gradient is None:
-            leaf = logits if torch.is_grad_enabled() else logits.detach().requires_grad_()
-            with torch.enable_grad():
-                loss = cross_entropy.reference(
-                    leaf, target, None, ignore_index, reduction, label_smoothing, z_loss
-                )
-            (gradient,) = torch.autograd.grad(loss, [leaf], grad_output, create_graph=torch.is_grad_enabled())
+        if gradient is None or not _torch.is_plain_backward():
+            args = (logits, target, None, ignore_index, reduction, label_smoothing, z_loss)
+            needs_grad = (True, *[False] * 6)
+            gradient, *_ = grad_by_torch(cross_entropy.reference, args, needs_grad, (grad_output,))
         elif grad_output != 1:
             gradient.mul_(grad_output)
         return gradient, *[None] * 5

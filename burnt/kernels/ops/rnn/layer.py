@@ -8,6 +8,7 @@ after it. The loop is C on a CPU (`burnt.kernels.ops.rnn.loop_c`) and Triton on 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.matmul import linear, matmul
@@ -158,19 +160,10 @@ class _StepsFunction(torch.autograd.Function):
         )
         needs_input_grad = ctx.needs_input_grad
         needs_grad = (*needs_input_grad[2:7], *needs_input_grad[9:])
-        if torch.is_grad_enabled():  # for second derivatives, use the reference
+        if not _torch.is_plain_backward():
             args = (x, weight_ih, weight_hh, bias_ih, bias_hh, *initial)
-            results = ctx.reference(*args, lengths, ctx.reverse)
-            pairs = [(r, g) for r, g in zip(results, grad_outputs, strict=True) if g is not None]
-            grads = torch.autograd.grad(
-                [r for r, _ in pairs],
-                [a for a, needed in zip(args, needs_grad, strict=True) if needed],
-                [g for _, g in pairs],
-                create_graph=True,
-                allow_unused=True,
-            )
-            remaining = iter(grads)
-            all_grads = [next(remaining) if needed else None for needed in needs_grad]
+            reference = functools.partial(ctx.reference, lengths=lengths, reverse=ctx.reverse)
+            all_grads = grad_by_torch(reference, args, needs_grad, grad_outputs)
         else:
             tensors = (
                 x,
