@@ -143,22 +143,18 @@ def is_raised_by_saved_tensor_hook(error: BaseException) -> bool:
     return code is not None and any(frame.f_code is code for frame, _ in frames)
 
 
-def skip_version_checks(node: Any, positions: Sequence[int]) -> bool:
-    """Let backward read saved tensors that were changed in place; return whether it does.
+def skip_version_checks(node: Any, positions: Sequence[int]) -> None:
+    """Let a node of the autograd graph read saved tensors that were changed in place.
 
-    torch does not check the versions of tensors that hooks unpack. Where saved-tensor hooks are on, the
-    tensors have theirs already.
+    torch does not check the versions of tensors that hooks unpack.
 
     Args:
-        node: a node of the autograd graph.
+        node: the node.
         positions: of the tensors, among those that it saved.
     """
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        return False
     saved = node._raw_saved_tensors
     for position in positions:
         saved[position].register_hooks(_unchanged, _unchanged)
-    return True
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:

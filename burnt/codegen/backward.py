@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -31,11 +31,10 @@ from burnt.codegen.frontend.trace import (
 from burnt.codegen.ir import Buffer
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import with_saved_inputs
-from burnt.errors import CacheError, InputRuntimeError, UnsupportedError
+from burnt.errors import CacheError, UnsupportedError
 
 __all__ = [
-    "BackwardPlan", "Differentiable", "build_backward_plan", "defer_version_checks", "grad_by_torch",
-    "trace_backward",
+    "BackwardPlan", "Differentiable", "build_backward_plan", "grad_by_torch", "trace_backward",
 ]  # fmt: skip
 
 
@@ -55,6 +54,7 @@ class Differentiable(torch.autograd.Function):
         results = forward.traced.results
         outputs, saved = outputs_and_saved[: len(results)], outputs_and_saved[len(results) :]
         ctx.has_seed = seed is not None
+        ctx.version_error = None
         saved_outputs = [outputs[i] for i in forward.saved.reused_results]
         unread = forward.saved.unread
         read = [None if i in unread else t for i, t in enumerate(tensors)] if unread else tensors
@@ -71,11 +71,17 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *grad_outs: Any) -> Any:
         """Compute the gradients of the tensors that require one."""
         needs_grad = tuple(ctx.needs_input_grad[2:])
-        saved_tensors = ctx.saved_tensors
+        plan = _get_plan(ctx, needs_grad) if _torch.is_plain_backward() else None
+        if plan is None and ctx.version_error is not None:
+            raise RuntimeError(ctx.version_error)
+        try:
+            saved_tensors = ctx.saved_tensors
+        except RuntimeError as error:
+            if plan is None:
+                raise
+            saved_tensors = _unpack_read_tensors(ctx, error)
         tensors, saved = saved_tensors[: len(needs_grad)], saved_tensors[len(needs_grad) :]
         *saved, seed = saved if ctx.has_seed else (*saved, None)
-        plan = _get_plan(ctx, tensors, needs_grad) if _torch.is_plain_backward() else None
-        _check_versions(ctx, tensors, None if plan is None else plan.read)
         if plan is None:
             tensors = _with_stand_ins(ctx.forward, tensors, needs_grad)
             draw = None if seed is None else functools.partial(_redraw, ctx.forward, seed)
@@ -98,37 +104,23 @@ class Differentiable(torch.autograd.Function):
         return (None, None, *[g if i in reached else None for i, g in enumerate(gradients)])
 
 
-def defer_version_checks(forward: CompiledPlan, tensors: Sequence[Tensor], results: Sequence[Any]) -> None:
-    """Let tensors that only second derivatives read be changed in place before the backward.
-
-    torch checks the versions of all saved tensors at once, whichever are read.
+def _unpack_read_tensors(ctx: Any, error: RuntimeError) -> Any:
+    """Return the saved tensors though one may have changed that only second derivatives read.
 
     Args:
-        forward: the plan that computed the results by `Differentiable`.
-        tensors: its tensors.
-        results: its results.
-    """
-    nodes = (r.grad_fn for r in results if isinstance(r, Tensor) and r.grad_fn is not None)
-    node: Any = next(nodes, None)
-    if node is not None and _torch.skip_version_checks(node, forward.saved.deferred):
-        node.versions = {i: _torch.version_of(tensors[i]) for i in forward.saved.deferred}
-
-
-def _check_versions(ctx: Any, tensors: Sequence[Tensor], read: Set[int] | None) -> None:
-    """Check that those tensors whose check was deferred are unchanged, if they are read (None: all are).
+        ctx: of the autograd function; `version_error` keeps the error for second derivatives.
+        error: torch's, which checks the versions of all saved tensors, whichever are read.
 
     Raises:
-        InputRuntimeError: one was changed in place.
+        RuntimeError: torch's, if one that the backward reads was changed in place.
     """
-    for i, version in getattr(ctx, "versions", {}).items():
-        if (read is None or i in read) and _torch.version_of(tensors[i]) != version:
-            raise InputRuntimeError(
-                "a tensor needed for gradient computation has been modified by an inplace operation",
-                where=f"a derivative of the fused function {ctx.forward.name}",
-                expected=f"tensor {i} of shape {list(tensors[i].shape)} at version {version}",
-                found=f"version {_torch.version_of(tensors[i])}",
-                hint="second derivatives need all arguments unchanged",
-            )
+    deferred = ctx.forward.saved.deferred
+    is_of_a_version = "modified by an inplace operation" in str(error)
+    if not is_of_a_version or ctx.version_error is not None or not deferred:
+        raise error
+    ctx.version_error = str(error)
+    _torch.skip_version_checks(ctx, deferred)
+    return ctx.saved_tensors
 
 
 def _with_stand_ins(
@@ -172,40 +164,35 @@ def _layout(tensor: Tensor) -> _Layout:
     return tuple(tensor.shape), strides, tensor.dtype
 
 
-def _get_plan(
-    ctx: Any, tensors: Sequence[Tensor | None], needs_grad: tuple[bool, ...]
-) -> BackwardPlan | None:
+def _get_plan(ctx: Any, needs_grad: tuple[bool, ...]) -> BackwardPlan | None:
     """Return the plan for these gradients, built at the first call; None if none can be built."""
     plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward_plans
     if needs_grad not in plans:
         with PLANNING_LOCK:
             if needs_grad not in plans:
                 layouts = [v for v in ctx.layouts if v is not None and v[2].is_floating_point]
-                tensors = _with_stand_ins(ctx.forward, tensors, needs_grad)
-                plans[needs_grad] = _build_plan(ctx.forward, tensors, needs_grad, layouts)
+                plans[needs_grad] = _build_plan(ctx.forward, needs_grad, layouts)
     return plans[needs_grad]
 
 
 def _build_plan(
-    forward: CompiledPlan,
-    tensors: Sequence[Tensor],
-    needs_grad: tuple[bool, ...],
-    layouts: Sequence[_Layout],
+    forward: CompiledPlan, needs_grad: tuple[bool, ...], grad_outs: Sequence[_Layout]
 ) -> BackwardPlan | None:
     """Build the plan that computes the gradients from grad_outs, tensors, saved tensors and numbers."""
     traced = forward.backward_traces.pop(needs_grad, None)
     if traced is None:
-        traced = _trace_vjp(forward.traced, tensors, needs_grad, layouts, forward.device)
+        inputs = [(b.shape, b.strides, b.dtype) for b in forward.plan.inputs[: len(needs_grad)]]
+        traced = _trace_vjp(forward.traced, needs_grad, grad_outs, inputs, forward.device)
     if traced is None:
         return None
     with torch.no_grad():
         saved = forward.saved.all_nodes(forward.traced)
         traced = with_saved_inputs(traced, forward.traced, saved, forward.target.why_torch_call)
         placeholders = [n for n in traced.graph.graph.nodes if n.op == "placeholder"]
-        first = len(placeholders) - len(saved) - len(tensors)
-        read = frozenset(i for i in range(len(tensors)) if placeholders[first + i].users)
+        first = len(placeholders) - len(saved) - len(needs_grad)
+        read = frozenset(i for i in range(len(needs_grad)) if placeholders[first + i].users)
         # Each gradient is computed as among all of them, so some gradients read no more than all.
-        assert read.isdisjoint(forward.saved.unread)
+        assert read.isdisjoint((*forward.saved.unread, *forward.saved.deferred))
         # Tensors that the function itself creates from Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
@@ -229,7 +216,7 @@ def build_backward_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> Bac
     if needs_grad not in forward.backward_traces:
         return None
     with PLANNING_LOCK:
-        return _build_plan(forward, tensors, needs_grad, [])
+        return _build_plan(forward, needs_grad, [])
 
 
 def trace_backward(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:
@@ -241,37 +228,40 @@ def trace_backward(traced: Traced, tensors: Sequence[Tensor], device: torch.devi
             value = node.meta["val"]
             like = torch.empty_strided(value.shape, result.strides, dtype=value.dtype, device="meta")
             layouts.append(_layout(like))
-    return _trace_vjp(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
+    inputs = [(t.shape, t.stride(), t.dtype) for t in tensors]
+    return _trace_vjp(traced, tuple(t.requires_grad for t in tensors), layouts, inputs, device)
 
 
 def _trace_vjp(
     forward: Traced,
-    tensors: Sequence[Tensor],
     needs_grad: tuple[bool, ...],
-    layouts: Sequence[_Layout],
+    grad_outs: Sequence[_Layout],
+    inputs: Sequence[_Layout],
     device: torch.device,
 ) -> Traced | None:
-    """Trace the backward, a function of grad_outs (of these layouts), tensors and numbers, if possible."""
+    """Trace the backward, a function of grad_outs and tensors of these layouts and numbers, if possible."""
     if any(map(_has_unrolled_derivative, forward.composite_graph.graph.nodes)):
         return None
-    num_grad_outs = len(layouts)
+    num_grad_outs = len(grad_outs)
 
     def backward(*args: Any) -> Any:
-        grad_outs, inputs = args[:num_grad_outs], args[num_grad_outs : num_grad_outs + len(needs_grad)]
+        cotangents, tensors = args[:num_grad_outs], args[num_grad_outs : num_grad_outs + len(needs_grad)]
         numbers = args[num_grad_outs + len(needs_grad) :]
 
         def run(*differentiated: Tensor) -> tuple[Tensor, ...]:
             remaining = iter(differentiated)
-            full = [next(remaining) if needed else t for t, needed in zip(inputs, needs_grad, strict=True)]
+            full = [next(remaining) if needed else t for t, needed in zip(tensors, needs_grad, strict=True)]
             results = _interpret(forward, numbers, None, *full)
             return tuple(t for t in results if isinstance(t, Tensor) and t.dtype.is_floating_point)
 
-        primals = [t for t, needed in zip(inputs, needs_grad, strict=True) if needed]
-        return torch.func.vjp(run, *primals)[1](grad_outs)
+        primals = [t for t, needed in zip(tensors, needs_grad, strict=True) if needed]
+        return torch.func.vjp(run, *primals)[1](cotangents)
 
     # New tensors of the same layouts: an argument that is passed twice must be two inputs.
-    examples: list[Any] = [torch.empty_strided(*v[:2], dtype=v[2], device=device) for v in layouts]
-    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors]
+    examples: list[Any] = [
+        torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        for shape, strides, dtype in [*grad_outs, *inputs]
+    ]
     try:
         with _torch.without_autocast():
             traced, is_general = trace(backward, [*examples, *(0.5 for _ in forward.stand_in_positions)])

@@ -27,7 +27,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
-from burnt.codegen.backward import Differentiable, defer_version_checks, trace_backward
+from burnt.codegen.backward import Differentiable, trace_backward
 from burnt.codegen.eager_policy import EagerCalls, eager_calls
 from burnt.codegen.frontend.captures import (
     CONSTANT_TYPES,
@@ -179,8 +179,6 @@ class Function(InlinedWhenTraced):
         if entry.needs_grad:
             tensors += entry.captured_tensors
             flat = Differentiable.apply(forward, numbers, *tensors)  # type: ignore[no-untyped-call]
-            if forward.saved.deferred:
-                defer_version_checks(forward, tensors, flat)
         else:
             flat = forward([*tensors, *entry.captured_tensors], numbers)
             flat = flat[: len(forward.traced.results)]
