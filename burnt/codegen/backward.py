@@ -30,7 +30,7 @@ from burnt.codegen.frontend.trace import (
 )
 from burnt.codegen.ir import Buffer
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
-from burnt.codegen.schedule.saved_tensors import with_saved_inputs
+from burnt.codegen.schedule.saved_tensors import forget_dropped_values, with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 
 __all__ = [
@@ -272,7 +272,7 @@ def _trace_vjp(
     num_random = [sum(map(is_random, t.graph.graph.nodes)) for t in (forward, traced)]
     if num_random[0] != num_random[1]:
         return None  # the random ops of forward and backward would not draw the same numbers
-    return traced
+    return forget_dropped_values(traced)
 
 
 def _has_unrolled_derivative(node: torch.fx.Node) -> bool:

@@ -37,6 +37,9 @@ OF_THE_RESULT: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "tanh": lambda x: torch.tanh(x),
     "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "reciprocal": torch.reciprocal,
+    "tan": torch.tan,
 }
 
 
@@ -68,6 +71,22 @@ def test_an_argument_that_no_derivative_reads_is_not_kept(name: str) -> None:
     gc.collect()
     assert memory() is None
     assert result.requires_grad
+
+
+def test_the_argument_of_a_dropout_is_not_kept() -> None:
+    weight = leaf()
+    result = fuse(lambda x: F.dropout(x, 0.5) * WEIGHT)(x := weight * 1)
+    memory = weakref.ref(x.untyped_storage())
+    del x
+    gc.collect()
+    assert memory() is None
+    kept = torch.where(result == 0, 0.0, 2.0)
+    (first,) = torch.autograd.grad(result.sum(), weight, retain_graph=True)
+    assert_close(first, kept * WEIGHT)
+    (first,) = torch.autograd.grad(result.square().sum(), weight, create_graph=True)
+    assert_close(first, 2 * result * kept * WEIGHT)
+    (second,) = torch.autograd.grad(first.sum(), weight)
+    assert_close(second, 2 * (kept * WEIGHT).square())
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -31,7 +31,10 @@ from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.lower.pooling import POOLING_OPS, TAP_DTYPE, can_return_taps
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 
-__all__ = ["SavedTensors", "select_saved_tensors", "with_saved_inputs", "with_saved_outputs"]
+__all__ = [
+    "SavedTensors", "forget_dropped_values", "select_saved_tensors", "with_saved_inputs",
+    "with_saved_outputs",
+]  # fmt: skip
 
 _SMALL_RATIO = 8  # a reduction's result is saved if it is this many times smaller than the largest input
 _REDUCTIONS = frozenset((
@@ -41,8 +44,11 @@ _REDUCTIONS = frozenset((
 # Ops whose result torch saves for backward: users know that they must not change it in place before that.
 _SAVED_BY_TORCH = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in ("_softmax", "exp", "exp2", "expm1", "relu", "tanh", "sigmoid", "sqrt", "rsqrt")
-)
+    for name in (
+        "_softmax", "_log_softmax", "exp", "exp2", "expm1", "relu", "tan", "tanh", "sigmoid", "sqrt", "rsqrt",
+        "reciprocal",
+    )
+)  # fmt: skip
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ALIAS_OPS = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]
 
@@ -269,19 +275,37 @@ def with_saved_inputs(
     for node in list(graph.nodes):
         shape_only = _shape_only_argument(node)
         if shape_only is not None and shape_only.op == "call_function" and why_torch_call(node) is not None:
-            # torch's op takes a tensor here but only reads its shape: pass an uninitialized one.
-            value = shape_only.meta["val"]
-            like = {"dtype": value.dtype, "device": value.device}
-            with graph.inserting_before(node):
-                empty = graph.call_function(
-                    torch.ops.aten.empty_strided.default, (list(value.shape), list(value.stride())), like
-                )
-            empty.meta["val"] = value
-            node.update_arg(1, empty)
+            _pass_uninitialized(node, 1)  # torch's op takes a tensor here but only reads its shape
     graph.eliminate_dead_code()
     backward.graph.recompile()
     left = [str(n.target) for n in graph.nodes if n.op == "get_attr"]
     return dataclasses.replace(backward, captured=tuple(dict.fromkeys(left)))
+
+
+def forget_dropped_values(backward: Traced) -> Traced:
+    """Let a backward that repeats a dropout for its mask alone not read the tensor that was dropped out.
+
+    The trace is changed in place.
+    """
+    graph = backward.graph.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default):
+        if all(user.target is operator.getitem and user.args[1] == 1 for user in node.users):
+            _pass_uninitialized(node, 0)
+    graph.eliminate_dead_code()
+    backward.graph.recompile()
+    return backward
+
+
+def _pass_uninitialized(node: Node, position: int) -> None:
+    """Replace an argument by an uninitialized tensor of the same layout."""
+    value = cast("Node", node.args[position]).meta["val"]
+    layout = list(value.shape), list(value.stride())
+    with node.graph.inserting_before(node):
+        empty = node.graph.call_function(
+            torch.ops.aten.empty_strided.default, layout, {"dtype": value.dtype, "device": value.device}
+        )
+    empty.meta["val"] = value
+    node.update_arg(position, empty)
 
 
 def _skip_aliases(node: Node) -> Node:
