@@ -112,7 +112,8 @@ def compare(
     say("swapping, and measuring what is swapped")
     swapped = copy.deepcopy(model, dict(shared))
     mode: Any = "train" if train else "infer"
-    comparison = Comparison(train, swap(swapped, mode=mode, verify=batch, defer_logits=defer_logits))
+    report = swap(swapped, mode=mode, verify=batch, defer_logits=defer_logits, remeasure=True)
+    comparison = Comparison(train, report)
     eager = copy.deepcopy(model, dict(shared))
     models: dict[str, Callable[..., Any]] = {"swapped": swapped.train(train), "eager": eager.train(train)}
     args, kwargs = as_arguments(batch)
