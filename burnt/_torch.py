@@ -42,6 +42,7 @@ __all__ = [
     "is_plain_backward",
     "is_plain_call",
     "is_raised_by_saved_tensor_hook",
+    "is_wrapped",
     "matmul_precision",
     "missing_onnx_ops",
     "normal_dispatch",
@@ -408,6 +409,11 @@ def without_global_hooks() -> Iterator[None]:
             during = dict(hooks)
             hooks.clear()
             hooks.update({**before, **during})
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of a transform, such as functionalization, around another tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def in_transform() -> bool:

@@ -507,8 +507,12 @@ def functions() -> list[Function]:
 def _why_untraceable(error: Exception) -> str:
     """Describe a tracing error in one line; torch's own messages give advice for torch.compile."""
     kind = type(error).__name__
+    if isinstance(error, UnsupportedError):
+        return error.what
     if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
         return "it depends on a tensor's value"
+    if "mutating a non-functional tensor" in str(error):
+        return "it modifies a captured tensor in place: pass it as an argument"
     if kind == "DynamicOutputShapeException":
         return f"a shape in it depends on a tensor's values ({error})"
     return f"{kind}: {str(error).partition(chr(10))[0]}"

@@ -114,6 +114,10 @@ class _AttributeRead(BaseException):
     """The function read an attribute that a tensor does not have while tracing."""
 
 
+class _CaptureModified(BaseException):
+    """The function modified a captured tensor in place."""
+
+
 class _StandIn(float):
     """A float argument whose value must not be inspected while tracing."""
 
@@ -255,8 +259,26 @@ def _is_called_by_user_code() -> bool:
     return package not in ("torch", "burnt")
 
 
+_IN_PLACE_OPERATORS = frozenset({
+    "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+    "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__",
+})  # fmt: skip
+
+
+def _is_in_place(func: Any) -> bool:
+    """Whether a function of torch modifies its first argument, by its name."""
+    name = getattr(func, "__name__", "")
+    return name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_captured(value: Any) -> bool:
+    """Whether a value is a tensor that the traced function captured, and none of the trace."""
+    is_plain = type(value) is Tensor or type(value) is torch.nn.Parameter
+    return is_plain and not _torch.is_wrapped(value)
+
+
 class _Overrides(TorchFunctionMode):
-    """Replaces functions whose decomposition by torch would lose something, and refuses hidden attributes.
+    """Replaces functions whose decomposition by torch would lose something, and refuses what a trace loses.
 
     dropout becomes one op: on a CPU, torch decomposes it into in-place ops. one_hot becomes a scatter, whose
     indices are checked: torch decomposes it into comparisons, in which an invalid class equals none.
@@ -266,6 +288,8 @@ class _Overrides(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _HIDDEN_ATTRIBUTES and _is_called_by_user_code():
             raise _AttributeRead(_HIDDEN_ATTRIBUTES[func])
+        if _is_in_place(func) and args and _is_captured(args[0]):
+            raise _CaptureModified  # torch would modify the tensor itself, if it has a single element
         if func is torch.nn.functional.dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.nn.functional.one_hot:
@@ -301,7 +325,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
         built in.
 
     Raises:
-        UnsupportedError: the function reads a tensor attribute that is not available while tracing.
+        UnsupportedError: the function reads a tensor attribute that is not available while tracing, or
+            modifies a captured tensor in place.
     """
     try:
         return _trace_with_float_inputs(fn, args)
@@ -309,6 +334,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
         raise UnsupportedError(
             f"it reads a tensor's {attribute}, which is not available while tracing"
         ) from None
+    except _CaptureModified:
+        raise UnsupportedError("it modifies a captured tensor in place: pass it as an argument") from None
 
 
 def _trace_with_float_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:

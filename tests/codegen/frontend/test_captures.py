@@ -78,6 +78,21 @@ def test_a_captured_tensor_that_is_read_in_several_places_is_one_input() -> None
     torch.testing.assert_close(*found)
 
 
+def test_a_captured_counter_is_not_changed_by_tracing() -> None:
+    for count in (torch.zeros(1), torch.zeros(()), torch.zeros(3)):
+
+        def fn(x, count=count):
+            count.add_(1)
+            count[...] *= 2
+            return x * count
+
+        fused, x = fuse(lambda x, fn=fn: fn(x)), randn(3)
+        assert "it modifies a captured tensor in place" in fused.fallback_reason(x)
+        assert not count.any()
+        same(fused(x), x * 2)
+        same(fused(x), x * 6)
+
+
 def test_gradients_reach_captured_tensors() -> None:
     weight = randn(5, seed=1).requires_grad_()
     fn = lambda x: torch.sin(x * weight).sum()  # noqa: E731
