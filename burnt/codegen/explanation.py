@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from burnt.codegen.backward import build_backward_plan
+from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
@@ -131,8 +131,8 @@ def explain(
 
     Args:
         fn: a function returned by `fuse`, or a plain function, which is fused first.
-        args: its positional arguments. The function is called with them, and if one requires a gradient, so
-            is its backward.
+        args: its positional arguments. The function is called with them, and if a tensor requires a gradient,
+            so is its backward.
         timed: measure every step, for 0.2 seconds in total.
         target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as generated for such a device. Neither
             the device nor a compiler for it is needed, and nothing runs.
@@ -154,8 +154,7 @@ def explain(
     if function.single:
         # Show the steps it is split into, rather than raise the same error again.
         function = Function(function.fn, target=function.target, always_generate=True)
-    if kwargs:
-        args = function.positional(args, kwargs)
+    function, args = function.resolve(*args, **kwargs)
     if target is not None:
         return _explain_for_target(function, args, target)
     entry = function.cache_entry(*args)
@@ -165,9 +164,9 @@ def explain(
     numbers = [args[i] for i in entry.forward.plan.number_positions]
     backward = None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        results = [
-            r for r in pytree.tree_leaves(function(*args)) if isinstance(r, Tensor) and r.requires_grad
-        ]
+        leaves: list[Any] = []
+        flatten(function(*args), leaves)
+        results = [r for r in leaves if isinstance(r, Tensor) and r.requires_grad]
         inputs = [t for t in tensors if t.requires_grad]
         torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
         plan = entry.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))

@@ -11,6 +11,7 @@ Tracing is in `frontend`, scheduling in `schedule`, running a plan in `runtime.c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -18,19 +19,19 @@ import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
-from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, trace_backward
 from burnt.codegen.eager_policy import EagerCalls, eager_calls
 from burnt.codegen.frontend.captures import (
     CONSTANT_TYPES,
+    CaptureSite,
     capture_key,
     captures,
     copy_partial,
@@ -38,7 +39,15 @@ from burnt.codegen.frontend.captures import (
     why_unsupported_callable,
     why_unsupported_captures,
 )
+from burnt.codegen.frontend.containers import FlatCall, Structure, flatten, is_container, unflatten
 from burnt.codegen.frontend.guards import Guard, InlineCache, build_guard
+from burnt.codegen.frontend.instances import (
+    FUSED_METHODS,
+    AttributeSnapshot,
+    InstanceState,
+    StateReader,
+    build_state_check,
+)
 from burnt.codegen.frontend.trace import PLANNING_LOCK, InlinedWhenTraced, is_random, trace, why_unsupported
 from burnt.codegen.ir import Kernel
 from burnt.codegen.lower.matmul import why_always_library_call
@@ -57,6 +66,7 @@ __all__ = ["Function", "functions", "fuse"]
 _MAX_FLOAT_VALUES = 16  # sets of float arguments that plans are specialized to
 _MAX_INTEGER_VALUES = 32  # sets of integer arguments among calls that are otherwise the same
 _MAX_ENTRIES = 1024  # cached signatures; beyond, the older half is dropped
+_MAX_STRUCTURES = 256  # structures of arguments with containers; beyond, the older half is dropped
 _FUNCTIONS: WeakSet[Function] = WeakSet()
 
 
@@ -74,6 +84,7 @@ class CacheEntry(NamedTuple):
         needs_grad: whether an argument or captured tensor requires a gradient.
         capture_sites: where each captured object was found.
         capture_keys: what the signature holds for each captured object (`capture_key`).
+        result_structure: the structure of the plan's result; None for a single tensor or constant.
     """
 
     forward: CompiledPlan | None
@@ -83,15 +94,28 @@ class CacheEntry(NamedTuple):
     is_specialized: bool = False
     eager_calls: EagerCalls | None = None
     needs_grad: bool = False
-    capture_sites: Sequence[tuple[Any, str]] = ()
+    capture_sites: Sequence[CaptureSite] = ()
     capture_keys: Sequence[Any] = ()
+    result_structure: Structure | None = None
+
+
+class _FusedMethods:
+    """The fused methods of an instance, which holds them; its copies and pickles begin without any."""
+
+    def __init__(self, instance: object = None) -> None:
+        self.instance = instance
+        self.functions: dict[Function, Function] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _FusedMethods, ()
 
 
 class Function(InlinedWhenTraced):
     """A function of tensors and numbers that is compiled to as few kernels as the scheduler finds.
 
     Args:
-        fn: a Python function of tensors, numbers and other constants; it may capture tensors.
+        fn: a Python function of tensors, numbers, other constants and containers of them, or another callable
+            object; it may capture tensors and modules.
         single: raise `FusionError` unless it compiles to a single kernel.
         target: the backend that kernels are generated for; by default the one of the tensors' device.
         always_generate: generate kernels even where a torch call is known to be faster
@@ -117,7 +141,8 @@ class Function(InlinedWhenTraced):
         self.single = single
         self.always_generate = always_generate or single or target is not None
         self.target = target
-        self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
+        name = type(fn).__name__ if isinstance(fn, torch.nn.Module) else "fn"
+        self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", name))
         self._entries: dict[Any, CacheEntry] = {}
         self._capture_sites = captures(self.fn)
         self._specialized_values: set[tuple[str, ...]] = set()  # float values that have plans, for any shapes
@@ -126,18 +151,50 @@ class Function(InlinedWhenTraced):
         self._integer_fallbacks: dict[tuple[Any, ...], CacheEntry] = {}
         self._unsupported_types: set[tuple[type, ...]] = set()
         self._inline_cache: InlineCache[CacheEntry] = InlineCache()
+        # The functions of the leaves of arguments, for calls with containers or keyword arguments.
+        self._flat_functions: dict[Structure, Function] = {}
+        self._class_functions: dict[type, Function] = {}  # this one as a class method
+        self._owner: type | None = None  # the class that this is a method of
         self._origin: Function | None = None
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())
+        if isinstance(fn, types.FunctionType):
+            for name, value in vars(fn).items():
+                self.__dict__.setdefault(name, value)
         _FUNCTIONS.add(self)
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner = owner
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        """Return the method of an instance, a `Function` with plans of its own, whose captures it holds."""
+        if instance is None:
+            return self
+        if isinstance(instance, type):
+            function = self._class_functions.get(instance)
+            if function is None:
+                function = self._class_functions[instance] = self._derive(types.MethodType(self.fn, instance))
+            return function
+        if is_dynamo_compiling() or not hasattr(instance, "__dict__"):
+            return types.MethodType(self, instance)
+        methods = instance.__dict__.get(FUSED_METHODS)
+        if methods is None or methods.instance is not instance:  # a shallow copy shares it
+            methods = instance.__dict__[FUSED_METHODS] = _FusedMethods(instance)
+        function = methods.functions.get(self)
+        if function is None:
+            function = methods.functions[self] = self._derive(types.MethodType(self.fn, instance))
+        return function
+
+    def _derive(self, fn: Callable[..., Any]) -> Function:
+        """Return a function with the same options and name."""
+        function = Function(fn, single=self.single, target=self.target, always_generate=self.always_generate)
+        function.name = self.name
+        return function
 
     def rebuild_arguments(self) -> tuple[Any, ...]:
         """Return what `pickle` and `copy` make another function of, which builds its plans anew."""
         return _rebuild, (self.fn, self.single, self.target, self.always_generate)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: run the compiled plan for these arguments, or the eager function."""
         if not is_dynamo_compiling() and not kwargs:
             found = self._inline_cache.find(args, kwargs)
@@ -145,36 +202,77 @@ class Function(InlinedWhenTraced):
                 return self._run(*found)
         if is_compiling() or not _torch.is_plain_call():
             return self.fn(*args, **kwargs)
-        if kwargs:
-            return self._call_with_keywords(args, kwargs)
-        entry = self._lookup(args)
+        entry = None if kwargs else self._lookup(args)
         if entry is None:
-            arg_types = tuple(map(type, args))
-            if arg_types not in self._unsupported_types or self.single:
-                self._unsupported_types.add(arg_types)
-                self._fallback(_unsupported_argument_reason(args), [])
-            return self.fn(*args)
+            return self._call_with_containers(args, kwargs)
+        self._add_to_inline_cache(entry, args)
+        return self._run(entry, args)
+
+    def _call_with_containers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function with keyword arguments, containers, or arguments that plans do not take."""
+        if kwargs:
+            positional, keywords = self._by_position(args, kwargs)
+            if not keywords:
+                return self(*positional)
+            args, kwargs = positional, keywords
+        method = self._bind_first(args)
+        if method is not None:
+            return method(*args[1:], **kwargs)
+        function, leaves = self._flatten(args, kwargs)
+        found = function._inline_cache.find(leaves, {})
+        entry = function._lookup(leaves) if found is None else found[0]
+        if entry is None:
+            leaf_types = tuple(map(type, leaves))
+            if leaf_types not in self._unsupported_types or self.single:
+                self._unsupported_types.add(leaf_types)
+                reason = _unsupported_argument_reason(args, kwargs, leaves)
+                self._fallback(reason, [])
+            return self.fn(*args, **kwargs)
+        if found is None:
+            function._add_to_inline_cache(entry, leaves)
+        return function._run(entry, leaves, functools.partial(self.fn, *args, **kwargs))
+
+    def _add_to_inline_cache(self, entry: CacheEntry, args: tuple[Any, ...]) -> None:
+        """Add the entry of a call to the inline cache, if a guard can be built."""
         if self._inline_cache.has_room(args) and not entry.is_specialized and not _torch.is_autocast():
             self._inline_cache.add(args, self._build_guard(entry, args), entry)
-        return self._run(entry, args)
 
     def _build_guard(self, entry: CacheEntry, args: Sequence[Any]) -> Guard | None:
         """Build a guard that holds for calls that may reuse the entry of these arguments."""
         names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
         dtype = torch.get_default_dtype()
         conditions: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
-        if entry.capture_sites:
-            conditions.append((functools.partial(_capture_keys, entry.capture_sites), entry.capture_keys))
+        sites = list(zip(entry.capture_sites, entry.capture_keys, entry.captured_objects, strict=False))
+        states = [(site, state) for site, _, state in sites if isinstance(state, InstanceState)]
+        if states and entry.forward is not None:
+            check = build_state_check([site for site, _ in states], [state for _, state in states])  # type: ignore[misc]
+            if _capture_keys(entry.capture_sites) != entry.capture_keys:
+                return None  # another thread has just set an attribute
+            conditions.append((check, True))
+            sites = [site for site in sites if not isinstance(site[2], InstanceState)]
+        if sites:
+            keys = [key for _, key, _ in sites]
+            conditions.append((functools.partial(_capture_keys, [site for site, _, _ in sites]), keys))
         return build_guard(names, args, conditions)
 
-    def _run(self, entry: CacheEntry, args: Sequence[Any]) -> Any:
-        """Run the plan of a cache entry, or the eager function."""
+    def _run(
+        self, entry: CacheEntry, args: Sequence[Any], call_eager: Callable[[], Any] | None = None
+    ) -> Any:
+        """Run the plan of a cache entry, or the eager function.
+
+        Args:
+            entry: the entry.
+            args: the arguments.
+            call_eager: calls the eager function, if that does not take `args`.
+        """
         forward = entry.forward
         if forward is None:
-            return self.fn(*args)
+            return self.fn(*args) if call_eager is None else call_eager()
         tensors = [a for a in args if isinstance(a, Tensor)]
         if forward.mutated and forward.mutates_overlap([*tensors, *entry.captured_tensors]):
-            return self.fn(*args)
+            if self.single:
+                self._fallback("an argument that it modifies in place shares memory with another tensor", [])
+            return self.fn(*args) if call_eager is None else call_eager()
         numbers = [args[i] for i in forward.plan.number_positions]
         if entry.needs_grad:
             tensors += entry.captured_tensors
@@ -184,8 +282,8 @@ class Function(InlinedWhenTraced):
             flat = flat[: len(forward.traced.results)]
         if forward.traced.aliases.by_position:
             flat = forward.traced.with_aliases(flat)
-        structure = forward.traced.structure
-        return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
+        structure = entry.result_structure
+        return flat[0] if structure is None else unflatten(structure, flat)
 
     def _lookup(self, args: Sequence[Any]) -> CacheEntry | None:
         """Return the cache entry for arguments, and create it at the first call.
@@ -226,38 +324,72 @@ class Function(InlinedWhenTraced):
             entry = self._entries.get(tuple(key)) or self._add_entry(key, args, tensors, specialize=True)
         return entry
 
-    def _call_with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        bound = self._bind(args, kwargs)
-        return self.fn(*args, **kwargs) if bound.kwargs else self(*bound.args)
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature | None:
+        """The function's signature; None for a function of C that has none."""
+        try:
+            return inspect.signature(self.fn)
+        except ValueError:
+            return None
 
-    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+    def _by_position(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments by position where that is possible, with defaults filled in, and the others."""
+        if self._signature is None:
+            return args, kwargs
+        bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return bound
+        return bound.args, bound.kwargs
 
-    def positional(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments by position, with defaults filled in, as signatures need them.
+    def _bind_first(self, args: Sequence[Any]) -> Function | None:
+        """Return this as a method of the first argument, if that is a module, a class or its owner's."""
+        if args and isinstance(args[0], (torch.nn.Module, type, self._owner or torch.nn.Module)):
+            method = self.__get__(args[0])
+            return method if isinstance(method, Function) else None
+        return None
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Function, tuple[Any, ...]]:
+        """Return the function of the leaves of arguments, and the leaves; this function if there is none."""
+        if not kwargs and not any(map(is_container, args)):
+            return self, args
+        leaves: list[Any] = []
+        try:
+            structure = flatten((args, kwargs), leaves)
+        except (TypeError, RecursionError):  # no hashable structure
+            return self, args
+        assert structure is not None
+        function = self._flat_functions.get(structure)
+        if function is None:
+            if len(self._flat_functions) >= _MAX_STRUCTURES:
+                # Replace the dict rather than change it: another thread may be reading it.
+                self._flat_functions = dict(list(self._flat_functions.items())[_MAX_STRUCTURES // 2 :])
+            function = self._flat_functions[structure] = self._derive(FlatCall(self.fn, structure))
+        return function, tuple(leaves)
+
+    def resolve(self, /, *args: Any, **kwargs: Any) -> tuple[Function, tuple[Any, ...]]:
+        """Return the function and the flat arguments, by position, that a call with these arguments leads to.
+
+        The flat arguments are tensors, numbers and other constants, in containers or not.
 
         Raises:
-            TypeError: they do not fit the function, or some can be given by keyword only.
+            TypeError: the arguments do not fit the function.
         """
-        bound = self._bind(args, kwargs)
-        if bound.kwargs:
-            names = ", ".join(bound.kwargs)
-            raise TypeError(
-                f"{self.name} takes {names} by keyword only, which plans do not support: "
-                "the eager function runs"
-            )
-        return bound.args
+        if kwargs:
+            args, kwargs = self._by_position(args, kwargs)
+        if all(map(_is_supported_type, args)) and not kwargs:
+            return self, args
+        method = self._bind_first(args)
+        return self._flatten(args, kwargs) if method is None else method.resolve(*args[1:], **kwargs)
 
-    def fallback_reason(self, *args: Any) -> str | None:
+    def fallback_reason(self, /, *args: Any, **kwargs: Any) -> str | None:
         """Return why the eager function runs for these arguments; None if generated kernels run.
 
         >>> fused = fuse(lambda x: x[x > 0])
         >>> fused.fallback_reason(torch.ones(3))
         "it cannot be traced: a shape in it depends on a tensor's values (aten.nonzero.default)"
         """
-        return self.cache_entry(*args).fallback_reason
+        return self.cache_entry(*args, **kwargs).fallback_reason
 
     def why_plain(self, *args: Any) -> str | None:
         """Deprecated name of `fallback_reason`."""
@@ -266,13 +398,15 @@ class Function(InlinedWhenTraced):
         )
         return self.fallback_reason(*args)
 
-    def plan(self, *args: Any) -> CompiledPlan | None:
+    def plan(self, /, *args: Any, **kwargs: Any) -> CompiledPlan | None:
         """Return the forward plan for these arguments, built if needed; None if the eager function runs."""
-        return self.cache_entry(*args).forward
+        return self.cache_entry(*args, **kwargs).forward
 
-    def cache_entry(self, *args: Any) -> CacheEntry:
+    def cache_entry(self, /, *args: Any, **kwargs: Any) -> CacheEntry:
         """Return the cache entry for these arguments, built if needed."""
-        return self._lookup(args) or CacheEntry(None, [], [], _unsupported_argument_reason(args))
+        function, leaves = self.resolve(*args, **kwargs)
+        entry = function._lookup(leaves)
+        return entry or CacheEntry(None, [], [], _unsupported_argument_reason(args, kwargs, leaves))
 
     def on(self, target: Target) -> Function:
         """Return this function for another target, which compiles the same scheduled kernels for it."""
@@ -372,20 +506,30 @@ class Function(InlinedWhenTraced):
         )
         if isinstance(target, str) or reason is not None:
             return self._fallback(str(reason), captured_objects)
+        call = self.fn if isinstance(self.fn, FlatCall) else FlatCall(self.fn)
+        attributes = AttributeSnapshot(
+            [i for i, name in self._capture_sites if isinstance(name, StateReader)]
+        )
         try:
-            traced, is_general = trace(self.fn, args)
+            traced, is_general = trace(call.trace, args)
         except Exception as error:  # of any kind: the eager function either raises it too, or can run
             return self._fallback(f"it cannot be traced: {_why_untraceable(error)}", captured_objects)
+        finally:
+            reason = attributes.restore()
         captured_tensors = [getattr(traced.graph, name) for name in traced.captured]
         reason = (
-            self._why_unsupported_tensors(captured_tensors)
+            reason
+            or call.unsupported_reason
+            or self._why_unsupported_tensors(captured_tensors)
             or why_unsupported(traced)
             or traced.aliases.unsupported_reason
         )
         inputs = [*tensors, *captured_tensors]
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        (nodes,) = cast("tuple[Sequence[Any]]", traced.graph.graph.output_node().args)
         any_result_requires_grad = any(
-            result is not None and result.requires_grad for result in traced.results
+            layout is not None and layout.requires_grad and node.op == "call_function"  # not an input itself
+            for node, layout in zip(nodes, traced.results, strict=True)
         )
         if reason is None and any_result_requires_grad and not torch.is_grad_enabled():
             reason = "it enables gradients itself"
@@ -396,7 +540,7 @@ class Function(InlinedWhenTraced):
         calls = (
             None
             if self.always_generate or needs_grad or target is not C
-            else eager_calls(self.fn, args, traced)
+            else eager_calls(call.trace, args, traced)
         )
         if calls is not None:
             return CacheEntry(None, captured_tensors, captured_objects, calls.why, eager_calls=calls)
@@ -441,12 +585,24 @@ class Function(InlinedWhenTraced):
                 hint="burnt.explain shows why each step is separate",
             )
         debug_log_plan(forward)
-        return CacheEntry(forward, captured_tensors, captured_objects, is_specialized=not is_general)
+        return CacheEntry(
+            forward,
+            captured_tensors,
+            captured_objects,
+            is_specialized=not is_general,
+            result_structure=call.result_structure,
+        )
 
     def _fallback(self, reason: str, captured_objects: list[Any]) -> CacheEntry:
         """Return an entry that runs the eager function; with `single`, raise instead."""
         if self.single:
-            raise FusionError(f"{self.name} cannot be compiled to a single kernel", found=reason)
+            raise FusionError(
+                f"{self.name} cannot be compiled to a single kernel",
+                where="burnt.fuse(single=True)",
+                expected="1 kernel",
+                found=f"the eager function: {reason}",
+                hint="change what is named there, or fuse without single=True, which runs the eager function",
+            )
         debug_log(self.name, f"the eager function runs: {reason}")
         return CacheEntry(None, [], captured_objects, reason)
 
@@ -473,15 +629,28 @@ def _without_integers(signature: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _unsupported_argument_reason(args: Sequence[Any]) -> str:
-    """Say which argument is of a type that signatures do not support."""
-    position = next((i for i, arg in enumerate(args) if not _is_supported_type(arg)), None)
-    if position is None:
+def _unsupported_argument_reason(
+    args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any]
+) -> str:
+    """Say which argument is, or holds, an object of a type that signatures do not support."""
+    found = next((leaf for leaf in leaves if not _is_supported_type(leaf)), None)
+    if found is None:
         return "one of its tensors has no strides"
+    arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    name = next((name for name, arg in arguments.items() if _holds(arg, found)), "?")
+    verb = "is" if arguments.get(name) is found else "holds"
     return (
-        f"argument {position} is a {type(args[position]).__name__}: only tensors, numbers, strings, dtypes "
-        "and devices are supported, each as a separate argument"
+        f"argument {name} {verb} a {type(found).__name__}: only tensors, numbers, strings, dtypes and "
+        "devices are supported, and lists, tuples, dicts and dataclasses of them"
     )
+
+
+def _holds(arg: Any, leaf: object) -> bool:
+    """Whether a leaf is an argument or in it."""
+    leaves: list[Any] = [arg]
+    with contextlib.suppress(TypeError, RecursionError):
+        flatten(arg, leaves)
+    return any(part is leaf for part in leaves)
 
 
 def _is_supported_type(arg: object) -> bool:
@@ -489,7 +658,7 @@ def _is_supported_type(arg: object) -> bool:
     return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, CONSTANT_TYPES)
 
 
-def _capture_keys(sites: Sequence[tuple[Any, str]]) -> list[Any]:
+def _capture_keys(sites: Sequence[CaptureSite]) -> list[Any]:
     """Return the part of a signature for the objects captured at these sites."""
     return [capture_key(read_capture(holder, name)) for holder, name in sites]
 
@@ -530,20 +699,22 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
     """Compile a function of tensors to as few kernels as possible, forward and backward.
 
     The function is traced at its first call with a new signature: shapes, strides, dtypes, devices, which
-    tensors require gradients, autocast, and the values of all arguments that are neither tensors nor floats.
-    Captured tensors are inputs; rebinding a captured name is noticed. Calls of other fused functions and of
-    burnt's ops are fused with the rest.
+    tensors require gradients, autocast, the values of all arguments that are neither tensors nor floats, and
+    the structure of containers (lists, tuples, dicts, dataclasses and other pytrees). Captured tensors are
+    inputs; rebinding a captured name is noticed, and so is a change of an attribute of a module, or of the
+    object of a method. Calls of other fused functions and of burnt's ops are fused with the rest.
 
-    The eager function runs inside torch.compile, torch.export and function transforms, where the function
-    cannot be compiled (`Function.fallback_reason` says why), and where it is a single torch call that is
-    known to be faster.
+    The eager function runs inside torch.compile, torch.export and function transforms, where it is a single
+    torch call that is known to be faster, and where the function cannot be compiled
+    (`Function.fallback_reason` says why).
 
     Args:
-        fn: a function of tensors, numbers and other constants. Without it, a decorator is returned.
+        fn: a function of tensors, numbers, other constants and containers of them; a method, or a
+            `torch.nn.Module`. Without it, a decorator is returned.
         single: raise `FusionError` unless the function compiles to a single generated kernel.
 
     Returns:
-        a `Function`, which is called like `fn`.
+        a `Function`, which is called like `fn`; for a static or class method, another one of it.
 
     Raises:
         DefinitionError: `fn` is not callable.
@@ -560,4 +731,6 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
     """
     if fn is None:
         return functools.partial(fuse, single=single)
+    if isinstance(fn, staticmethod | classmethod):
+        return type(fn)(fuse(fn.__func__, single=single))
     return Function(fn, single=single)

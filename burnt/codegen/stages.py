@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from burnt.codegen.frontend.containers import FlatCall, flatten
 from burnt.codegen.frontend.trace import trace
 from burnt.codegen.ir import Expr, Kernel, OnlineReduction, ScanStep, Store
 from burnt.codegen.runtime.targets import find_target
@@ -35,13 +36,14 @@ class Stages(NamedTuple):
     source: str
 
 
-def stages(fn: Callable[..., Any], *args: Any, target: str = "c") -> Stages:
+def stages(fn: Callable[..., Any], *args: Any, target: str = "c", **kwargs: Any) -> Stages:
     """Trace, lower, schedule and render a function; nothing is compiled or run.
 
     Args:
-        fn: a function of tensors and numbers.
-        args: its arguments; the values of tensors are not used.
+        fn: a function of tensors and numbers, and of containers of them.
+        args: its positional arguments; the values of tensors are not used.
         target: ``"c"``, ``"triton"`` or ``"metal"``.
+        kwargs: its keyword arguments.
 
     Raises:
         UnsupportedError: the function cannot be traced.
@@ -53,7 +55,9 @@ def stages(fn: Callable[..., Any], *args: Any, target: str = "c") -> Stages:
       y0[i0] = mul(r0, 2.0)
     """
     to = find_target(target)
-    traced, _ = trace(fn, args)
+    leaves: list[Any] = []
+    structure = flatten((args, kwargs), leaves)
+    traced, _ = trace(FlatCall(fn, structure).trace, leaves)
     captured = [getattr(traced.graph, name) for name in traced.captured]
     plan = to.schedule(traced, captured)
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]

@@ -1063,10 +1063,10 @@ def test_views_of_folded_rows_lie_in_memory_as_torchs() -> None:
 
 
 def test_an_argument_that_no_plan_takes_is_named():
-    fused, x = fuse(lambda x, y: x * y[0]), randn(3)
-    assert "argument 1 is a list" in fused.fallback_reason(x, [x])
-    with pytest.raises(FusionError, match="argument 1 is a tuple"):
-        fuse(fused.fn, single=True)(x, (x,))
+    fused, x = fuse(lambda x, y: x * len(y)), randn(3)
+    assert "argument 1 is a set" in fused.fallback_reason(x, {1})
+    with pytest.raises(FusionError, match="argument 1 is a range"):
+        fuse(fused.fn, single=True)(x, y=range(3))
 
 
 def test_tensors_without_memory_run_the_plain_function():
@@ -1152,8 +1152,8 @@ def test_plans_are_reported_as_they_are_made(monkeypatch, capfd):
 
     fused = fuse(told)
     fused(randn(3).requires_grad_()).sum().backward()
-    fused(randn(3), [1])
-    fused(randn(3), [2])
+    fused(randn(3), {1})
+    fused(randn(3), {2})
     fused(randn(3).to(torch.complex64))
     text = capfd.readouterr().err
     assert "  told_0, elementwise\n" in text
@@ -1161,7 +1161,7 @@ def test_plans_are_reported_as_they_are_made(monkeypatch, capfd):
     assert len(text.splitlines()) < 150, "the helpers that all kernels share are no part of a plan"
     lines = [line for line in text.splitlines() if line.startswith("burnt: ")]
     assert lines[:2] == ["burnt: told: 1 step", "burnt: told_backward: 1 step"]
-    assert lines[2].startswith("burnt: told: the eager function runs: argument 1 is a list")
+    assert lines[2].startswith("burnt: told: the eager function runs: argument 1 is a set")
     assert lines[3].startswith("burnt: told: the eager function runs: a tensor of layout")
     assert len(lines) == 4
 
@@ -1169,8 +1169,9 @@ def test_plans_are_reported_as_they_are_made(monkeypatch, capfd):
 def test_explain_takes_arguments_by_name():
     x = randn(3)
     assert str(explain(lambda x, by: x * by, x, by=2.0, timed=False)).count("elementwise") == 1
-    with pytest.raises(TypeError, match="by keyword only"):
-        explain(lambda x, *, by: x * by, x, by=2.0)
+    assert str(explain(lambda x, *, by: x * by, x, by=2.0, timed=False)).count("elementwise") == 1
+    with pytest.raises(TypeError, match="missing a required argument: 'by'"):
+        explain(lambda x, *, by, to: x * by, x, to=2.0)
 
 
 def test_a_reference_of_an_op_can_be_explained_for_another_target():

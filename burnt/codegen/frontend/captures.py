@@ -1,8 +1,9 @@
 """Objects that a function captures from closures, globals and defaults, and how to notice that they changed.
 
 A plan is valid for the objects that were captured when it was built. A capture is identified by its site (a
-cell, namespace or attribute), so that a call notices another object there. Objects that can change without
-becoming another object (lists, instances, ...) are not supported: the eager function runs.
+cell, namespace or attribute), so that a call notices another object there. Of modules, dataclass instances
+and the object of a method, what they hold is captured too (`instances`). Other objects that can change
+without becoming another object (lists, dicts, ...) are not supported: the eager function runs.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt.codegen.frontend.containers import FlatCall
+from burnt.codegen.frontend.instances import InstanceState, StateReader, has_captured_state
 from burnt.codegen.frontend.trace import InlinedWhenTraced
 
 __all__ = [
     "CONSTANT_TYPES",
+    "CaptureSite",
     "capture_key",
     "captures",
     "copy_partial",
@@ -56,6 +60,16 @@ _NONDETERMINISTIC = (
 # Builtin functions that can change or read what the bytecode does not name.
 _REFLECTIVE = frozenset({"setattr", "delattr", "vars", "globals", "exec", "eval"})
 _STABLE_PACKAGES = _TRUSTED | {"numpy", "triton"} | sys.stdlib_module_names
+_IS_PYTHON_CLASS = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+# Names whose use may read attributes that the code does not name.
+_READS_ALL = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "__getattr__", "attrgetter"})
+# Special methods that no op on an instance calls.
+_NOT_CALLED = frozenset({
+    "__init_subclass__", "__set_name__", "__del__", "__repr__", "__str__", "__getstate__", "__setstate__",
+    "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__", "__dir__",
+})  # fmt: skip
+_INITIALIZERS = frozenset({"__init__", "__new__", "__post_init__"})
+_COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"})
 
 
 def copy_partial(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,38 +84,106 @@ def why_unsupported_callable(fn: Any) -> str | None:
     if isinstance(fn, functools.partial):
         return why_unsupported_callable(fn.func)  # the bound arguments are captures
     if isinstance(fn, types.MethodType):
-        kind = f"method of a {type(fn.__self__).__name__}"
-    elif isinstance(fn, torch.nn.Module | type):
-        kind = type(fn).__name__
-    elif isinstance(fn, _CALLABLES) or _package(fn) in _TRUSTED:
-        return None
-    else:
-        return next(filter(None, map(_why_impure_class, type(fn).__mro__[:-1])), None)
-    return f"it is a {kind}, not a function: changes of its attributes would go unnoticed"
+        return why_unsupported_callable(fn.__func__)  # what its object holds is captured
+    if isinstance(fn, FlatCall | InlinedWhenTraced):
+        return why_unsupported_callable(getattr(fn, "fn", None))
+    if isinstance(fn, type):
+        return f"it is the class {fn.__name__}, not a function"
+    return None  # the methods of a callable object are captures
 
 
-def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
+CaptureSite = tuple[Any, "str | StateReader"]
+
+
+def captures(fn: Callable[..., Any]) -> list[CaptureSite]:
     """Return the sites of all objects that a function and its helpers capture, as (holder, name).
 
-    A holder is a cell (with an empty name), a namespace, the defaults of arguments (with an index), or a
-    module, class, function or callable object with an attribute.
+    A holder is a cell (with an empty name), a namespace, the defaults of arguments (with an index), an
+    instance (with a `StateReader`), or a module, class, function or property with an attribute.
     """
-    sites: list[tuple[Any, str]] = []
-    seen: set[types.CodeType] = set()
-    classes: set[type] = set()
+    return _Visitor(fn).sites()
 
-    def add_site(holder: Any, name: str) -> Any:
-        sites.append((holder, name))
+
+class _Visitor:
+    """Finds what a function captures: it visits the function, its helpers and the methods that they call.
+
+    Args:
+        fn: the function, or another callable object.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.found: dict[tuple[int, str], CaptureSite] = {}
+        self.functions: dict[int, types.FunctionType] = {}
+        self.classes: set[type] = set()  # whose methods are all visited
+        self.instances: dict[int, Any] = {}
+        self.called_forward: Any = None  # the module whose `forward` is the function
+        self.names_read: set[str] = set()  # attributes that the code reads, of any object
+        self.may_read_all = False  # it may also read others, by `getattr`
+        self.compares = False  # it may compare instances
+        self.visit(fn)
+        visited = -1
+        while visited < (visited := len(self.found) + len(self.functions) + len(self.instances)):
+            for instance in list(self.instances.values()):  # what they hold may lead to others
+                self.visit_attributes(instance)
+
+    def sites(self) -> list[CaptureSite]:
+        """Return all sites."""
+        states: list[CaptureSite] = [
+            (instance, self.state_reader(instance))
+            for instance in self.instances.values()
+            if not isinstance(instance, type)  # a class holds its attributes alone
+        ]
+        return [*states, *self.found.values()]
+
+    def state_reader(self, instance: Any) -> StateReader:
+        """Return which part of an instance's state the code may read."""
+        reads_all = self.may_read_all or _has_library_methods(instance)
+        names = None if reads_all else frozenset(self.names_read)
+        return StateReader(names, ignores_hooks=instance is self.called_forward)
+
+    def add_site(self, holder: Any, name: str) -> Any:
+        """Add a site, and what is captured through the object that is there; return that."""
         captured = read_capture(holder, name)
-        visit(captured)
+        if (id(holder), name) not in self.found:
+            self.found[id(holder), name] = holder, name
+            self.visit_value(captured)
         return captured
 
-    def visit(function: Any) -> None:
-        if isinstance(function, InlinedWhenTraced):
-            function = getattr(function, "fn", None)
-        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+    def visit_value(self, value: Any) -> None:
+        """Visit a captured object."""
+        if has_captured_state(value):
+            self.instances[id(value)] = value
+        elif isinstance(value, types.FunctionType | InlinedWhenTraced):
+            self.visit(value)
+
+    def visit(self, called: Any) -> None:
+        """Visit a function or another callable object."""
+        if isinstance(called, FlatCall | InlinedWhenTraced):
+            if hasattr(called, "fn"):  # an op of burnt has none
+                self.visit(called.fn)
+        elif isinstance(called, functools.partial):
+            for i in range(len(called.args)):
+                self.add_site(called.args, str(i))
+            for name in called.keywords:
+                self.add_site(called.keywords, name)
+            self.visit(called.func)
+        elif isinstance(called, types.MethodType):
+            self.visit(called.__func__)
+            self.instances[id(called.__self__)] = called.__self__
+            if called.__name__ == "forward":
+                self.called_forward = called.__self__
+        elif isinstance(called, types.FunctionType):
+            self.visit_function(called)
+        elif isinstance(called, torch.nn.Module) or not (
+            isinstance(called, _CALLABLES) or _package(called) in _TRUSTED
+        ):
+            self.instances[id(called)] = called
+
+    def visit_function(self, function: types.FunctionType) -> None:
+        """Visit the defaults, cells, globals and attributes that a function reads."""
+        if id(function) in self.functions:
             return
-        seen.add(function.__code__)
+        self.functions[id(function)] = function
         if _package(function) == "torch":
             return
         defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
@@ -111,52 +193,83 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
         ]
         for holder, name in default_sites:
             if not isinstance(read_capture(holder, name), (*CONSTANT_TYPES, float)):
-                add_site(holder, name)
+                self.add_site(holder, name)
         code = function.__code__
+        for i in _instructions(code):
+            if i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                self.names_read.add(i.argval)
+            if _package(function) not in _STABLE_PACKAGES:
+                self.may_read_all |= i.argval in _READS_ALL
+                self.compares |= i.opname in ("COMPARE_OP", "CONTAINS_OP")
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for cell in cells.values():
-            add_site(cell, "")
+            self.add_site(cell, "")
         for name, *attributes in sorted(set(_attribute_chains(code))):
+            if name == "__class__":  # of `super()`: the instance's classes are visited
+                continue
             if name in cells:
                 value = read_capture(cells[name], "")
             elif name in function.__globals__:
                 value = function.__globals__[name]
                 if not isinstance(value, types.ModuleType):
-                    add_site(function.__globals__, name)
+                    self.add_site(function.__globals__, name)
             else:
                 continue
             for attribute in attributes:
                 if not _may_change_attributes(value) or not _has_attribute(value, attribute):
                     break
-                value = add_site(value, attribute)
+                value = self.add_site(value, attribute)
             else:
-                visit_class(value)
+                self.visit_class(value)
 
-    def visit_class(cls: Any) -> None:
+    def visit_class(self, cls: Any) -> None:
         """Visit the methods of a class that a function uses itself, and not only attributes of it."""
-        if isinstance(cls, type) and _may_change_attributes(cls) and cls not in classes:
-            classes.add(cls)
-            for _, method in _methods_of(cls):
-                visit(method)
+        if isinstance(cls, type) and _may_change_attributes(cls) and cls not in self.classes:
+            self.classes.add(cls)
+            for name, method in _methods_of(cls):
+                if name not in _NOT_CALLED:
+                    self.visit_function(method)
 
-    called = fn.func if isinstance(fn, functools.partial) else fn
-    if isinstance(fn, functools.partial):
-        for i in range(len(fn.args)):
-            add_site(fn.args, str(i))
-        for name in fn.keywords:
-            add_site(fn.keywords, name)
-    visit(called)
-    if not isinstance(called, (*_CALLABLES, types.MethodType)) and _package(called) not in _TRUSTED:
-        for name in _data_attributes(called):
-            add_site(called, name)
-        for cls in type(called).__mro__[:-1]:
-            for _, method in _methods_of(cls):
-                visit(method)
-    return list({(id(holder), name): (holder, name) for holder, name in sites}.values())
+    def visit_attributes(self, instance: Any) -> None:
+        """Visit what an instance holds, and add methods and attributes of its classes that code may use."""
+        if not isinstance(instance, type):
+            for value in self.state_reader(instance)(instance).values:
+                self.visit_value(value)
+        not_called = _NOT_CALLED | _INITIALIZERS | (frozenset() if self.compares else _COMPARISONS)
+        for cls in (instance if isinstance(instance, type) else type(instance)).__mro__[:-1]:
+            if _package(cls) in _STABLE_PACKAGES:
+                continue
+            for name, member in list(vars(cls).items()):
+                is_read = self.may_read_all or name in self.names_read
+                is_special = name == "forward" or (name.startswith("__") and name not in not_called)
+                function_site = _function_site(cls, name, member)
+                if function_site is not None and (is_read or is_special):
+                    self.add_site(*function_site)
+                elif is_read and not name.startswith("__") and not hasattr(type(member), "__get__"):
+                    self.add_site(cls, name)
 
 
-def read_capture(holder: Any, name: str) -> Any:
+def _has_library_methods(instance: Any) -> bool:
+    """Whether methods that are not visited may read an instance's attributes, such as those of torch."""
+    bases = (object, torch.nn.Module)
+    return any(_package(cls) in _TRUSTED and cls not in bases for cls in type(instance).__mro__)
+
+
+def _function_site(cls: type, name: str, member: Any) -> tuple[Any, str] | None:
+    """Return the site of the function that a member of a class calls; None if it is no method or property."""
+    if isinstance(member, types.FunctionType | InlinedWhenTraced):
+        return cls, name
+    if isinstance(member, staticmethod | classmethod):
+        return member, "__func__"
+    if isinstance(member, property):
+        return member, "fget"
+    return (member, "func") if isinstance(member, functools.cached_property) else None
+
+
+def read_capture(holder: Any, name: str | StateReader) -> Any:
     """Return the object at a capture site now; None for an empty cell."""
+    if isinstance(name, StateReader):
+        return name(holder)
     if type(holder) is dict:
         return holder.get(name)
     if type(holder) is tuple:
@@ -183,6 +296,8 @@ def capture_key(captured: Any) -> Any:
         return captured.hex()
     if kind is types.MethodType:
         return kind, id(captured.__self__), id(captured.__func__)  # each access makes another method object
+    if kind is InstanceState:
+        return id(captured.kind), captured.names, captured.has_hooks, *map(capture_key, captured.values)
     if kind is tuple:
         return id(captured), *map(capture_key, captured)  # the same objects may have changed inside
     if kind is types.MappingProxyType:
@@ -193,12 +308,34 @@ def capture_key(captured: Any) -> Any:
 def why_unsupported_captures(captured_objects: Sequence[Any]) -> str | None:
     """Return why captured objects are not supported: one could change unnoticed. None if all are."""
     for captured in captured_objects:
-        if not _is_immutable(captured):
-            return f"it captures a {type(captured).__name__}, whose changes would go unnoticed"
-        function = getattr(captured, "fn", None) if isinstance(captured, InlinedWhenTraced) else captured
-        reason = _why_impure(function) if isinstance(function, types.FunctionType) else None
+        if isinstance(captured, InstanceState):
+            reason = _why_unsupported_state(captured)
+        elif not _is_immutable(captured) and not has_captured_state(captured):
+            reason = f"it captures a {type(captured).__name__}, whose changes would go unnoticed"
+        elif isinstance(captured, types.FunctionType | InlinedWhenTraced):
+            reason = why_unsupported_callable(captured)
+        else:
+            reason = None
         if reason is not None:
             return reason
+    return None
+
+
+def _why_unsupported_state(state: InstanceState) -> str | None:
+    """Return why what an instance holds is not supported: something could change unnoticed, or hooks run."""
+    built_in = next((cls for cls in state.kind.__mro__[:-1] if not cls.__flags__ & _IS_PYTHON_CLASS), None)
+    if built_in is not None:
+        return (
+            f"it captures a {state.kind.__name__}, whose changes as a {built_in.__name__} would go unnoticed"
+        )
+    if state.has_hooks:
+        return f"it calls a {state.kind.__name__} that has hooks"
+    for name, value in zip(state.names, state.values, strict=True):
+        if not _is_immutable(value) and not has_captured_state(value):
+            return (
+                f"it captures a {type(value).__name__}, the attribute {name!r} of a {state.kind.__name__}, "
+                "whose changes would go unnoticed"
+            )
     return None
 
 
@@ -231,6 +368,8 @@ def _why_impure(
         receiver = i.argval if i.opname == "LOAD_FAST" else None
     for name, *attributes in _attribute_chains(code):
         value = function.__globals__.get(name)
+        if name == "__class__":  # of `super()`
+            continue
         if name in code.co_freevars:
             cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
             value = read_capture(cells[name], "")
@@ -246,33 +385,23 @@ def _why_impure(
             value = inspect.getattr_static(value, attribute, None) if _may_change_attributes(value) else None
         if isinstance(value, type) and _may_change_attributes(value) and value not in examined:
             examined.add(value)
-            reason = _why_impure_class(value, is_instance_local=True, examined=examined)
+            reason = _why_impure_class(value, examined)
             if reason is not None:
                 return reason
     return None
 
 
-def _why_impure_class(
-    cls: type, *, is_instance_local: bool = False, examined: set[type] | None = None
-) -> str | None:
-    """Return which side effect a class's methods may have; None if none.
+def _why_impure_class(cls: type, examined: set[type]) -> str | None:
+    """Return which side effect a class's methods may have, on other objects than the instance; None if none.
 
     Args:
-        cls: the class; its bases are not examined.
-        is_instance_local: the function makes the instance, so that methods may set its attributes. Otherwise
-            it is made before, by ``__init__``.
+        cls: the class of an instance that the function makes; its bases are not examined.
         examined: classes that need not be examined again; more are added.
     """
     for name, method in _methods_of(cls):
-        member = vars(cls)[name]
-        if is_instance_local:
-            is_bound = isinstance(member, types.FunctionType | property | functools.cached_property)
-            self_name = method.__code__.co_varnames[0] if is_bound and method.__code__.co_argcount else None
-            reason = _why_impure(method, self_name, examined)
-        elif isinstance(member, functools.cached_property):
-            reason = f"it has a cached property, {name!r}"
-        else:
-            reason = None if name in ("__init__", "__new__") else _why_impure(method, None, examined)
+        is_bound = isinstance(vars(cls)[name], types.FunctionType | property | functools.cached_property)
+        self_name = method.__code__.co_varnames[0] if is_bound and method.__code__.co_argcount else None
+        reason = _why_impure(method, self_name, examined)
         if reason is not None:
             return reason
     return None
@@ -315,18 +444,6 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(constant)
 
 
-def _data_attributes(instance: Any) -> list[str]:
-    """Return the names of an object's data attributes, including those of its classes."""
-    data_types = (types.MemberDescriptorType, *CONSTANT_TYPES, float, Tensor, list, dict, set, tuple)
-    of_classes = [
-        name
-        for cls in type(instance).__mro__[:-1]
-        for name, value in vars(cls).items()
-        if isinstance(value, data_types) and not name.startswith("__")
-    ]
-    return sorted({*getattr(instance, "__dict__", ()), *of_classes})
-
-
 def _may_change_attributes(value: Any) -> bool:
     """Whether an object is a module, class or function whose attributes may be rebound between calls."""
     if isinstance(value, types.ModuleType):
@@ -351,7 +468,8 @@ def _is_immutable(value: Any) -> bool:
         return _is_immutable(tuple(value.values()))
     if isinstance(value, types.MethodType):
         return _package(value) in _STABLE_PACKAGES  # what it reads from its class or instance is not examined
-    return isinstance(value, _IMMUTABLE_TYPES)
+    is_default_factory = type(value).__module__ == "dataclasses"  # the mark of a field's, in ``__init__``
+    return is_default_factory or isinstance(value, _IMMUTABLE_TYPES)
 
 
 def _package(value: object) -> str:

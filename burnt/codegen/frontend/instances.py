@@ -1,0 +1,190 @@
+"""What instances hold: the modules, dataclass instances and objects with methods that a function captures.
+
+A plan is valid for the attributes that an instance had when it was built. Calls compare them all, so
+attributes may be set between calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from burnt import _torch
+
+__all__ = [
+    "FUSED_METHODS",
+    "AttributeSnapshot",
+    "InstanceState",
+    "StateReader",
+    "build_state_check",
+    "has_captured_state",
+]
+
+FUSED_METHODS = "_burnt_fused_methods"
+"""The attribute in which an instance keeps its fused methods; it is not part of the state."""
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# Attributes of a module that its calls do not read, or that hold its tables and hooks.
+_MODULE_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"} | {FUSED_METHODS}
+_CHECKED_INTERNALS = frozenset({*_MODULE_TABLES, *_MODULE_HOOKS})
+
+
+class InstanceState(NamedTuple):
+    """What an instance holds.
+
+    Args:
+        kind: its class.
+        names: the names of its attributes; of a module also those of its parameters, buffers and modules.
+        values: their values.
+        has_hooks: whether it is a module whose call runs hooks, its own or global ones.
+    """
+
+    kind: type
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    has_hooks: bool
+
+
+class StateReader(NamedTuple):
+    """Which part of an instance's state a function captures; the name of a capture site.
+
+    Args:
+        names: the attributes that its code reads; None if it may read all. The parameters, buffers and
+            modules of a module are always captured.
+        ignores_hooks: the function is the ``forward`` of the module, and runs after its hooks.
+    """
+
+    names: frozenset[str] | None
+    ignores_hooks: bool = False
+
+    def __call__(self, instance: Any) -> InstanceState:
+        """Return what an instance of a Python class holds now."""
+        names, values = [], []
+        for name, value in _attributes(instance):
+            if self.names is None or name in self.names:
+                names.append(name)
+                values.append(value)
+        for table in _module_tables(instance):
+            names += table.keys()
+            values += table.values()
+        hooks = [] if self.ignores_hooks else _hooks(instance)
+        has_hooks = any(hooks) or (bool(hooks) and _torch.has_global_hooks())
+        return InstanceState(type(instance), tuple(names), tuple(values), has_hooks)
+
+
+def has_captured_state(value: object) -> bool:
+    """Whether the state of an instance is captured wherever the instance is."""
+    is_module = isinstance(value, torch.nn.Module)
+    return is_module or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+
+
+def _attributes(instance: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes in an instance's dict, and those that its classes declare as slots."""
+    skipped = _MODULE_INTERNALS if isinstance(instance, torch.nn.Module) else frozenset({FUSED_METHODS})
+    for name, value in getattr(instance, "__dict__", {}).items():
+        if name not in skipped:
+            yield name, value
+    for cls in type(instance).__mro__[:-1]:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType):
+                yield name, getattr(instance, name, None)
+
+
+def _module_tables(instance: Any) -> list[dict[str, Any]]:
+    """Return a module's dicts of parameters, buffers and modules; none for other instances."""
+    is_module = isinstance(instance, torch.nn.Module)
+    return [vars(instance)[name] for name in _MODULE_TABLES] if is_module else []
+
+
+def _hooks(instance: Any) -> list[dict[int, Any]]:
+    """Return the dicts of the hooks that a call of a module runs; none for other instances."""
+    is_module = isinstance(instance, torch.nn.Module)
+    return [vars(instance)[name] for name in _MODULE_HOOKS] if is_module else []
+
+
+def build_state_check(
+    sites: Sequence[tuple[Any, StateReader]], states: Sequence[InstanceState]
+) -> Callable[[], bool]:
+    """Return a function that tests quickly whether instances hold the same objects as in these states.
+
+    It may return False for states that are equal, never True for others: it compares identities, and the
+    layouts of all tensors at once.
+
+    Args:
+        sites: the instances, and what is captured of each.
+        states: their states now, without hooks; the tensors in them are strided.
+    """
+    classes, attributes, tables, slots, hooks = [], [], [], [], []
+    for (instance, reader), state in zip(sites, states, strict=True):
+        classes.append((instance, state.kind))
+        own = getattr(instance, "__dict__", {})
+        read = [n for n in own if reader.names is None or n in reader.names or n in _CHECKED_INTERNALS]
+        attributes.append((instance, list(own), read, [own[name] for name in read]))
+        tables += [(table, list(table), list(table.values())) for table in _module_tables(instance)]
+        slots += [(instance, name, value) for name, value in _attributes(instance) if name not in own]
+        hooks += [] if reader.ignores_hooks else _hooks(instance)
+    tensors = list({id(t): t for state in states for t in _tensors(state.values)}.values())
+    have_same_layout = _torch.build_tensor_guard(tensors) if tensors else None
+
+    def is_same() -> bool:
+        for instance, kind in classes:
+            if type(instance) is not kind:
+                return False
+        for instance, names, read, values in attributes:
+            own = getattr(instance, "__dict__", {})
+            if list(own) != names or not all(map(operator.is_, map(own.get, read), values)):
+                return False
+        for table, names, values in tables:
+            if list(table) != names or not all(map(operator.is_, table.values(), values)):
+                return False
+        for instance, name, value in slots:
+            if getattr(instance, name, None) is not value:
+                return False
+        if hooks and (any(hooks) or _torch.has_global_hooks()):
+            return False
+        return have_same_layout is None or have_same_layout(*tensors)
+
+    return is_same
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among values, and in tuples among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+
+
+class AttributeSnapshot:
+    """The attributes of instances before a function is traced, which may set some to tensors without memory.
+
+    Args:
+        instances: the instances.
+    """
+
+    def __init__(self, instances: Sequence[Any]) -> None:
+        tables = [(i, table) for i in instances for table in (getattr(i, "__dict__", {}), *_module_tables(i))]
+        self._tables = [(instance, table, dict(table)) for instance, table in tables]
+
+    def restore(self) -> str | None:
+        """Restore the attributes, and return a reason that names one that was set; None if none was."""
+        reason = None
+        for instance, table, before in self._tables:
+            names = {n for n in {**before, **table} if before.get(n, table) is not table.get(n, before)}
+            names.discard(FUSED_METHODS)
+            if names:
+                reason = (
+                    f"it assigns to the attribute {min(names)!r} of a {type(instance).__name__}, "
+                    "which a plan would not do"
+                )
+                table.clear()
+                table.update(before)
+        return reason
