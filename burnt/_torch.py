@@ -39,6 +39,7 @@ __all__ = [
     "in_forward_ad",
     "in_transform",
     "is_autocast",
+    "is_fake",
     "is_plain_backward",
     "is_plain_call",
     "is_raised_by_saved_tensor_hook",
@@ -409,6 +410,11 @@ def without_global_hooks() -> Iterator[None]:
             during = dict(hooks)
             hooks.clear()
             hooks.update({**before, **during})
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one without memory or in a trace."""
+    return type(tensor).__module__.startswith("torch._subclasses")
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:

@@ -30,6 +30,8 @@
     ├── FusionError        a function does not fuse as required             (also RuntimeError)
     └── UnsupportedError   a feature that is not supported (yet)            (also NotImplementedError)
 
+and one warning, `FusionWarning` (also RuntimeWarning): a fused function runs as the eager function.
+
 Invalid inputs of layers, ops and fused functions raise an `InputError`, no matter what detects them: a check
 before the call, a generated kernel, or torch. It also inherits from the class that torch raises for the
 input, so that ``except IndexError`` around a torch model still works; from both if that depends on the op.
@@ -51,6 +53,7 @@ __all__ = [
     "DefinitionError",
     "DeviceError",
     "FusionError",
+    "FusionWarning",
     "InputDivisionError",
     "InputError",
     "InputIndexError",
@@ -214,6 +217,10 @@ class InputUnsupportedError(InputError, NotImplementedError):
 
 class FusionError(BurntError, RuntimeError):
     """A function does not fuse as required."""
+
+
+class FusionWarning(RuntimeWarning):
+    """A fused function runs as the eager function, without generated kernels; warned once for each reason."""
 
 
 class CompileError(BurntError, RuntimeError):

@@ -7,10 +7,13 @@ import pytest
 from burnt import errors
 from burnt.errors import BurntError, ShapeError, nearest
 
-FAMILY = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+KINDS = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+FAMILY = [kind for kind in KINDS if not issubclass(kind, Warning)]
 
 
 def test_every_error_belongs_to_the_family_and_has_a_docstring() -> None:
+    assert [kind for kind in KINDS if kind not in FAMILY] == [errors.FusionWarning]
+    assert issubclass(errors.FusionWarning, RuntimeWarning)
     for kind in FAMILY:
         assert issubclass(kind, BurntError)
         assert kind.__doc__

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import types
 import warnings
 from collections import Counter
@@ -58,7 +59,7 @@ from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tensors, with_saved_outputs
 from burnt.codegen.schedule.scheduler import TorchCall
-from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedError
+from burnt.errors import CacheError, DefinitionError, FusionError, FusionWarning, UnsupportedError
 
 __all__ = ["Function", "functions", "fuse"]
 
@@ -67,6 +68,10 @@ _MAX_FLOAT_VALUES = 16  # sets of float arguments that plans are specialized to
 _MAX_INTEGER_VALUES = 32  # sets of integer arguments among calls that are otherwise the same
 _MAX_ENTRIES = 1024  # cached signatures; beyond, the older half is dropped
 _MAX_STRUCTURES = 256  # structures of arguments with containers; beyond, the older half is dropped
+_FALLBACK_HINT = (
+    "Change what is named there, or fuse a part of the function. burnt.fuse(single=True) makes this an "
+    "error. To hide it: warnings.filterwarnings('ignore', category=burnt.errors.FusionWarning)"
+)
 _FUNCTIONS: WeakSet[Function] = WeakSet()
 
 
@@ -155,6 +160,7 @@ class Function(InlinedWhenTraced):
         self._flat_functions: dict[Structure, Function] = {}
         self._class_functions: dict[type, Function] = {}  # this one as a class method
         self._owner: type | None = None  # the class that this is a method of
+        self._reported: set[str] | None = None  # the reasons that were reported; None to report none
         self._origin: Function | None = None
         functools.update_wrapper(self, fn, updated=())
         if isinstance(fn, types.FunctionType):
@@ -185,14 +191,14 @@ class Function(InlinedWhenTraced):
         return function
 
     def _derive(self, fn: Callable[..., Any]) -> Function:
-        """Return a function with the same options and name."""
+        """Return a function with the same options, which reports a reason once for both."""
         function = Function(fn, single=self.single, target=self.target, always_generate=self.always_generate)
-        function.name = self.name
+        function.name, function._reported = self.name, self._reported
         return function
 
     def rebuild_arguments(self) -> tuple[Any, ...]:
         """Return what `pickle` and `copy` make another function of, which builds its plans anew."""
-        return _rebuild, (self.fn, self.single, self.target, self.always_generate)
+        return _rebuild, (self.fn, self.single, self.target, self.always_generate, self._reported is not None)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: run the compiled plan for these arguments, or the eager function."""
@@ -206,7 +212,9 @@ class Function(InlinedWhenTraced):
         if entry is None:
             return self._call_with_containers(args, kwargs)
         self._add_to_inline_cache(entry, args)
-        return self._run(entry, args)
+        result = self._run(entry, args)
+        self._report(entry, args)
+        return result
 
     def _call_with_containers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with keyword arguments, containers, or arguments that plans do not take."""
@@ -226,16 +234,40 @@ class Function(InlinedWhenTraced):
             if leaf_types not in self._unsupported_types or self.single:
                 self._unsupported_types.add(leaf_types)
                 reason = _unsupported_argument_reason(args, kwargs, leaves)
-                self._fallback(reason, [])
-            return self.fn(*args, **kwargs)
-        if found is None:
-            function._add_to_inline_cache(entry, leaves)
-        return function._run(entry, leaves, functools.partial(self.fn, *args, **kwargs))
+                entry = self._fallback(reason, [])
+            result = self.fn(*args, **kwargs)
+        else:
+            if found is None:
+                function._add_to_inline_cache(entry, leaves)
+            result = function._run(entry, leaves, functools.partial(self.fn, *args, **kwargs))
+        if entry is not None and found is None:
+            self._report(entry, leaves)
+        return result
 
     def _add_to_inline_cache(self, entry: CacheEntry, args: tuple[Any, ...]) -> None:
         """Add the entry of a call to the inline cache, if a guard can be built."""
         if self._inline_cache.has_room(args) and not entry.is_specialized and not _torch.is_autocast():
             self._inline_cache.add(args, self._build_guard(entry, args), entry)
+
+    def _report(self, entry: CacheEntry, leaves: Sequence[Any]) -> None:
+        """Warn if the eager function ran, once for each reason that the user can do something about."""
+        reason = entry.fallback_reason
+        if (
+            reason is None
+            or self._reported is None
+            or reason in self._reported
+            or entry.eager_calls is not None
+        ):
+            return
+        if any(isinstance(a, Tensor) and (a.is_meta or _torch.is_fake(a)) for a in leaves):
+            return  # shapes are computed, and nothing is slow
+        self._reported.add(reason)
+        warnings.warn(
+            f"burnt.fuse: {self.name} runs as the eager function, without generated kernels: {reason}.\n"
+            f"{_FALLBACK_HINT}",
+            FusionWarning,
+            stacklevel=_stacklevel(),
+        )
 
     def _build_guard(self, entry: CacheEntry, args: Sequence[Any]) -> Guard | None:
         """Build a guard that holds for calls that may reuse the entry of these arguments."""
@@ -567,7 +599,10 @@ class Function(InlinedWhenTraced):
         except CacheError:
             raise  # the cache folder cannot be trusted
         except Exception as error:  # of any kind: a fault in burnt must not stop what torch can run
-            return self._fallback(warn_fallback(self.name, error), captured_objects)
+            reason = warn_fallback(self.name, error)
+            if self._reported is not None:
+                self._reported.add(reason)
+            return self._fallback(reason, captured_objects)
         reason = _why_random_call(forward) if needs_grad else None
         if reason is not None:
             return self._fallback(reason, captured_objects)
@@ -618,8 +653,12 @@ class Function(InlinedWhenTraced):
         return None
 
 
-def _rebuild(fn: Callable[..., Any], single: bool, target: Target | None, always_generate: bool) -> Function:
-    return Function(fn, single=single, target=target, always_generate=always_generate)
+def _rebuild(
+    fn: Callable[..., Any], single: bool, target: Target | None, always_generate: bool, reports: bool
+) -> Function:
+    function = Function(fn, single=single, target=target, always_generate=always_generate)
+    function._reported = set() if reports else None
+    return function
 
 
 def _without_integers(signature: Sequence[Any]) -> tuple[Any, ...]:
@@ -656,6 +695,17 @@ def _holds(arg: Any, leaf: object) -> bool:
 def _is_supported_type(arg: object) -> bool:
     """Whether signatures support an argument of this type."""
     return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, CONSTANT_TYPES)
+
+
+def _stacklevel() -> int:
+    """Return the stack level of the call outside of burnt and torch that a warning is about."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
+        "burnt",
+        "torch",
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _capture_keys(sites: Sequence[CaptureSite]) -> list[Any]:
@@ -705,8 +755,8 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
     object of a method. Calls of other fused functions and of burnt's ops are fused with the rest.
 
     The eager function runs inside torch.compile, torch.export and function transforms, where it is a single
-    torch call that is known to be faster, and where the function cannot be compiled
-    (`Function.fallback_reason` says why).
+    torch call that is known to be faster, and where the function cannot be compiled. Then a `FusionWarning`
+    says why, once for each reason, as does `Function.fallback_reason`.
 
     Args:
         fn: a function of tensors, numbers, other constants and containers of them; a method, or a
@@ -733,4 +783,7 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
         return functools.partial(fuse, single=single)
     if isinstance(fn, staticmethod | classmethod):
         return type(fn)(fuse(fn.__func__, single=single))
-    return Function(fn, single=single)
+    function = Function(fn, single=single)
+    if (getattr(fn, "__module__", None) or "").split(".")[0] != "burnt":  # of burnt's own, no user can change
+        function._reported = set()
+    return function

@@ -1,4 +1,4 @@
-"""What a fused function takes and returns: containers, keyword arguments, methods and modules."""
+"""What a fused function takes and returns: containers, keyword arguments, methods, modules; its warnings."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import functools
 import gc
 import pickle
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from burnt.codegen import explain, fuse
+from burnt.codegen import Function, explain, fuse
 from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.stages import stages
-from burnt.errors import FusionError
+from burnt.errors import FusionError, FusionWarning
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
@@ -683,6 +685,16 @@ def test_a_fused_method_in_a_fused_function_and_in_a_transform() -> None:
     torch.testing.assert_close(torch.vmap(block)(x), torch.vmap(block.eager)(x))
 
 
+@pytest.mark.full
+def test_fused_methods_and_functions_that_fall_back_are_compiled_by_torch() -> None:
+    block, x = Block().eval(), randn(3, 4)
+    always_eager = fuse(lambda x: x[x > 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FusionWarning)
+        torch.testing.assert_close(torch.compile(block, backend="eager")(x), block.eager(x))
+        torch.compile(lambda x: always_eager(x), backend="eager")(x)
+
+
 def test_attributes_of_a_callable_object_are_not_those_of_the_function() -> None:
     class Callable:
         def __init__(self) -> None:
@@ -699,7 +711,47 @@ def test_attributes_of_a_callable_object_are_not_those_of_the_function() -> None
     check(fused, called, randn(4))
 
 
-# --- single=True ----------------------------------------------------------------------------------------
+# --- warnings ---------------------------------------------------------------------------------------------
+
+
+def test_a_fallback_is_said_once_for_each_reason() -> None:
+    fused = fuse(lambda x: x[x > 0] * 2)
+    with pytest.warns(FusionWarning) as seen:
+        [fused(randn(size)) for size in (3, 4, 3)]
+    assert str(seen[0].message) == (
+        "burnt.fuse: _lambda_ runs as the eager function, without generated kernels: it cannot be traced: "
+        "a shape in it depends on a tensor's values (aten.nonzero.default).\n"
+        "Change what is named there, or fuse a part of the function. burnt.fuse(single=True) makes this an "
+        "error. To hide it: warnings.filterwarnings('ignore', category=burnt.errors.FusionWarning)"
+    )
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    with pytest.warns(FusionWarning, match="a tensor of layout torch.strided and dtype torch.complex64"):
+        fuse(lambda x: x * 2)(torch.ones(3, dtype=torch.complex64))
+    with pytest.warns(FusionWarning, match="argument 1 is a set"):
+        fuse(lambda x, s: x * len(s))(randn(3), {1})
+    with pytest.warns(FusionWarning, match="argument options holds a set"):
+        fuse(lambda x, *, options: x * len(options[0]))(randn(3), options=[{1}])
+    blocks = [Counting(1.0), Counting(2.0)]
+    Counting.fused = fuse(Counting.counted)
+    with pytest.warns(FusionWarning, match="counted runs as the eager function(.|\n)*'calls'") as seen:
+        [block.fused(randn(4)) for block in blocks]
+    assert len(seen) == 1, "a method's reason is one for all instances"
+
+
+def test_what_nobody_can_change_is_not_said() -> None:
+    x = torch.randn(512, 1024)
+    always_eager = fuse(lambda x: x[x > 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fuse(lambda x: F.log_softmax(x[:, :100].contiguous(), -1))(x)
+        fuse(lambda x: torch.cummax(x, -1))(x)  # torch's kernel is faster
+        torch.vmap(fuse(torch.sin))(x)
+        torch.func.grad(lambda x: fuse(torch.sin)(x).sum())(x)
+        fuse(lambda x: x * 2)(x.to("meta"))
+        Function(lambda x: x[x > 0])(x)  # as burnt's own ops
+        always_eager.fallback_reason(x)
+        explain(always_eager, x)
 
 
 def test_single_refuses_every_fallback() -> None:

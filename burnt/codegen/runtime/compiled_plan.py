@@ -24,6 +24,7 @@ from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.saved_tensors import SavedTensors
 from burnt.codegen.schedule.scheduler import Plan, TorchCall
+from burnt.errors import FusionWarning
 
 __all__ = ["CompiledPlan", "debug_log", "warn_fallback"]
 
@@ -375,7 +376,7 @@ def warn_fallback(name: str, error: Exception) -> str:
     warnings.warn(
         f"burnt.fuse: {name} runs as the eager function, because generating or compiling its kernels failed. "
         f"This is a bug in burnt or in the compiler; please report it.\n{reason}",
-        RuntimeWarning,
+        FusionWarning,
         stacklevel=2,
     )
     return reason
