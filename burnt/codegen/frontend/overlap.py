@@ -98,14 +98,16 @@ def may_overlap(a: Footprint, b: Footprint, distance: int) -> bool:
 
 
 class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices in-place changes of elements that share memory with others of the same view.
+    """Notices in-place changes of elements that share memory with others that the same call takes.
 
     A view such as ``x.as_strided((4, 3), (1, 1))`` holds some elements twice. Functionalization does not see
     that a change of one is a change of the other. It sees it for views that hold every element once, however
-    many of these there are.
+    many of these there are. But in its graph an op reads all elements before it changes any. In calls such as
+    ``x[1:].add_(x[:-1])`` and ``torch._foreach_add_([x, y], [y, x])``, torch raises or reads changed ones.
 
     Attributes:
         is_written: whether such a tensor, or a view of one, was changed in place.
+        is_written_while_read: whether a call changed a tensor that overlaps another one of its arguments.
         restrided: shape and strides of the tensors whose memory an op such as ``as_strided`` reads by other
             strides.
     """
@@ -115,6 +117,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_written = False
+        self.is_written_while_read = False
         self.restrided: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self.views: dict[tuple[Any, ...], Tensor] = {}  # of tensors with internal overlap; kept alive
 
@@ -137,6 +140,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 named.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write
             ]
             self.is_written |= any(map(self._is_part_of_overlap, _tensors(written)))
+            self.is_written_while_read |= _is_written_while_read(written, list(named.values()))
         return result
 
     def _is_part_of_overlap(self, tensor: Tensor) -> bool:
@@ -148,6 +152,37 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(values: Any) -> list[Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, Tensor)]
+
+
+def _is_written_while_read(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
+    """Whether an argument that an op changes may overlap another, unless these have the same elements.
+
+    Args:
+        written: the arguments that it changes: tensors, or lists of them as in ``torch._foreach_add_``, which
+            reads and changes the tensors at one position after those at another.
+        arguments: all of its arguments.
+    """
+    by_storage: dict[Any, list[tuple[int, Tensor]]] = {}
+    for argument in arguments:
+        for position, tensor in enumerate(_tensors(argument)):
+            if tensor.layout == torch.strided:
+                by_storage.setdefault(_layout(tensor)[0], []).append((position, tensor))
+    return any(
+        not (position == other_position and _layout(a) == _layout(b) and a.dtype == b.dtype)
+        and may_overlap(_footprint(a), _footprint(b), _offset(b) - _offset(a))
+        for argument in written
+        for position, a in enumerate(_tensors(argument))
+        if a.layout == torch.strided
+        for other_position, b in by_storage[_layout(a)[0]]
+    )
+
+
+def _footprint(tensor: Tensor) -> Footprint:
+    return Footprint.of(tensor.shape, tensor.stride(), tensor.itemsize)
+
+
+def _offset(tensor: Tensor) -> int:
+    return int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

@@ -425,6 +425,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
             reason = "it changes the shape of an argument in place"
     if watch.is_written:
         reason = "it modifies elements in place that share memory with others of the same tensor"
+    if watch.is_written_while_read:
+        reason = "it modifies a tensor in place that overlaps another argument of the same op"
     for node in graph.graph.nodes:
         if node.target in STRIDE_OPS:
             source = node.all_input_nodes[0]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import burnt
 from burnt.codegen.frontend.overlap import Footprint, has_internal_overlap, may_overlap
+from burnt.codegen.function import Function
 from burnt.codegen.runtime.c_compiler import find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
@@ -169,3 +170,73 @@ def test_memory_that_is_read_by_strides_which_a_change_in_place_would_alter_is_l
     fused = burnt.fuse(lambda x: x + torch.as_strided(kept, (3,), (2,)))
     assert fused(torch.ones(3)).tolist() == [1, 3, 5]
     assert fused.fallback_reason(torch.ones(3)) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[1:].add_(x[:-1]),
+        lambda x: x[1:].copy_(x[:-1]),
+        lambda x: (x * 2)[:-1].mul_((x * 2)[1:]) + (y := x * 2)[1:].sub_(y[:-1]),
+        lambda x: (y := x * 2).add_(y[0]),
+        lambda x: (y := x * 2).add_(y.t()),
+    ],
+)
+def test_an_operand_that_overlaps_the_result_in_part_is_refused_as_by_torch(fn: Callable[..., Any]) -> None:
+    fused = burnt.fuse(fn)
+    errors = []
+    for call in (fn, fused):
+        with pytest.raises(RuntimeError, match="single memory location") as raised:
+            call(torch.ones(3, 3))
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
+@needs_compiler
+def test_the_reason_says_that_an_operand_overlaps_the_result() -> None:
+    assert burnt.fuse(lambda x: x[1:].add_(x[:-1])).fallback_reason(torch.ones(4)) == (
+        "it modifies a tensor in place that overlaps another argument of the same op"
+    )
+
+
+def add_crosswise(x: Tensor) -> Tensor:
+    y, z = x * 1, x * 2
+    torch._foreach_add_([y, z], [z, y])
+    return y + 10 * z
+
+
+def add_twice(x: Tensor) -> Tensor:
+    torch._foreach_add_([x, x], 1.0)
+    return x
+
+
+def double(x: Tensor) -> Tensor:
+    y = x * 1
+    torch._foreach_add_([x, y], [x, y])
+    return x + y
+
+
+@needs_compiler
+@pytest.mark.parametrize("fn", [add_crosswise, add_twice, double])
+def test_a_list_of_tensors_is_changed_in_order(fn: Callable[[Tensor], Tensor]) -> None:
+    fused = Function(fn, always_generate=True)
+    assert torch.equal(fused(torch.arange(4.0)), fn(torch.arange(4.0)))
+    assert (fused.fallback_reason(torch.arange(4.0)) is None) == (fn is double)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x[::2].add_(x[1::2]), x)[1],
+        lambda x: (x.add_(x), x)[1],
+        lambda x: (x[0].sub_(x[1]), x)[1],
+        lambda x: (x.sub_(x.mean(0)), x)[1],
+    ],
+)
+def test_operands_that_do_not_overlap_in_part_are_left_to_a_plan(fn: Callable[[Tensor], Tensor]) -> None:
+    fused = Function(fn, always_generate=True)
+    x = torch.arange(8.0).reshape(4, 2)
+    assert fused.fallback_reason(x) is None
+    torch.testing.assert_close(fused(x.clone()), fn(x.clone()))
