@@ -53,6 +53,7 @@ __all__ = [
     "onednn_packed",
     "onednn_packed_conv",
     "onednn_supports",
+    "real_tensors",
     "share_memory",
     "skip_version_checks",
     "state_of",
@@ -230,6 +231,13 @@ def suggest_memory_format(tensor: torch.Tensor) -> torch.memory_format:
 
     memory_format: torch.memory_format = suggest(tensor)
     return memory_format
+
+
+def real_tensors() -> Any:
+    """Context within `fake_call` in which tensors are created with memory, and ops on them run."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
 
 
 _quiet = threading.local()

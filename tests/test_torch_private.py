@@ -67,6 +67,19 @@ def test_a_function_runs_without_memory_as_it_would_with() -> None:
     assert [t.requires_grad for t in (doubled, flags, scaled)] == [True, False, True]
 
 
+def test_ops_on_real_tensors_run_within_a_call_without_memory() -> None:
+    real = []
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with _torch.real_tensors():
+            real.append(torch.ones(2) * 3)
+        return x * torch.ones(3)
+
+    (fake,) = _torch.fake_results(call, [torch.ones(3)])
+    assert real[0].tolist() == [3, 3]
+    assert type(fake) is not torch.Tensor
+
+
 def test_a_call_within_a_transform_or_mode_is_known_by_it() -> None:
     from torch.autograd import forward_ad
     from torch.overrides import TorchFunctionMode

@@ -306,6 +306,8 @@ class Function(InlinedWhenTraced):
                 self._fallback("an argument that it modifies in place shares memory with another tensor", [])
             return self.fn(*args) if call_eager is None else call_eager()
         numbers = [args[i] for i in forward.plan.number_positions]
+        if forward.number_limits and forward.exceeds_limits(numbers):
+            return self.fn(*args)
         if entry.needs_grad:
             tensors += entry.captured_tensors
             flat = Differentiable.apply(forward, numbers, *tensors)  # type: ignore[no-untyped-call]

@@ -27,6 +27,7 @@ from burnt.codegen.frontend.aliases import Aliases, find_aliases
 from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
 from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch
 from burnt.codegen.frontend.real_results import RealResults
+from burnt.codegen.frontend.refusals import RefusalWatch
 from burnt.errors import UnsupportedError
 
 __all__ = [
@@ -156,6 +157,7 @@ class Traced:
             are the graph's last outputs, after the function's results.
         unsupported_reason: why no plan can be built, if tracing has shown that.
         aliases: the results that are other results or views of them in the eager function.
+        number_limits: position of a number -> its largest absolute value, beside infinity, that torch takes.
     """
 
     composite_graph: torch.fx.GraphModule
@@ -167,6 +169,7 @@ class Traced:
     mutated: tuple[int, ...] = ()
     unsupported_reason: str | None = None
     aliases: Aliases = dataclasses.field(default_factory=lambda: Aliases({}, []))
+    number_limits: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def without_aliases(self) -> Traced:
         """Return the trace without the results that are aliases of others; its graphs are changed."""
@@ -411,18 +414,22 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     composite_graph = graph
     if torch.is_grad_enabled():
         composite_graph = _replace_mutation_ops(_trace_graph(fn, args, stand_ins, decompose=False)[0])
-    watch = OverlapWatch()
+    watch, refusals = OverlapWatch(), RefusalWatch(stand_ins.values())
 
     def watched(*inputs: Any) -> Any:
-        with RealResults(), watch:
+        with refusals, RealResults(), watch:
             return fn(*inputs)
 
     fake_args, fake_results = _torch.fake_call(watched, _replace_numbers(args, stand_ins))
+    if refusals.depends_on_number:
+        raise _NumberInspected
     mutated, reason = _return_mutations(graph, [a for a in fake_args if isinstance(a, Tensor)], fake_results)
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     for after, before in zip([a for a in fake_args if isinstance(a, Tensor)], tensors, strict=True):
         if after.shape != before.shape or after.stride() != before.stride():
             reason = "it changes the shape of an argument in place"
+    if refusals.refusal is not None:
+        reason = f"torch refuses a call in it: {refusals.refusal}"
     if watch.is_written:
         reason = "it modifies elements in place that share memory with others of the same tensor"
     if watch.is_written_while_read:
@@ -452,6 +459,11 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         mutated,
         reason,
         aliases,
+        {
+            i: refusals.limits[float(value)]
+            for i, value in stand_ins.items()
+            if float(value) in refusals.limits
+        },
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import os
 import statistics
 import sys
@@ -64,6 +65,11 @@ class CompiledPlan:
         self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
         self.saved = SavedTensors([], [])  # what the backward takes from this plan
         self.plan: Plan = target.schedule(traced, captured)
+        self.number_limits = [
+            (i, traced.number_limits[position])
+            for i, position in enumerate(self.plan.number_positions)
+            if position in traced.number_limits
+        ]
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
@@ -205,6 +211,10 @@ class CompiledPlan:
         """
         addresses = [t.data_ptr() for t in tensors]
         return any(may_overlap(a, b, addresses[j] - addresses[i]) for i, j, a, b in self.mutated_pairs)
+
+    def exceeds_limits(self, numbers: Sequence[float]) -> bool:
+        """Whether a number is too large for a dtype, as 1e9 for float16: eager torch raises then."""
+        return any(limit < abs(numbers[i]) < math.inf for i, limit in self.number_limits)
 
     def initial_tensors(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the tensor of each slot before the first step: inputs, and tensors that no step writes.

@@ -265,7 +265,7 @@ class _Scheduler:
         reason = self.why_torch_call(node)
         if reason is not None:
             return self.add_call(node, reason)
-        if lowering is not None and is_dtype_unsupported(node.target, metas[1:], metas[0]):
+        if lowering is not None and is_dtype_unsupported(node.target, metas[1:]):
             return self.add_call(node, "torch refuses this dtype")
         if node.target in MATMUL_LOWERINGS and is_supported and self.why_torch_matmul is not None:
             return self.lower_matmul(node)
