@@ -261,3 +261,16 @@ def _in_layout(value: Any, layout: str) -> Any:
         return value
     other = torch.empty_like(layouts(*value.shape).get(layout, value), dtype=value.dtype)
     return other.copy_(value.detach()).requires_grad_(value.requires_grad)
+
+
+@needs_compiler
+def test_a_loss_that_is_reduced_to_a_number() -> None:
+    x, target = torch.full((3, 4), 0.5).t(), torch.full((4, 3), 0.25)
+    for loss in (F.huber_loss, F.binary_cross_entropy):
+        for reduction in ("mean", "sum"):
+            fused = Function(
+                lambda x, target, loss=loss, reduction=reduction: loss(x, target, reduction=reduction),
+                always_generate=True,
+            )
+            assert fused.fallback_reason(x, target) is None
+            torch.testing.assert_close(fused(x, target), loss(x, target, reduction=reduction))
