@@ -307,7 +307,7 @@ class Function(InlinedWhenTraced):
             return self.fn(*args) if call_eager is None else call_eager()
         numbers = [args[i] for i in forward.plan.number_positions]
         if forward.number_limits and forward.exceeds_limits(numbers):
-            return self.fn(*args)
+            return self.fn(*args) if call_eager is None else call_eager()
         if entry.needs_grad:
             tensors += entry.captured_tensors
             flat = Differentiable.apply(forward, numbers, *tensors)  # type: ignore[no-untyped-call]
@@ -570,7 +570,8 @@ class Function(InlinedWhenTraced):
         if reason is None and needs_grad and traced.mutated:
             reason = "it modifies an argument in place, and gradients are needed"
         if reason is not None:
-            return self._fallback(reason, captured_objects)
+            entry = self._fallback(reason, captured_objects)
+            return entry._replace(is_specialized=not is_general)
         calls = (
             None
             if self.always_generate or needs_grad or target is not C

@@ -138,6 +138,17 @@ def test_a_float_argument_is_limited_by_the_dtype() -> None:
 
 
 @needs_compiler
+def test_a_refused_number_keeps_no_other_from_a_plan() -> None:
+    fused = Function(lambda x, s: x.masked_fill(x == 1, s), always_generate=True)
+    x = torch.ones(4, dtype=torch.int8)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        fused(x, 1e9)
+    assert "torch refuses a call in it" in str(fused.fallback_reason(x, 1e9))
+    assert fused.fallback_reason(x, 5.0) is None
+    assert fused(x, 5.0).tolist() == [5, 5, 5, 5]
+
+
+@needs_compiler
 def test_a_derivative_of_a_limited_number() -> None:
     def fn(x: Tensor, s: float) -> Tensor:
         return x.clamp(max=s).exp()
