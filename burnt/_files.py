@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file beside `path` to write to, which takes its place when the block ends well.
 
     Raises:
-        OSError: the folder does not exist, cannot be written or is full; an old file is untouched.
+        OSError: the folder does not exist, cannot be written or is full; an old file is untouched. Or `path`
+            is a folder or a device: for root, `/dev/null` would become a file.
     """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        raise FileExistsError(errno.EEXIST, "not a regular file", os.fspath(target))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     temporary.touch(exist_ok=False)
     mode = temporary.stat().st_mode  # what the umask makes of a new file

@@ -75,3 +75,13 @@ def test_the_umask_of_the_process_is_left_alone(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "f"):
         pass
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(FileExistsError, match="not a regular file"), replacing(tmp_path / name):
+            raise AssertionError("nothing is written")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
