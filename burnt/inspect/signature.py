@@ -188,7 +188,9 @@ class Signature:
         return f"{text(self.inputs)} -> {text(self.outputs)}"
 
 
-def signature_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Signature:
+def signature_of(
+    model: nn.Module, *inputs: Any, batch_sizes: tuple[int, ...] | None = None, **kwargs: Any
+) -> Signature:
     """Return the signature of a model from example inputs, without computing values.
 
     The model runs on meta tensors with two batch sizes: the axes whose sizes differ are batch axes. Where it
@@ -198,15 +200,27 @@ def signature_of(model: nn.Module, *inputs: Any, **kwargs: Any) -> Signature:
     Args:
         model: any module.
         inputs: its arguments: tensors, TensorSpecs, numbers, strings, None; lists, tuples and dicts of these.
+        batch_sizes: those that `check` tries. With one alone, a leading axis of that size is the batch.
         kwargs: its keyword arguments.
 
     Raises:
         ShapeError: the example does not fit the model.
+        InputTypeError: the number or names of the arguments are not those of `forward`.
         UnsupportedError: an argument or the result is, or holds, an object of another class.
     """
+    takes = inspect.signature(model.forward)
+    try:
+        takes.bind(*inputs, **kwargs)
+    except TypeError as error:
+        raise InputTypeError(
+            "the inputs are not those of the model",
+            where=type(model).__name__,
+            expected=f"forward{takes}",
+            found=str(error),
+        ) from None
     recorder = SignatureRecorder()
     call = recorder.recorded(_call_model)
-    report = check(model, *inputs, call=call, backward=False, **kwargs)
+    report = check(model, *inputs, batch_sizes=batch_sizes, call=call, backward=False, **kwargs)
     if not report.unchecked:
         signature = recorder.signature()
     else:
@@ -281,13 +295,13 @@ class SignatureRecorder:
         others = [
             leaf for value in (*last.args, *last.kwargs.values()) for _, leaf in _named_leaves(value, "")
         ]
-        single = None if last is not first else _leading_size([leaf for _, leaf in leaves])
-        inputs = _infos(leaves, others, single)
-        outputs = _infos(
-            list(_named_leaves(first.output, "output")),
-            [leaf for _, leaf in _named_leaves(last.output, "output")],
-            single,
-        )
+        sizes = _batch_sizes([leaf for _, leaf in leaves], others)
+        root = "output"
+        while any(name.split(".")[0] == root for name, _ in leaves):
+            root += "_"
+        other_outputs = [leaf for _, leaf in _named_leaves(last.output, root)]
+        inputs = _infos(leaves, others, sizes)
+        outputs = _infos(list(_named_leaves(first.output, root)), other_outputs, sizes)
         return Signature(inputs, outputs, args, kwargs)
 
 
@@ -364,22 +378,27 @@ def _fill(template: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def _infos(
-    leaves: Sequence[tuple[str, Any]], others: Sequence[Any], single: int | None
+    leaves: Sequence[tuple[str, Any]], others: Sequence[Any], sizes: tuple[int, int] | None
 ) -> tuple[TensorInfo, ...]:
-    """Describe tensors; `others` are those of a call with another batch size, or `single` is that size."""
+    """Describe the tensors of a call; `others` are those of another call, `sizes` both batch sizes."""
     infos = []
     for i, (name, leaf) in enumerate(leaves):
         shape = tuple(leaf.shape)
         other = tuple(others[i].shape) if i < len(others) else shape
-        axes = [axis for axis, (a, b) in enumerate(zip(shape, other, strict=False)) if a != b]
-        if single is not None:
-            axes = [0] if shape[:1] == (single,) else []
+        axes = [axis for axis, pair in enumerate(zip(shape, other, strict=False)) if pair == sizes]
+        if sizes is not None and sizes[0] == sizes[1]:  # nothing tells the batch from other axes of its size
+            axes = [axis for axis in axes if axis == 0]
         infos.append(TensorInfo(name, shape, _dtype_name(leaf.dtype), axes[0] if len(axes) == 1 else None))
     return tuple(infos)
 
 
-def _leading_size(leaves: Sequence[Any]) -> int | None:
-    return next((leaf.shape[0] for leaf in leaves if len(leaf.shape)), None)
+def _batch_sizes(leaves: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
+    """Return the sizes of the axis that differs between the inputs of two calls, or of the leading axis."""
+    pairs = [
+        pair for a, b in zip(leaves, others, strict=False) for pair in zip(a.shape, b.shape, strict=False)
+    ]
+    leading = next(((leaf.shape[0],) * 2 for leaf in leaves if len(leaf.shape)), None)
+    return next((pair for pair in pairs if pair[0] != pair[1]), leading)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -112,3 +112,39 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         with pytest.raises(error) as caught:
             signature.check({**good, **change})
         assert text in str(caught.value)
+
+
+def test_only_an_axis_of_the_batch_s_size_is_the_batch() -> None:
+    class Folds(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.flatten(0, 1), x.transpose(0, 1), x[0]
+
+    outputs = signature_of(Folds(), torch.rand(4, 5, 3)).outputs
+    assert [info.batch_axis for info in outputs] == [None, 1, None]
+    assert outputs[0].shape == (20, 3)
+
+
+def test_an_output_has_another_name_than_the_inputs() -> None:
+    class Loss(nn.Module):
+        def forward(self, output: torch.Tensor) -> torch.Tensor:
+            return output.square()
+
+    assert str(signature_of(Loss(), torch.rand(4))) == "output: float32[batch] -> output_: float32[batch]"
+
+
+def test_a_single_batch_size_can_be_tried() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(4, -1)
+
+    with pytest.raises(ShapeError):
+        signature_of(Fixed(), torch.rand(4, 3))
+    signature = signature_of(Fixed(), torch.rand(4, 3), batch_sizes=(4,))
+    assert str(signature) == "x: float32[batch, 3] -> output: float32[batch, 3]"
+
+
+def test_arguments_that_forward_does_not_take_are_named() -> None:
+    with pytest.raises(InputTypeError, match="not those of the model") as caught:
+        signature_of(nn.Linear(3, 2), x=torch.rand(4, 3))
+    assert "forward(input" in str(caught.value.expected)
+    assert "missing a required argument: 'input'" in str(caught.value)
