@@ -13,7 +13,7 @@ from burnt._lazy import attach
 from burnt._version import __version__
 
 if TYPE_CHECKING:
-    from burnt import data, kernels, memory, nn, optim, record, train
+    from burnt import data, kernels, memory, nn, onnx, optim, record, train
     from burnt.codegen import explain, fuse
     from burnt.config import Config
     from burnt.device import device_info
@@ -45,6 +45,7 @@ _HOMES = {
     "memory": "burnt.memory",
     "nn": "burnt.nn",
     "num_params": "burnt.inspect",
+    "onnx": "burnt.onnx",
     "optim": "burnt.optim",
     "record": "burnt.record",
     "summary": "burnt.inspect",
@@ -78,6 +79,7 @@ __all__ = [
     "memory",
     "nn",
     "num_params",
+    "onnx",
     "optim",
     "record",
     "summary",

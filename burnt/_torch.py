@@ -62,6 +62,7 @@ __all__ = [
     "version_of",
     "without_autocast",
     "without_global_hooks",
+    "writes_to_argument",
 ]
 
 BatchNormBase = _BatchNorm
@@ -195,7 +196,7 @@ def trace_to_aten(
 
 
 def _changes_a_value(node: torch.fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+    if not writes_to_argument(node.target):
         return False
     return not (isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder")
 
@@ -267,16 +268,21 @@ def _fake_log() -> logging.Logger:
     return logging.getLogger("torch._subclasses.fake_tensor")
 
 
-def missing_onnx_ops(program: torch.export.ExportedProgram) -> list[str]:
+def missing_onnx_ops(program: torch.export.ExportedProgram, opset: int) -> list[str]:
     """Return the names of the ops in a program that `torch.onnx.export` has no translation for, sorted."""
     from torch.onnx._internal.exporter import _core, _registration
 
-    registry = _registration.ONNXRegistry.from_torchlib()
+    registry = _registration.ONNXRegistry.from_torchlib(opset_version=opset)
     # The exporter first decomposes the ops that it cannot translate and torch can decompose.
     decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
     targets = {node.target for node in decomposed.graph.nodes if node.op == "call_function"}
     ops = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
     return sorted(str(op) for op in ops if not registry.is_registered(op))
+
+
+def writes_to_argument(target: object) -> bool:
+    """Whether a node's target is an op that changes an argument in place, such as ``aten.add_.Tensor``."""
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
 def is_autocast() -> bool:

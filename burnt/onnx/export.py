@@ -8,14 +8,17 @@ are all named at once, and the written file is run beside the module before the 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import io
 import json
 import logging
 import os
+import re
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,19 @@ import torch
 from torch import Tensor, nn
 
 from burnt._files import replacing
-from burnt._torch import missing_onnx_ops
+from burnt._torch import missing_onnx_ops, writes_to_argument
 from burnt._version import __version__
-from burnt.errors import BurntError, InputRuntimeError, InputValueError, UnsupportedError
+from burnt.errors import (
+    BurntError,
+    InputRuntimeError,
+    InputValueError,
+    ShapeError,
+    UnsupportedError,
+)
 from burnt.inspect.signature import Signature, signature_of
 from burnt.kernels import decompositions
-from burnt.onnx.weights import rounded_copy, store_in_16_bits
+from burnt.onnx.comparison import compare, first_line
+from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 
 __all__ = ["Exported", "export"]
 
@@ -36,7 +46,10 @@ OPSET = 20
 """The version of ONNX's operators that is written: the newest that all the runtimes in docs/ship.md read."""
 
 _WEIGHTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+_DTYPES |= {"uint8", "uint16", "uint32", "uint64"}
 _BATCHES = (1, 3)  # the numbers of items with which the file is compared
+_MAX_BYTES = 2**31 - 2**20  # of weights: protobuf's limit for a file, less some space for the graph
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class Exported:
     Args:
         path: the file.
         size: its bytes.
-        signature: what the model takes and returns; the file's inputs and outputs have these names.
+        signature: what the file takes and returns; its inputs and outputs have these names.
         errors: the largest difference between the file in ONNX Runtime and the module, by the number of
             items: relative to the largest output, but absolute where that is below 1.
     """
@@ -68,6 +81,7 @@ def export(
     path: str | os.PathLike[str],
     *,
     batch: int | None = None,
+    open_axes: Mapping[str, Mapping[int, str]] | None = None,
     weights: str = "float32",
     fold: bool = True,
     metadata: Mapping[str, str] | None = None,
@@ -76,10 +90,13 @@ def export(
     """Write a module as an ONNX file, in evaluation mode.
 
     Args:
-        model: any module; it is not changed.
+        model: any module; it is not changed. One on another device is exported from a copy on the CPU.
         example: its inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a `Signature`.
         path: the file to write; an older one is replaced once the new one is complete.
         batch: a fixed number of items; by default the batch axis is open.
+        open_axes: further axes of any size, by input and axis, with their names:
+            ``{"tokens": {1: "sequence"}}``. Axes of one name have the same size; ``"batch"`` is the batch,
+            for inputs in which it is not the first axis.
         weights: ``"float32"``, or ``"float16"`` or ``"bfloat16"`` for matrices stored in 16 bits. The
             computation stays in float32, with the rounded weights.
         fold: compute weights anew where that saves work, as for a convolution with a norm after it; never
@@ -91,9 +108,11 @@ def export(
         What was written, and how far the file's outputs are from the module's.
 
     Raises:
-        UnsupportedError: a package is missing, the module cannot be traced, or ops have no translation.
-        InputRuntimeError: the batch axis cannot stay open, or the file computes something else.
-        InputValueError: `weights` is unknown, or a weight does not fit the dtype.
+        UnsupportedError: a package is missing, the module cannot be traced, ops have no translation, or the
+            file would be larger than 2 GB.
+        InputRuntimeError: an open axis cannot stay open, or the file computes something else.
+        InputValueError: an option is invalid, or a weight is NaN or does not fit the dtype.
+        OSError: the file cannot be written.
 
     >>> import tempfile, burnt.onnx
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -106,19 +125,34 @@ def export(
         raise InputValueError(
             "weights= is invalid", expected=" or ".join(map(repr, _WEIGHTS)), found=repr(weights)
         )
-    signature = example if isinstance(example, Signature) else _signature(model, example)
+    if batch is not None and batch < 1:
+        raise InputValueError("batch= is invalid", expected="at least 1", found=batch)
+    target = Path(path)
+    if not target.parent.is_dir() or (target.exists() and not target.is_file()):
+        raise InputValueError(
+            "this is no path for a file",
+            found=str(target),
+            hint="it is a folder or a device" if target.exists() else f"there is no folder {target.parent}",
+        )
+    require_numbers(model)
+    dtype = _WEIGHTS[weights]
     with _in_evaluation_mode(model):
-        dtype = _WEIGHTS[weights]
-        shown = model if dtype == torch.float32 else rounded_copy(model, dtype)
-        written = _translate(shown, signature, batch, optimize=fold and dtype == torch.float32)
+        signature = example if isinstance(example, Signature) else _signature(model, example, batch)
+        _require_tensors(signature)
+        if batch is not None:
+            signature = _with_batch(signature, batch)
+        signature, axes = _with_open_axes(signature, open_axes or {})
+        source = _copy_for_export(model, dtype)
+        written = _translate(source, signature, axes, optimize=fold and dtype == torch.float32)
         if dtype != torch.float32:
             store_in_16_bits(written, dtype)
+        signature = _with_batch_axes_of_outputs(signature, written)
         written.metadata_props.update(_metadata(signature, metadata))
         written.graph.name = type(model).__name__
-        target = Path(path)
         with replacing(target) as temporary:
             _save(written, temporary)
-            errors = _compare(temporary, shown, signature, _BATCHES if batch is None else (batch,), tolerance)
+            batches = _BATCHES if batch is None else (batch,)
+            errors = compare(temporary, source, signature, axes, batches, tolerance)
     return Exported(target, target.stat().st_size, signature, errors)
 
 
@@ -134,60 +168,139 @@ class _Flat(nn.Module):
         return self._signature.call(self.model, tensors)
 
 
-def _signature(model: nn.Module, example: Any) -> Signature:
-    with _in_evaluation_mode(model):
-        if isinstance(example, Mapping):
-            return signature_of(model, **example)
-        return signature_of(model, *(example if isinstance(example, tuple) else (example,)))
+def _signature(model: nn.Module, example: Any, batch: int | None) -> Signature:
+    args: tuple[Any, ...] = example if isinstance(example, tuple) else (example,)
+    kwargs: dict[str, Any] = {}
+    if isinstance(example, Mapping):
+        args, kwargs = (), dict(example)
+    try:
+        return signature_of(model, *args, batch_sizes=None if batch is None else (batch,), **kwargs)
+    except ShapeError as error:
+        if error.hint is not None:
+            error.hint = re.sub(
+                r"If .*: batch_sizes=\((\d+),\)", r"Or fix it here, too: batch=\1", error.hint
+            )
+        raise
 
 
-def _translate(model: nn.Module, signature: Signature, batch: int | None, optimize: bool) -> Any:
+def _with_batch(signature: Signature, batch: int) -> Signature:
+    """Return a signature whose batch axis has a fixed size, as any other axis."""
+    inputs, outputs = (
+        tuple(replace(info, shape=info.shape_for(batch), batch_axis=None) for info in infos)
+        for infos in (signature.inputs, signature.outputs)
+    )
+    return replace(signature, inputs=inputs, outputs=outputs)
+
+
+def _with_open_axes(
+    signature: Signature, open_axes: Mapping[str, Mapping[int, str]]
+) -> tuple[Signature, list[dict[int, str]]]:
+    """Return a signature with further batch axes, and the names of all open axes of each input.
+
+    Raises:
+        InputValueError: `open_axes` is about no input or axis, or the example's sizes do not fit it.
+    """
+    infos = {info.name: info for info in signature.inputs}
+    axes: dict[str, dict[int, str]] = {name: {} for name in infos}
+    sizes: dict[str, int] = {}
+    for name, info in infos.items():
+        if info.batch_axis is not None:
+            axes[name][info.batch_axis] = "batch"
+            sizes["batch"] = info.shape[info.batch_axis]
+    for name, names in open_axes.items():
+        if name not in infos:
+            raise InputValueError(
+                "open_axes= names no input", expected=" or ".join(map(repr, infos)), found=repr(name)
+            )
+        for axis, symbol in names.items():
+            shape, where = infos[name].shape, f"{name}: {{{axis}: {symbol!r}}}"
+            if axis not in range(len(shape)) or axis in axes[name]:
+                raise InputValueError(
+                    "open_axes= names no axis that can be opened",
+                    where=where,
+                    expected=f"an axis of {infos[name].shape_text()}, other than the batch",
+                )
+            if not symbol.isidentifier():
+                raise InputValueError(
+                    "open_axes= has an invalid name",
+                    where=where,
+                    expected="an identifier, such as 'sequence'",
+                )
+            if shape[axis] < 2 or shape[axis] != sizes.setdefault(symbol, shape[axis]):
+                raise InputValueError(
+                    "the example has an unsuitable size along an open axis",
+                    where=where,
+                    expected="at least 2, and the same along all axes of one name",
+                    found=shape[axis],
+                )
+            axes[name][axis] = symbol
+            if symbol == "batch":
+                infos[name] = replace(infos[name], batch_axis=axis)
+    return replace(signature, inputs=tuple(infos.values())), list(axes.values())
+
+
+def _copy_for_export(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return the module on the CPU with rounded weights; the module itself if it needs no change."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if dtype == torch.float32 and all(tensor.device.type == "cpu" for tensor in tensors):
+        return model
+    return (copy.deepcopy(model) if dtype == torch.float32 else rounded_copy(model, dtype)).cpu()
+
+
+def _translate(
+    model: nn.Module, signature: Signature, axes: Sequence[Mapping[int, str]], optimize: bool
+) -> Any:
     """Return the model as an `onnx_ir.Model`.
 
     Without `optimize` no weights are computed anew, such as those of a convolution with a norm folded in.
     """
+    name = type(model).__name__
+    batches = [info.shape[info.batch_axis] for info in signature.inputs if info.batch_axis is not None]
     # Sizes 0 and 1 would be taken for constants.
-    example = signature.example(max(signature_batch(signature) or 2, 2) if batch is None else batch)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    example = [tensor.to(device) for tensor in example]
-    open_axis = torch.export.Dim("batch")
-    shapes = tuple(
-        {info.batch_axis: open_axis} if batch is None and info.batch_axis is not None else None
-        for info in signature.inputs
-    )
-    flat = _Flat(model, signature)
+    example = signature.example(max([2, *batches]))
+    dims = {symbol: torch.export.Dim(symbol) for names in axes for symbol in names.values()}
+    shapes = tuple({axis: dims[symbol] for axis, symbol in names.items()} or None for names in axes)
     with _quiet(), torch.no_grad():
         try:
-            program = torch.export.export(flat, tuple(example), dynamic_shapes=(shapes,), strict=False)
+            program = torch.export.export(
+                _Flat(model, signature), tuple(example), dynamic_shapes=(shapes,), strict=False
+            )
         except Exception as error:  # the model's code may raise anything when it is traced
-            raise _untraceable_error(model, error, batch) from error
-        program = program.run_decompositions(decompositions())
-        missing = missing_onnx_ops(program)
-        if missing:
+            raise _tracing_error(name, error) from error
+        program = _decomposed(program)
+        changed = [
+            buffer.removeprefix("model.") for buffer in program.graph_signature.buffers_to_mutate.values()
+        ]
+        if changed:
             raise UnsupportedError(
-                f"{type(model).__name__} uses ops that ONNX has no translation for",
-                expected="ops that torch.onnx translates",
-                found=", ".join(missing),
-                hint="write these with other ops of torch",
+                f"{name} changes its buffers in evaluation mode, which a file cannot",
+                found=", ".join(changed),
+                hint="do so only `if self.training`",
             )
         try:
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
                 opset_version=OPSET,
-                input_names=[info.name for info in signature.inputs],
-                output_names=[info.name for info in signature.outputs],
+                dynamic_shapes=(tuple(dict(names) or None for names in axes),),  # the names of the axes
                 optimize=optimize,
                 verbose=False,
             )
         except torch.onnx.OnnxExporterError as error:
+            missing = missing_onnx_ops(program, OPSET)
             raise UnsupportedError(
-                f"{type(model).__name__} cannot be translated to ONNX", found=_reason(error)
+                f"{name} uses ops that ONNX has no translation for"
+                if missing
+                else f"{name} cannot be translated to ONNX",
+                found=", ".join(missing) or first_line(error),
+                hint="write these with other ops of torch" if missing else None,
             ) from error
     assert translated is not None
     if not optimize:
         _fold_constants(translated.model)
-    return _named(translated.model, signature)
+    _rename(translated.model, signature)
+    _drop_source_lines(translated.model)
+    return translated.model
 
 
 def _fold_constants(model: Any) -> None:
@@ -200,28 +313,50 @@ def _fold_constants(model: Any) -> None:
     optimizer.remove_unused_nodes(model)
 
 
-def signature_batch(signature: Signature) -> int | None:
-    """Return the number of items in the example of a signature; None if no input has a batch axis."""
-    sizes = (info.shape[info.batch_axis] for info in signature.inputs if info.batch_axis is not None)
-    return next(sizes, None)
+def _decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Replace burnt's ops by their references, an op that torch.onnx translates wrongly, and in-place ops."""
+    targets = {node.target for node in program.graph.nodes}
+    table = {op: reference for op, reference in decompositions().items() if op in targets}
+    cross_entropy = torch.ops.aten.cross_entropy_loss.default
+    if cross_entropy in targets:  # the translation ignores label_smoothing
+        table[cross_entropy] = torch.export.default_decompositions()[cross_entropy]
+    if table or any(map(writes_to_argument, targets)):
+        program = program.run_decompositions(table)
+    return program
 
 
-def _named(model: Any, signature: Signature) -> Any:
-    """Give the weights the module's own names, and the open axis its name."""
+def _rename(model: Any, signature: Signature) -> None:
+    """Give inputs and outputs the names of the signature, and weights those that they have in the module."""
+    from onnx_ir.passes.common import NameFixPass
+
+    graph = model.graph
+    for value in list(graph.initializers.values()):
+        name = value.name.removeprefix("model.")
+        if name not in graph.initializers:
+            value.name = name
+    for values, infos in ((graph.inputs, signature.inputs), (graph.outputs, signature.outputs)):
+        for value, info in zip(values, infos, strict=True):
+            value.name = info.name
+    NameFixPass()(model)  # renames what else has these names: `add` is an input, or the result of an Add
+
+
+def _drop_source_lines(model: Any) -> None:
+    """Keep of each node's metadata the path of its module: the rest has files and lines of this machine."""
     import onnx_ir as ir
 
-    for name, value in list(model.graph.initializers.items()):
-        if name.startswith("model."):
-            model.graph.initializers.pop(name)
-            value.name = name.removeprefix("model.")
-            model.graph.register_initializer(value)
-    for values, infos in ((model.graph.inputs, signature.inputs), (model.graph.outputs, signature.outputs)):
-        for value, info in zip(values, infos, strict=True):
-            dims = list(value.shape)
-            if info.batch_axis is not None and not isinstance(dims[info.batch_axis], int):
-                dims[info.batch_axis] = ir.SymbolicDim("batch")
-                value.shape = ir.Shape(dims)
-    return model
+    for graph in (model.graph, *model.functions.values()):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            for key in set(node.metadata_props) - {"namespace", "pkg.torch.onnx.name_scopes"}:
+                del node.metadata_props[key]
+
+
+def _with_batch_axes_of_outputs(signature: Signature, model: Any) -> Signature:
+    """Return a signature with the batch axes of outputs as the translation has found them."""
+    outputs = []
+    for value, info in zip(model.graph.outputs, signature.outputs, strict=True):
+        axes = [axis for axis, size in enumerate(value.shape) if getattr(size, "value", None) == "batch"]
+        outputs.append(replace(info, batch_axis=axes[0] if len(axes) == 1 else None))
+    return replace(signature, outputs=tuple(outputs))
 
 
 def _metadata(signature: Signature, given: Mapping[str, str] | None) -> dict[str, str]:
@@ -236,94 +371,86 @@ def _metadata(signature: Signature, given: Mapping[str, str] | None) -> dict[str
 def _save(model: Any, path: Path) -> None:
     import onnx_ir as ir
 
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
+    if size > _MAX_BYTES:
+        raise UnsupportedError(
+            "the weights do not fit into an ONNX file",
+            expected=f"at most {_MAX_BYTES:,} bytes",
+            found=f"{size:,} bytes",
+            hint="weights='float16' or weights='bfloat16' halves them",
+        )
     ir.save(model, path)
 
 
-def _compare(
-    path: Path, model: nn.Module, signature: Signature, batches: Sequence[int], tolerance: float
-) -> dict[int, float]:
-    """Run the file beside the module; return the largest error by batch.
-
-    Raises:
-        InputRuntimeError: ONNX Runtime refuses the file, or its outputs differ by more than the tolerance.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base but Exception
-        raise InputRuntimeError("ONNX Runtime refuses the file", found=_reason(error)) from error
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    errors = {}
-    for batch in batches:
-        inputs = signature.example(batch, seed=batch)
-        with torch.no_grad():
-            expected = signature.call(model, [tensor.to(device) for tensor in inputs])
-        fed = {info.name: tensor.numpy() for info, tensor in zip(signature.inputs, inputs, strict=True)}
-        known = {value.name for value in session.get_inputs()}  # an input that is not used is left out
-        found = session.run(None, {name: array for name, array in fed.items() if name in known})
-        errors[batch] = max(
-            (_error(torch.from_numpy(a), b.cpu()) for a, b in zip(found, expected, strict=True)), default=0.0
-        )
-        if not errors[batch] <= tolerance:
-            raise InputRuntimeError(
-                "the file computes something else than the module",
-                where=f"{type(model).__name__}, batch {batch}",
-                expected=f"a largest error of {tolerance:g}",
-                found=f"{errors[batch]:.3g}",
-                hint="random numbers, or code that depends on values, are fixed when a model is traced",
-            )
-    return errors
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, relative to the largest value or 1; infinity where NaNs differ."""
-    if found.shape != expected.shape:
-        return float("inf")
-    found, expected = found.double(), expected.double()
-    if not torch.equal(found.isnan(), expected.isnan()) or not torch.equal(found.isinf(), expected.isinf()):
-        return float("inf")
-    finite = expected.isfinite()
-    if not bool(finite.any()):
-        return 0.0
-    difference = (found - expected)[finite].abs().max()
-    return float(difference / expected[finite].abs().max().clamp(min=1.0))
-
-
-def _untraceable_error(model: nn.Module, error: Exception, batch: int | None) -> BurntError:
-    name, text = type(model).__name__, _reason(error)
-    if batch is None and ("batch" in text and ("specialized" in text or "onstraint" in text)):
-        return InputRuntimeError(
-            f"the batch axis of {name} cannot stay open",
-            found=text,
-            hint="a size of the batch is fixed in its code (use -1 or x.shape[0]); or fix it here: batch=1",
-        )
+def _tracing_error(name: str, error: Exception) -> BurntError:
+    if "Constraints violated" in str(error):
+        return _fixed_axis_error(name, str(error))
     return UnsupportedError(
         f"{name} cannot be traced",
-        found=text,
+        where=_user_line(error),
+        found=first_line(error),
         hint="its code may depend on values: torch.where(c, a, b) instead of `if c`",
     )
 
 
-def _reason(error: BaseException) -> str:
-    """Return the first lines of an error's message, without torch's advice for its developers."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: " + " ".join(lines[:3])[:400]
+def _fixed_axis_error(name: str, text: str) -> BurntError:
+    """Return the error for an open axis whose size the code fixes or limits, from torch's text about it."""
+    fixed = re.search(
+        r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text
+    )
+    limited = re.search(r"values of (\w+) = (\S+) in the .* generated guard (.*)", text)
+    symbol, found = "an open axis", text
+    hint = "use -1 or x.shape[0] for it in the code"
+    if fixed:
+        symbol, found = fixed[1], f"code that fixes its size to {fixed[2]}"
+        hint += (
+            f", or fix it here, too: batch={fixed[2]}"
+            if symbol == "batch"
+            else ", or leave it out of open_axes="
+        )
+    elif limited:
+        symbol, found = limited[1], limited[3].replace(limited[2], limited[1])
+    return InputRuntimeError(
+        f"the axis {symbol} of {name} cannot stay open", expected="any size", found=found, hint=hint
+    )
+
+
+def _user_line(error: Exception) -> str | None:
+    """Return the innermost line in an error's traceback that is neither torch's nor burnt's."""
+    libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*libraries, "<"))
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
 def _require_packages() -> None:
-    missing = [
-        name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None
-    ]
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(
             "exporting to ONNX needs further packages",
             expected="onnx, onnxscript and onnxruntime",
             found=f"no {', no '.join(missing)}",
-            hint="pip install burnt[onnx]",
+            hint="pip install 'burnt[onnx]'",
         )
+
+
+def _require_tensors(signature: Signature) -> None:
+    if not signature.inputs or not signature.outputs:
+        raise UnsupportedError(
+            "the model takes or returns no tensors", found=f"the signature {signature}".rstrip()
+        )
+    for info in (*signature.inputs, *signature.outputs):
+        if info.dtype not in _DTYPES:
+            raise UnsupportedError(
+                "ONNX Runtime takes no tensors of this dtype from Python",
+                where=info.name,
+                found=info.dtype,
+                hint="export model.float() with weights='bfloat16'" if info.dtype == "bfloat16" else None,
+            )
 
 
 @contextlib.contextmanager
@@ -339,12 +466,16 @@ def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context without the warnings and logs of torch's exporter, which are about its own parts."""
-    logger = logging.getLogger("torch.onnx")
+    """Context without what torch's exporter prints, logs and warns of, which is about its own parts."""
+    logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -10,14 +10,35 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from burnt.errors import InputValueError
+from burnt.errors import InputValueError, UnsupportedError
 
 if TYPE_CHECKING:
     import onnx_ir
 
-__all__ = ["rounded_copy", "store_in_16_bits"]
+__all__ = ["require_numbers", "rounded_copy", "store_in_16_bits"]
+
+
+def require_numbers(model: nn.Module) -> None:
+    """Check that the weights of a model have values, and that none is NaN.
+
+    Raises:
+        UnsupportedError: a weight is on the meta device.
+        InputValueError: a weight is NaN.
+    """
+    for name, tensor in _named_tensors(model):
+        if tensor.is_meta:
+            raise UnsupportedError(
+                "the weights of the model have no values",
+                where=name,
+                found="a tensor on the meta device",
+                hint="load the weights first",
+            )
+        if bool(tensor.isnan().any()):
+            raise InputValueError(
+                "a weight is NaN", where=name, hint="did the training diverge? take an earlier checkpoint"
+            )
 
 
 def rounded_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -27,19 +48,20 @@ def rounded_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         InputValueError: a weight is finite in float32 and infinite in `dtype`.
     """
     twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for name, tensor in [*twin.named_parameters(), *twin.named_buffers()]:
-            if tensor.dtype != torch.float32 or tensor.dim() < 2:
-                continue
-            rounded = tensor.to(dtype).to(torch.float32)
-            if bool((rounded.isinf() & tensor.isfinite()).any()):
-                raise InputValueError(
-                    f"a weight does not fit {_name(dtype)}",
-                    where=name,
-                    expected=f"at most {torch.finfo(dtype).max:g}",
-                    found=f"{float(tensor.abs().max()):g}",
-                    hint="bfloat16 has the range of float32" if dtype == torch.float16 else None,
-                )
+    for name, tensor in _named_tensors(twin):
+        if tensor.dtype != torch.float32 or tensor.dim() < 2:
+            continue
+        rounded = tensor.detach().to(dtype).to(torch.float32)
+        if bool((rounded.isinf() & tensor.isfinite()).any()):
+            largest = tensor.detach()[tensor.isfinite()].abs().max()
+            raise InputValueError(
+                f"a weight does not fit {_name(dtype)}",
+                where=name,
+                expected=f"at most {torch.finfo(dtype).max:g}",
+                found=f"{float(largest):g}",
+                hint="bfloat16 has the range of float32" if dtype == torch.float16 else None,
+            )
+        with torch.no_grad():
             tensor.copy_(rounded)
     return twin
 
@@ -77,6 +99,10 @@ def store_in_16_bits(model: onnx_ir.Model, dtype: torch.dtype) -> None:
         casts.append(cast)
     if casts:
         model.graph.insert_before(model.graph[0], casts)
+
+
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,0 +1,116 @@
+"""compare: run an ONNX file in ONNX Runtime beside the module that it was made from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from burnt.errors import InputRuntimeError
+from burnt.inspect.signature import Signature
+
+__all__ = ["compare", "first_line"]
+
+
+def compare(
+    path: Path,
+    model: nn.Module,
+    signature: Signature,
+    axes: Sequence[Mapping[int, str]],
+    batches: Sequence[int],
+    tolerance: float,
+) -> dict[int, float]:
+    """Run a file beside its module on random inputs.
+
+    Args:
+        path: the file.
+        model: the module, on the CPU and in evaluation mode.
+        signature: of both.
+        axes: the names of the open axes, by input. After the first batch all but the batch are shorter, too.
+        batches: numbers of items.
+        tolerance: the largest accepted error.
+
+    Returns:
+        The largest error by the number of items: relative to the largest output or 1.
+
+    Raises:
+        InputRuntimeError: ONNX Runtime refuses the file, or its outputs differ by more than the tolerance.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what it says is in the exception, too
+    try:
+        session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base but Exception
+        raise InputRuntimeError("ONNX Runtime refuses the file", found=first_line(error)) from error
+    names = [info.name for info in signature.inputs]
+    errors = {}
+    for batch in batches:
+        inputs = signature.example(batch, seed=batch)
+        with torch.no_grad():
+            expected = signature.call(model, inputs)
+        where = f"{type(model).__name__}, batch {batch}"
+        try:
+            arrays = session.run(None, dict(zip(names, (t.numpy() for t in inputs), strict=True)))
+        except Exception as error:
+            raise InputRuntimeError("ONNX Runtime fails", where=where, found=first_line(error)) from error
+        found = [torch.from_numpy(array) for array in arrays]
+        _require_shapes(found, expected, signature, where)
+        errors[batch] = max(map(_error, found, expected), default=0.0)
+        if not errors[batch] <= tolerance:
+            raise InputRuntimeError(
+                "the file computes something else than the module",
+                where=where,
+                expected=f"a largest error of {tolerance:g}",
+                found=f"{errors[batch]:.3g}",
+                hint="random numbers, and Python values that are computed, are fixed when a model is traced",
+            )
+        signature = _with_shorter_axes(signature, axes)
+    return errors
+
+
+def _with_shorter_axes(signature: Signature, axes: Sequence[Mapping[int, str]]) -> Signature:
+    inputs = [
+        replace(
+            info, shape=tuple(size // 2 if axis in names else size for axis, size in enumerate(info.shape))
+        )
+        for info, names in zip(signature.inputs, axes, strict=True)
+    ]
+    return replace(signature, inputs=tuple(inputs))
+
+
+def _require_shapes(
+    found: Sequence[Tensor], expected: Sequence[Tensor], signature: Signature, where: str
+) -> None:
+    for a, b, info in zip(found, expected, signature.outputs, strict=True):
+        if a.shape != b.shape:
+            raise InputRuntimeError(
+                f"the file's {info.name} has another shape than the module's",
+                where=where,
+                expected=list(b.shape),
+                found=list(a.shape),
+                hint="squeeze() without an axis drops a batch of 1, too",
+            )
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest value or 1; infinity where NaNs differ."""
+    found, expected = found.double(), expected.double()
+    if not torch.equal(found.isnan(), expected.isnan()) or not torch.equal(found.isinf(), expected.isinf()):
+        return float("inf")
+    finite = expected.isfinite()
+    if not bool(finite.any()):
+        return 0.0
+    difference = (found - expected)[finite].abs().max()
+    return float(difference / expected[finite].abs().max().clamp(min=1.0))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type and the first line of a third-party error, without its advice for developers."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
