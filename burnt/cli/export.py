@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from burnt.cli.output import Page, print_json
+from pathlib import Path
+
+from burnt.cli.output import Page, UsageError, print_json
 from burnt.cli.run_model import RunArguments, load_run_model
 
 __all__ = ["run"]
@@ -22,11 +24,15 @@ def run(args: RunArguments, out: str, batch: int | None, weights: str, as_json: 
         The exit code 0.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: there is no such run, `out` is no path for a file, or `batch` is below 1.
         BurntError: the model cannot be loaded or exported.
     """
     from burnt import onnx
 
+    if batch is not None and batch < 1:
+        raise UsageError("--batch is invalid", expected="at least 1", found=batch)
+    if not Path(out).parent.is_dir():
+        raise UsageError("there is no folder for the file", found=out)
     shipped = load_run_model(args)
     exported = onnx.export(
         shipped.model, shipped.signature, out, batch=batch, weights=weights, metadata=shipped.metadata

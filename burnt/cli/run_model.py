@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.train import load_module
-from burnt.errors import nearest
+from burnt.errors import RecordError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     import torch
 
     from burnt.inspect.signature import Signature
+    from burnt.train.loading import RunFiles
 
 __all__ = ["RunArguments", "RunModel", "arguments", "load_run_model"]
 
@@ -68,23 +70,14 @@ def load_run_model(args: RunArguments) -> RunModel:
     """
     import json
 
-    from burnt.train.loading import RunFiles, load
+    from burnt.train.loading import RunFiles
 
     folder = run_folder(args.run)
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)
     saved = files.checkpoint(args.checkpoint)
-    if args.model is None:
-        file = None if files.source is None else files.source.find_file(files.folder)
-        if file is not None:
-            print(f"importing {file}", file=sys.stderr)
-        model = load(folder, saved.path.name, import_code=files.source is not None)
-    else:
-        model = load(folder, saved.path.name, _named_model(args.model))
-    if args.example:
-        signature = _signature_of_examples(model, args.example)
-    else:
-        signature = files.signature()
+    model = _load(files, saved.path.name, args.model)
+    signature = _signature_of_examples(model, args.example) if args.example else _known_signature(files)
     metadata = {
         "burnt.run": files.folder.resolve().name,
         "burnt.checkpoint": saved.path.name,
@@ -93,6 +86,33 @@ def load_run_model(args: RunArguments) -> RunModel:
     if files.classes:
         metadata["burnt.classes"] = json.dumps(files.classes)
     return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata)
+
+
+def _load(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn.Module:
+    from burnt.train.loading import load
+
+    if target is None and files.source is not None and (file := files.source.find_file(files.folder)):
+        print(f"importing {file}", file=sys.stderr)
+    model = None if target is None else _named_model(target)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=".* has changed since the run")
+        try:
+            loaded = load(files.folder, checkpoint, model, import_code=files.source is not None)
+        except RecordError as error:
+            if error.hint is not None and "load(" in error.hint:  # what to do in Python
+                error.hint = "--model MODULE:NAME: the model's class, or a function that builds the model"
+            raise
+    for warning in caught:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    return loaded
+
+
+def _known_signature(files: RunFiles) -> Signature:
+    try:
+        return files.signature()
+    except UnsupportedError as error:
+        error.hint = "pass an example of each input, the batch axis first: --example 2x3x32x32"
+        raise
 
 
 def _named_model(target: str) -> Any:
@@ -117,6 +137,13 @@ def _named_model(target: str) -> Any:
     value = getattr(module, name)
     if isinstance(value, nn.Module) or (inspect.isclass(value) and issubclass(value, Module)):
         return value
+    if callable(value):
+        try:
+            inspect.signature(value).bind()
+        except TypeError as error:
+            raise UsageError(
+                f"{target} cannot be called", expected="a function without arguments", found=str(error)
+            ) from None
     built = value() if callable(value) else value
     if not isinstance(built, nn.Module):
         raise UsageError(
