@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,6 +47,7 @@ def collect_facts() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "triton": _package_status("triton", "pip install 'burnt[triton]'"),
         "nvml": _nvml_status(),
+        "onnx": _extra_status("onnx", ("onnx", "onnxscript", "onnxruntime")),
         "os": platform.platform(),
         "cpu": {
             "name": cpu.name,
@@ -79,6 +81,21 @@ def _package_status(name: str, install_command: str) -> dict[str, Any]:
     except (ImportError, OSError, RuntimeError) as error:  # its shared library cannot be loaded
         return {"available": False, "why": f"{type(error).__name__}: {error}"}
     return {"available": True, "version": getattr(module, "__version__", None)}
+
+
+def _extra_status(extra: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the versions of the packages of an extra, or which are missing; none is imported."""
+    versions = {name: _installed_version(name) for name in names}
+    if missing := [name for name, version in versions.items() if version is None]:
+        return {"available": False, "why": f"no {', no '.join(missing)}: pip install 'burnt[{extra}]'"}
+    return {"available": True, "version": ", ".join(f"{name} {v}" for name, v in versions.items())}
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _nvml_status() -> dict[str, Any]:
@@ -139,6 +156,7 @@ def _print(facts: dict[str, Any]) -> None:
         "numpy": facts["numpy"],
         "Triton": _status_cell(facts["triton"]),
         "NVML": _status_cell(facts["nvml"]),
+        "ONNX": _status_cell(facts["onnx"]),
         "system": facts["os"],
         "CPU": f"{cpu['name']}, {cpu['capability']}",
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "

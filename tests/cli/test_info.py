@@ -1,5 +1,6 @@
 """`burnt info`, compared with what the packages themselves say."""
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -49,6 +50,21 @@ def test_a_table_for_people(capsys):
         "host",
         "C",
     } <= set(lines)
+
+
+def test_an_extra_is_there_with_all_its_packages(capsys, monkeypatch):
+    import onnxruntime
+
+    assert f"onnxruntime {onnxruntime.__version__}" in facts(capsys)["onnx"]["version"]
+    found = importlib.metadata.version
+
+    def version(name):
+        if name == "onnxscript":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert facts(capsys)["onnx"] == {"available": False, "why": "no onnxscript: pip install 'burnt[onnx]'"}
 
 
 def test_gpus(capsys, monkeypatch):
