@@ -5,6 +5,7 @@
 `export.py`       `burnt export RUN -o model.onnx`
 `page.py`         `burnt page RUN -o digits.html`
 `c.py`            `burnt c RUN -o firmware`
+`serve.py`        `burnt serve RUN|m.onnx`
 `run_model.py`    what the commands that ship a run share: its model and inputs
 `monitor.py`      `burnt monitor`
 `runs_list.py`    `burnt runs list`
@@ -42,6 +43,7 @@ examples:
   burnt runs show digits               one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
   burnt export digits -o digits.onnx   the model of a run as a file
+  burnt serve digits                   the model of a run as a server
   burnt info                           versions, CPU, GPUs, missing packages
 """
 
@@ -111,6 +113,21 @@ examples:
 
 C99 without allocation, threads or files, with a test program and a Makefile.
 The code that the run names is imported. Needs: pip install burnt[c]
+"""
+
+_SERVE_EXAMPLES = """\
+examples:
+  burnt serve digits                         a run in runs/, at http://127.0.0.1:8000
+  burnt serve digits.onnx --port 9000        a file, in ONNX Runtime
+  burnt serve a=runs/a b=b.onnx --reload     two models; new checkpoints are loaded
+  burnt serve digits --container image/      what a container image is built from
+
+  curl -s 127.0.0.1:8000/v1/schema
+  curl -s 127.0.0.1:8000/v1/predict -H 'Content-Type: application/json' \\
+       -d '{"inputs": {"images": [...]}}'
+
+With BURNT_API_KEY set, requests need `Authorization: Bearer KEY`. The code that
+the runs name is imported. Needs: pip install burnt[serve]
 """
 
 _MONITOR_EXAMPLES = """\
@@ -254,6 +271,10 @@ def _dispatch(args: argparse.Namespace) -> int:
             from burnt.cli import c, run_model
 
             return c.run(run_model.arguments(args), args.out, args.name, args.ram, args.flash)
+        case "serve":
+            from burnt.cli import serve
+
+            return serve.run(args)
         case _:
             from burnt.cli import export, run_model
 
@@ -369,6 +390,7 @@ def _build_parser() -> argparse.ArgumentParser:
             f"--{option}", metavar="BYTES", help=f"refuse a model that needs more {option}, such as 64k"
         )
 
+    _add_serve(commands)
     bench = _add_bench(commands)
 
     info = _add_parser(
@@ -382,6 +404,10 @@ def _build_parser() -> argparse.ArgumentParser:
 def _add_run_model(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose a run's model: `run_model.arguments` reads them."""
     parser.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    _add_model_options(parser)
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         default="best",
@@ -399,6 +425,51 @@ def _add_run_model(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE[:DTYPE[:VALUES]]",
         help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
     )
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parser of `burnt serve`."""
+    serve = _add_parser(commands, "serve", "serve models over HTTP, in batches", _SERVE_EXAMPLES)
+    serve.add_argument(
+        "models",
+        nargs="+",
+        metavar="[NAME=]RUN|FILE",
+        help="a run's folder, its name in runs/, or an .onnx file; the first one is at /v1/predict too",
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at, default: 127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes any that is free")
+    serve.add_argument(
+        "--max-batch", type=int, default=32, metavar="N", help="most items that are run together, default: 32"
+    )
+    serve.add_argument(
+        "--queue", type=int, default=256, metavar="N", help="most requests that wait, default: 256"
+    )
+    serve.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for one request, default: 30"
+    )
+    serve.add_argument(
+        "--max-body", type=float, default=16.0, metavar="MB", help="largest body of a request, default: 16"
+    )
+    serve.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time for accepted requests after SIGTERM, default: 30",
+    )
+    serve.add_argument(
+        "--reload",
+        type=float,
+        nargs="?",
+        const=2.0,
+        metavar="SECONDS",
+        help="look for new checkpoints and changed files, by default every 2 seconds",
+    )
+    serve.add_argument("--access-log", action="store_true", help="log every request")
+    serve.add_argument(
+        "--container", metavar="DIR", help="write what a container image is built from, and exit"
+    )
+    _add_model_options(serve)
 
 
 def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

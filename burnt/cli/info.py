@@ -48,6 +48,7 @@ def collect_facts() -> dict[str, Any]:
         "triton": _package_status("triton", "pip install 'burnt[triton]'"),
         "nvml": _nvml_status(),
         "onnx": _extra_status("onnx", ("onnx", "onnxscript", "onnxruntime")),
+        "serve": _extra_status("serve", ("starlette", "uvicorn", "prometheus_client")),
         "os": platform.platform(),
         "cpu": {
             "name": cpu.name,
@@ -157,6 +158,7 @@ def _print(facts: dict[str, Any]) -> None:
         "Triton": _status_cell(facts["triton"]),
         "NVML": _status_cell(facts["nvml"]),
         "ONNX": _status_cell(facts["onnx"]),
+        "server": _status_cell(facts["serve"]),
         "system": facts["os"],
         "CPU": f"{cpu['name']}, {cpu['capability']}",
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "

@@ -1,0 +1,309 @@
+"""create_app: the routes of the server as an ASGI application.
+
+    POST /v1/predict                  the first model; JSON or safetensors
+    GET  /v1/schema                   what it takes and returns
+    GET  /v1/models                   all models
+    POST /v1/models/{name}/predict    one of them
+    GET  /v1/models/{name}/schema
+    GET  /healthz                     200 while the server works
+    GET  /readyz                      200 once every model has run
+    GET  /metrics                     Prometheus' text format
+
+Statuses: 400 an invalid input, 401 no key or a wrong one, 404 no such model, 408 a body that does not arrive
+in time, 413 a body or tensor that is too large, 415 another content type, 500 the model failed, 503 not ready
+or too many requests, 504 no answer in time. Errors are JSON: ``{"error": {"message": ...}}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from burnt.errors import BurntError, InputError, nearest
+from burnt.serve import wire
+from burnt.serve.bodies import BodyReader
+from burnt.serve.device import Prediction, QueueFullError, Slot
+from burnt.serve.refusal import Refusal, busy
+from burnt.serve.schema import Batch, TooLargeError
+from burnt.serve.servable import Servable
+from burnt.serve.service import Service, Settings
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+__all__ = ["create_app"]
+
+_log = logging.getLogger("burnt.serve")
+
+_GONE = 499  # the client closed the connection; as nginx logs it, no client ever sees it
+
+
+def create_app(models: Mapping[str, Servable], settings: Settings | None = None) -> Starlette:
+    """Return an ASGI application that serves models.
+
+    Its lifespan starts the thread that runs the models, and their first calls; when it ends, what waits is
+    answered. The `Service` is at ``app.state.service``.
+
+    Args:
+        models: by name, at least one; the first one is at ``/v1/predict`` too.
+        settings: the limits.
+    """
+    service = Service(models, settings or Settings())
+    routes = _Routes(service)
+    app = Starlette(
+        routes=[
+            Route("/v1/predict", _Endpoint(routes.predict, service), methods=["POST"]),
+            Route("/v1/schema", _Endpoint(routes.schema, service)),
+            Route("/v1/models", _Endpoint(routes.models, service)),
+            Route("/v1/models/{name}/predict", _Endpoint(routes.predict, service), methods=["POST"]),
+            Route("/v1/models/{name}/schema", _Endpoint(routes.schema, service)),
+            Route("/healthz", _Endpoint(routes.health, service, is_open=True)),
+            Route("/readyz", _Endpoint(routes.readiness, service, is_open=True)),
+            Route("/metrics", _Endpoint(routes.metrics, service)),
+        ],
+        lifespan=_lifespan,
+        exception_handlers={HTTPException: _answer_http_error},
+    )
+    app.state.service = service
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    service.device.start()
+    tasks = [asyncio.create_task(service.warm_up())]
+    if service.settings.reload is not None:
+        tasks.append(asyncio.create_task(service.watch()))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(service.device.stop)
+
+
+_ACCEPTED = "burnt.accepted"  # in the scope of a request that was queued
+
+
+class _Endpoint:
+    """An ASGI application for one route: it checks the key, and answers refusals.
+
+    Args:
+        handler: makes the response.
+        service: the models.
+        is_open: whether no key is needed.
+    """
+
+    def __init__(
+        self, handler: Callable[[Request], Awaitable[Response]], service: Service, is_open: bool = False
+    ) -> None:
+        self._handler = handler
+        self._service = service
+        self._key = None if is_open else service.settings.api_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            if self._key is not None and not _has_key(request, self._key):
+                raise Refusal(
+                    401,
+                    BurntError("the API key is missing or wrong", expected="Authorization: Bearer KEY"),
+                    {"WWW-Authenticate": "Bearer"},
+                )
+            response = await self._handler(request)
+        except Refusal as refusal:
+            response = refusal.response()
+        request_id = request.headers.get("x-request-id")
+        if request_id is not None:
+            response.headers["X-Request-ID"] = request_id
+        await response(scope, receive, send)
+        if scope.get(_ACCEPTED):
+            self._service.answered += 1
+
+
+class _Routes:
+    """What the routes answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._settings = service.settings
+        self._bodies = BodyReader(service.settings)
+
+    async def predict(self, request: Request) -> Response:
+        """Run a model on the inputs in the body."""
+        started = time.perf_counter()
+        slot = self._slot(request)
+        try:
+            response = await self._predict(slot, request)
+        except Refusal as refusal:
+            response = refusal.response()
+        metrics = self._service.device.metrics
+        metrics.requests.labels(slot.name, response.status_code).inc()
+        metrics.seconds.labels(slot.name).observe(time.perf_counter() - started)
+        return response
+
+    async def schema(self, request: Request) -> Response:
+        """Describe what a model takes and returns."""
+        slot = self._slot(request)
+        return _json({**self._describe(slot), **slot.model.schema.to_dict()})
+
+    async def models(self, request: Request) -> Response:
+        """List the models."""
+        return _json({"models": [self._describe(slot) for slot in self._service.slots.values()]})
+
+    async def health(self, request: Request) -> Response:
+        """Tell whether the thread that runs models is alive."""
+        is_alive = self._service.device.is_alive()
+        return PlainTextResponse(
+            "ok" if is_alive else "the device thread has ended", 200 if is_alive else 500
+        )
+
+    async def readiness(self, request: Request) -> Response:
+        """Tell whether requests are answered."""
+        is_ready = self._service.is_ready
+        return PlainTextResponse("ready" if is_ready else "warming up", 200 if is_ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the counters."""
+        metrics = self._service.device.metrics
+        return Response(metrics.text(), media_type=metrics.content_type)
+
+    def _describe(self, slot: Slot) -> dict[str, Any]:
+        return {
+            "model": slot.name,
+            "version": slot.model.version,
+            "max_batch": self._settings.max_batch,
+            "batches_requests": slot.model.schema.is_batchable,
+        }
+
+    def _slot(self, request: Request) -> Slot:
+        name = request.path_params.get("name")
+        if name is None:
+            return self._service.default
+        slots = self._service.slots
+        if name not in slots:
+            close = nearest(name, slots)
+            raise Refusal(
+                404,
+                BurntError(
+                    f"there is no model {name!r}",
+                    expected=", ".join(slots),
+                    hint=None if close is None else f"did you mean {close!r}?",
+                ),
+            )
+        return slots[name]
+
+    async def _predict(self, slot: Slot, request: Request) -> Response:
+        if not self._service.is_ready:
+            raise busy("the models are not ready", "GET /readyz tells when they are")
+        kind = _media_type(request.headers.get("content-type", ""))
+        if kind not in (wire.JSON, wire.SAFETENSORS):
+            raise Refusal(
+                415,
+                BurntError(
+                    "the server does not read this content type",
+                    expected=f"Content-Type: {wire.JSON} or {wire.SAFETENSORS}",
+                    found=kind or "none",
+                ),
+            )
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout
+        try:
+            async with self._bodies.read(request, deadline) as body:
+                batch = self._decode(slot, kind, body)
+                prediction = await self._run(slot, batch, request.scope, deadline)
+        except ClientDisconnect:
+            return Response(status_code=_GONE)
+        wanted = _wanted_type(request.headers.get("accept", ""), kind)
+        return self._encode(slot, prediction, batch.is_single, wanted)
+
+    def _decode(self, slot: Slot, kind: str, body: bytes) -> Batch:
+        schema = slot.model.schema
+        try:
+            arrays = wire.decode_json(body, schema) if kind == wire.JSON else wire.decode_safetensors(body)
+            return schema.fit(arrays, self._settings.max_batch, self._settings.max_elements)
+        except TooLargeError as error:
+            raise Refusal(413, error) from None
+        except InputError as error:
+            raise Refusal(400, error) from None
+
+    async def _run(self, slot: Slot, batch: Batch, scope: Scope, deadline: float) -> Prediction:
+        device = self._service.device
+        try:
+            async with asyncio.timeout_at(deadline):
+                request = device.put(slot, batch)
+                scope[_ACCEPTED] = True
+                self._service.accepted += 1
+                return await device.answer(request)
+        except QueueFullError:
+            raise busy("too many requests wait") from None
+        except TimeoutError:
+            raise Refusal(
+                504, BurntError("there was no answer in time", expected=f"{self._settings.timeout:g} s")
+            ) from None
+        except InputError as error:  # such as an index that an embedding lacks
+            raise Refusal(400, error) from None
+        except Exception as error:
+            # The text may hold paths and values of the server, so it goes to the log alone.
+            _log.exception("%s: the model failed", slot.name)
+            raise Refusal(
+                500, BurntError("the model failed on this input", found=type(error).__name__)
+            ) from None
+
+    def _encode(self, slot: Slot, prediction: Prediction, is_single: bool, kind: str) -> Response:
+        model = prediction.model
+        outputs = prediction.outputs
+        if not wire.is_finite(outputs):
+            self._service.device.metrics.nonfinite_answers.labels(slot.name).inc()
+        labels: Any = model.schema.labels(outputs)
+        if is_single:
+            outputs = model.schema.without_batch_axis(outputs)
+            labels = None if labels is None else labels[0]
+        named = {tensor.name: array for tensor, array in zip(model.schema.outputs, outputs, strict=True)}
+        extra = {"model": slot.name, "version": model.version}
+        encode = wire.encode_json if kind == wire.JSON else wire.encode_safetensors
+        return Response(encode(named, extra, labels), media_type=kind)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer an unknown path or method as JSON."""
+    assert isinstance(error, HTTPException)
+    told = BurntError(
+        error.detail, where=request.url.path, hint="POST /v1/predict, GET /v1/schema, GET /v1/models"
+    )
+    return Refusal(error.status_code, told, error.headers).response()
+
+
+def _has_key(request: Request, key: str) -> bool:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    # In constant time: the time of a usual comparison tells how many characters are right.
+    return hmac.compare_digest(given.strip().encode(), key.encode()) and scheme.lower() == "bearer"
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type=wire.JSON)
+
+
+def _media_type(header: str) -> str:
+    return header.partition(";")[0].strip().lower()
+
+
+def _wanted_type(accept: str, sent: str) -> str:
+    """Return the first of the two types that the client accepts, by default the one that it sent."""
+    for part in accept.split(","):
+        if _media_type(part) in (wire.JSON, wire.SAFETENSORS):
+            return _media_type(part)
+    return sent

@@ -1,0 +1,67 @@
+"""BodyReader: the bodies of requests, within limits of size, memory and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+
+from burnt.errors import BurntError
+from burnt.serve.refusal import Refusal, busy, too_large
+from burnt.serve.service import Settings
+
+__all__ = ["BodyReader"]
+
+
+class BodyReader:
+    """Reads bodies, and knows how many bytes of them are in memory.
+
+    Args:
+        settings: the limits.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held = 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request, deadline: float) -> AsyncIterator[bytes]:
+        """Context with the body of a request, which counts as held until the context ends.
+
+        Raises:
+            Refusal: it is too large, of which no more is read than the limit; there are too many bytes of
+                other bodies; or it does not arrive before the deadline.
+            ClientDisconnect: the client closed the connection.
+        """
+        length = request.headers.get("content-length", "")
+        if length.isdecimal():
+            self._check_size(int(length))
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    async for chunk in request.stream():
+                        chunks.append(chunk)
+                        size += len(chunk)
+                        self._held += len(chunk)
+                        self._check_size(size)
+            except TimeoutError:
+                raise Refusal(
+                    408,
+                    BurntError("the body did not arrive in time", expected=f"{self._settings.timeout:g} s"),
+                    {"Connection": "close"},
+                ) from None
+            yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self._held -= size
+
+    def _check_size(self, size: int) -> None:
+        if size > self._settings.max_body:
+            raise too_large(
+                BurntError("the body is too large", expected=f"at most {self._settings.max_body:,} bytes")
+            )
+        if self._held > self._settings.max_bodies:
+            raise busy("the server holds as many bytes of requests as it may")

@@ -1,0 +1,286 @@
+"""DeviceThread: the queue, and the one thread that runs models.
+
+The thread takes what waits, as soon as it is free: a single request is run at once, and those that arrive
+meanwhile make the next batch. So there is no waiting time to configure, and batches grow with the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from burnt.errors import InputRuntimeError
+from burnt.serve.metrics import Metrics
+from burnt.serve.schema import Arrays, Batch
+from burnt.serve.servable import Servable
+
+__all__ = ["DeviceThread", "Prediction", "QueueFullError", "Request", "Slot"]
+
+_log = logging.getLogger("burnt.serve")
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may."""
+
+
+@dataclass
+class Slot:
+    """A name under which a model is served; `model` is replaced when a new version was loaded."""
+
+    name: str
+    model: Servable
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer to a request: the outputs, and the model that gave them."""
+
+    outputs: Arrays
+    model: Servable
+
+
+@dataclass(eq=False)
+class Request:
+    """A request in the queue; those with an equal `bucket` may be run together."""
+
+    slot: Slot
+    batch: Batch
+    bucket: Hashable
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Prediction]
+
+
+@dataclass
+class _Job:
+    function: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+
+
+@dataclass
+class _Queue:
+    """Requests that wait, in buckets of those that may be run together, and jobs."""
+
+    buckets: dict[Hashable, deque[Request]] = field(default_factory=dict)
+    jobs: deque[_Job] = field(default_factory=deque)
+    length: int = 0
+    is_closed: bool = False
+
+
+class DeviceThread:
+    """Runs models in a thread of its own, requests of equal shapes together.
+
+    Args:
+        max_batch: the largest number of items in one call of a model.
+        max_queue: the largest number of requests that wait.
+    """
+
+    def __init__(self, max_batch: int, max_queue: int) -> None:
+        self.max_batch = max_batch
+        self.max_queue = max_queue
+        self.metrics = Metrics(self.waiting)
+        self._queue = _Queue()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="burnt-device", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what waits, then end the thread."""
+        with self._changed:
+            self._queue.is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def waiting(self) -> int:
+        """Return the number of requests in the queue."""
+        return self._queue.length
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def put(self, slot: Slot, batch: Batch) -> Request:
+        """Queue a request of the running event loop, whose answer must be awaited.
+
+        Args:
+            slot: the model.
+            batch: its inputs, of at most `max_batch` items.
+
+        Raises:
+            QueueFullError: `max_queue` requests wait.
+        """
+        loop = asyncio.get_running_loop()
+        request = Request(slot, batch, _bucket(slot, batch), loop, loop.create_future())
+        with self._changed:
+            if self._queue.length >= self.max_queue:
+                raise QueueFullError
+            self._queue.buckets.setdefault(request.bucket, deque()).append(request)
+            self._queue.length += 1
+            self._changed.notify()
+        return request
+
+    async def answer(self, request: Request) -> Prediction:
+        """Wait for an answer. A request whose wait is cancelled is not run, unless it already is.
+
+        Raises:
+            Exception: what the model raised for this request alone.
+        """
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._discard(request)
+            raise
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function in the thread, before the next batch; return its result or raise its error."""
+        loop = asyncio.get_running_loop()
+        job = _Job(function, loop, loop.create_future())
+        with self._changed:
+            self._queue.jobs.append(job)
+            self._changed.notify()
+        return await job.future
+
+    def _discard(self, request: Request) -> None:
+        """Remove a request that nobody waits for any more, if it still is in the queue."""
+        with self._changed:
+            bucket = self._queue.buckets.get(request.bucket)
+            if bucket is not None and request in bucket:
+                bucket.remove(request)
+                self._queue.length -= 1
+                if not bucket:
+                    del self._queue.buckets[request.bucket]
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._queue.jobs or self._queue.buckets or self._queue.is_closed
+                )
+                job = self._queue.jobs.popleft() if self._queue.jobs else None
+                requests = self._take() if job is None else []
+            if job is not None:
+                outcome: Any
+                try:
+                    outcome = job.function()
+                except Exception as error:
+                    outcome = error
+                _deliver(job.loop, [(job.future, outcome)])
+            elif requests:
+                outcomes = self._answer(requests[0].slot, requests)
+                pairs = [(r.future, outcome) for r, outcome in zip(requests, outcomes, strict=True)]
+                _deliver(requests[0].loop, pairs)
+            else:
+                return
+
+    def _take(self) -> list[Request]:
+        """Remove the next batch from the queue: buckets take turns, requests keep their order."""
+        if not self._queue.buckets:
+            return []
+        bucket, waiting = next(iter(self._queue.buckets.items()))
+        del self._queue.buckets[bucket]
+        taken = [waiting.popleft()]
+        rows = taken[0].batch.rows
+        while waiting and rows + waiting[0].batch.rows <= self.max_batch:
+            taken.append(waiting.popleft())
+            rows += taken[-1].batch.rows
+        if waiting:
+            self._queue.buckets[bucket] = waiting
+        self._queue.length -= len(taken)
+        return taken
+
+    def _answer(self, slot: Slot, requests: Sequence[Request]) -> list[Prediction | Exception]:
+        """Run requests together; where that fails, each alone, so that one cannot fail the others."""
+        model = slot.model
+        try:
+            return list(self._run(slot, model, requests))
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+            self.metrics.failed_batches.labels(slot.name).inc()
+            _log.warning("%s: a batch of %d failed, running its requests alone", slot.name, len(requests))
+        return [outcome for request in requests for outcome in self._answer(slot, [request])]
+
+    def _run(self, slot: Slot, model: Servable, requests: Sequence[Request]) -> list[Prediction]:
+        rows = sum(request.batch.rows for request in requests)
+        arrays = requests[0].batch.arrays
+        is_batchable = model.schema.is_batchable
+        if is_batchable:
+            size = next((size for size in slot.sizes if size >= rows), rows) if len(slot.sizes) > 1 else rows
+            arrays = [
+                _joined([request.batch.arrays[i] for request in requests], tensor.batch_axis or 0, size)
+                for i, tensor in enumerate(model.schema.inputs)
+            ]
+        started = time.perf_counter()
+        outputs = model.run(arrays)
+        self.metrics.device_seconds.labels(slot.name).inc(time.perf_counter() - started)
+        self.metrics.batch_rows.labels(slot.name).observe(rows)
+        if not is_batchable:
+            return [Prediction(outputs, model)]
+        axes = [tensor.batch_axis or 0 for tensor in model.schema.outputs]
+        for output, tensor, axis in zip(outputs, model.schema.outputs, axes, strict=True):
+            if axis >= output.ndim or output.shape[axis] != size:
+                raise InputRuntimeError(
+                    "an output has another number of items than the inputs",
+                    where=f"{slot.name}, {tensor.name}",
+                    expected=f"{size} along axis {axis}",
+                    found=str(list(output.shape)),
+                )
+        predictions = []
+        start = 0
+        for request in requests:
+            stop = start + request.batch.rows
+            parts = [
+                output[(slice(None),) * axis + (slice(start, stop),)]
+                for output, axis in zip(outputs, axes, strict=True)
+            ]
+            predictions.append(Prediction(parts, model))
+            start = stop
+        return predictions
+
+
+def _bucket(slot: Slot, batch: Batch) -> Hashable:
+    """Return what requests share that are run together: the model, and all sizes but the batch's."""
+    schema = slot.model.schema
+    if not schema.is_batchable:
+        return object()
+    shapes = (
+        tuple(size for axis, size in enumerate(shape) if axis != tensor.batch_axis)
+        for shape, tensor in zip(batch.shapes, schema.inputs, strict=True)
+    )
+    return (slot.name, *shapes)
+
+
+def _joined(arrays: Arrays, axis: int, size: int) -> np.ndarray[Any, Any]:
+    """Put arrays together along an axis, and repeat the last item until it has the given size."""
+    rows = sum(array.shape[axis] for array in arrays)
+    if rows < size:
+        last = np.take(arrays[-1], [-1], axis)
+        arrays = [*arrays, np.repeat(last, size - rows, axis)]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set the results of futures in their loop, which is woken once for all of them."""
+
+    def deliver() -> None:
+        for future, outcome in pairs:
+            if future.done():  # its request was cancelled
+                continue
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    loop.call_soon_threadsafe(deliver)

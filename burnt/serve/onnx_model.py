@@ -1,0 +1,153 @@
+"""OnnxModel: an ONNX file in ONNX Runtime, as the server runs it. Needs no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from burnt.errors import RecordError, UnsupportedError
+from burnt.serve.schema import Arrays, Schema, TensorSchema
+
+__all__ = ["OnnxModel"]
+
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bool)": "bool",
+    **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+
+class OnnxModel:
+    """A model in an ONNX file.
+
+    The names, shapes and batch axes are those that `burnt.onnx.export` wrote into the file; for other files
+    they are its inputs and outputs, whose first axis is the batch where its size is open.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UnsupportedError: ONNX Runtime is missing, or an input or output is no tensor of numbers.
+        RecordError: the file is missing, damaged, or has operators that ONNX Runtime lacks.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._mark = self._disk_mark()
+        self._session = _open_session(self.path)
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        self.schema = _schema(self._session, metadata, self.path)
+        self._known = {value.name for value in self._session.get_inputs()}
+        self.version = metadata.get("burnt.checkpoint") or self._mark
+
+    def batch_sizes(self, max_batch: int) -> Sequence[int]:
+        """Return the largest size only: ONNX Runtime takes every size at the same cost per item."""
+        return [max_batch] if self.schema.is_batchable else [1]
+
+    def run(self, arrays: Arrays) -> Arrays:
+        """Return the outputs."""
+        named = {tensor.name: array for tensor, array in zip(self.schema.inputs, arrays, strict=True)}
+        # The file lacks the inputs that the model takes and does not use.
+        fed = {name: array for name, array in named.items() if name in self._known}
+        outputs: Arrays = self._session.run([tensor.name for tensor in self.schema.outputs], fed)
+        return outputs
+
+    def newest_version(self) -> str:
+        """Return this version until the file changes, then the time of the change."""
+        mark = self._disk_mark()
+        return self.version if mark == self._mark else mark
+
+    def reloaded(self) -> Self:
+        """Read the file again."""
+        return type(self)(self.path)
+
+    def _disk_mark(self) -> str:
+        """Return the time of the file's last change, which stands for its content."""
+        try:
+            seconds = self.path.stat().st_mtime
+        except OSError as error:
+            raise RecordError(
+                "the ONNX file cannot be read", where=str(self.path), found=error.strerror
+            ) from None
+        return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def _open_session(path: Path) -> Any:
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise UnsupportedError(
+            "serving an ONNX file needs ONNX Runtime", where=str(path), hint="pip install onnxruntime"
+        )
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if "OMP_NUM_THREADS" in os.environ:  # as torch does; ONNX Runtime itself does not read it
+        options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
+    # Threads that spin between calls take the processor time that the server needs for requests.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base but Exception
+        raise RecordError(
+            "ONNX Runtime cannot load the file", where=str(path), found=str(error).strip()[:300]
+        ) from error
+
+
+def _schema(session: Any, metadata: Mapping[str, str], path: Path) -> Schema:
+    """Return the schema that burnt wrote into the file, with the sizes that the file fixes; or the file's."""
+    try:
+        classes = json.loads(metadata["burnt.classes"]) if "burnt.classes" in metadata else None
+        written = json.loads(metadata["burnt.signature"]) if "burnt.signature" in metadata else None
+    except ValueError as error:
+        raise RecordError("the file's metadata is damaged", where=str(path), found=str(error)) from None
+    own = Schema(*_own_tensors(session, path), None if not classes else tuple(map(str, classes)))
+    if written is None:
+        return own
+    described = Schema.from_signature(written, classes)
+    return Schema(
+        _with_sizes(described.inputs, own.inputs), _with_sizes(described.outputs, own.outputs), own.classes
+    )
+
+
+def _with_sizes(described: Sequence[TensorSchema], own: Sequence[TensorSchema]) -> tuple[TensorSchema, ...]:
+    """Take the shapes and dtypes of the file; a batch axis whose size it fixes is none."""
+    known = {tensor.name: tensor for tensor in own}
+    merged = []
+    for tensor in described:
+        file = known.get(tensor.name, tensor)
+        axis = tensor.batch_axis
+        is_open = axis is not None and file.shape[axis] is None
+        merged.append(
+            TensorSchema(tensor.name, file.shape, file.dtype, axis if is_open else None, tensor.range)
+        )
+    return tuple(merged)
+
+
+def _own_tensors(session: Any, path: Path) -> tuple[tuple[TensorSchema, ...], tuple[TensorSchema, ...]]:
+    inputs = tuple(_tensor(value, path) for value in session.get_inputs())
+    outputs = tuple(_tensor(value, path) for value in session.get_outputs())
+    return inputs, outputs
+
+
+def _tensor(value: Any, path: Path) -> TensorSchema:
+    if value.type not in _DTYPES:
+        raise UnsupportedError(
+            "the server cannot pass on an input or output of this type",
+            where=f"{path}, {value.name}",
+            expected="a tensor of numbers",
+            found=value.type,
+            hint="scikit-learn's converter: options={'zipmap': False}" if "map" in value.type else None,
+        )
+    shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+    return TensorSchema(
+        value.name, shape, np.dtype(_DTYPES[value.type]), 0 if shape and shape[0] is None else None
+    )

@@ -1,0 +1,125 @@
+"""serve: the server as a process: its socket, uvicorn, and what a signal does.
+
+On SIGTERM and Ctrl-C the socket is closed at once, so that new connections are refused; requests that were
+accepted are answered, then the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import logging
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+
+from burnt.errors import BurntError, UnsupportedError
+from burnt.serve.servable import Servable
+from burnt.serve.service import Service, Settings
+
+__all__ = ["listen", "require_packages", "serve"]
+
+_log = logging.getLogger("burnt.serve")
+_BACKLOG = 2048  # connections that the kernel keeps while the server is busy
+
+
+def require_packages() -> None:
+    """Check that the packages of the server are installed.
+
+    Raises:
+        UnsupportedError: some are not.
+    """
+    needed = ("starlette", "uvicorn", "prometheus_client")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            "the server needs further packages",
+            expected=", ".join(needed),
+            found=f"no {', no '.join(missing)}",
+            hint="pip install burnt[serve]",
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, so that a wrong address is reported before models are loaded.
+
+    Args:
+        host: a name or address of this machine.
+        port: 0 for any that is free.
+
+    Raises:
+        BurntError: the address does not exist, or is in use.
+    """
+    where = f"{host}:{port}"
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OverflowError as error:
+        raise BurntError("there is no such port", where=where, found=str(error)) from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise BurntError(
+                "the port is in use", where=where, hint="choose another one; 0 takes any that is free"
+            ) from None
+        raise BurntError(
+            "the server cannot listen at this address", where=where, found=error.strerror or str(error)
+        ) from None
+
+
+def serve(
+    models: Mapping[str, Servable],
+    settings: Settings,
+    listener: socket.socket,
+    access_log: bool = False,
+) -> None:
+    """Serve models until SIGTERM or Ctrl-C.
+
+    Args:
+        models: by name, at least one.
+        settings: the limits.
+        listener: from `listen`; it is closed at the end.
+        access_log: whether to log every request to the logger ``uvicorn.access``.
+
+    Raises:
+        UnsupportedError: a package is missing.
+        Exception: what a model raises in its first call.
+    """
+    require_packages()
+    import uvicorn
+
+    from burnt.serve.app import create_app
+
+    app = create_app(models, settings)
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=access_log,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=max(round(settings.drain), 1),
+    )
+    server = uvicorn.Server(config)
+
+    def stop() -> None:
+        server.should_exit = True
+
+    service.on_failure = stop
+    with listener, _handled_signals():
+        server.run(sockets=[listener])
+    _log.info("stopped: %d requests accepted, %d answered", service.accepted, service.answered)
+    if service.failure is not None:
+        raise service.failure
+
+
+@contextlib.contextmanager
+def _handled_signals() -> Iterator[None]:
+    """Context in which SIGTERM and Ctrl-C are uvicorn's: it raises them again after it has stopped."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: None) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,42 @@
+"""Refusal: a request that is answered with an error instead of a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.responses import Response
+
+from burnt.errors import BurntError
+from burnt.serve.wire import JSON, encode_error
+
+__all__ = ["Refusal", "busy", "too_large"]
+
+
+class Refusal(Exception):
+    """A request that is not answered with a prediction.
+
+    Args:
+        status: of HTTP.
+        error: what is told to the client.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: int, error: BurntError, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(error.what)
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+    def response(self) -> Response:
+        """Return the answer."""
+        return Response(encode_error(self.error), self.status, self.headers, JSON)
+
+
+def busy(what: str, hint: str = "send the request again later") -> Refusal:
+    """Return the refusal of a request that may succeed a second later."""
+    return Refusal(503, BurntError(what, hint=hint), {"Retry-After": "1"})
+
+
+def too_large(error: BurntError) -> Refusal:
+    """Return the refusal of a request whose body need not be read: the connection is closed after it."""
+    return Refusal(413, error, {"Connection": "close"})

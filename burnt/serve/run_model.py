@@ -1,0 +1,85 @@
+"""RunModel: a torch module, such as the model of a run, as the server runs it. Imports torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from burnt.inspect.signature import Signature, signature_of
+from burnt.record import Record, load_into
+from burnt.serve.schema import Arrays, Schema
+from burnt.serve.servable import padded_sizes
+from burnt.train.loading import RunFiles
+
+__all__ = ["RunModel"]
+
+
+class RunModel:
+    """A module that the server runs in evaluation mode.
+
+    Args:
+        module: the model.
+        example: its inputs, or their `Signature`.
+        classes: the names of the classes, if it has any.
+        folder: the run folder, from which new checkpoints are loaded.
+        checkpoint: the name of the checkpoint that was loaded.
+        wanted: which checkpoint is served: `reloaded` loads it again.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Any,
+        classes: Sequence[str] | None = None,
+        folder: Path | None = None,
+        checkpoint: str = "",
+        wanted: str = "best",
+    ) -> None:
+        self.module = module.eval()
+        self.signature = example if isinstance(example, Signature) else signature_of(module, example)
+        self.folder = folder
+        self.version = checkpoint
+        self.schema = Schema.from_signature(self.signature.to_dict(), classes)
+        self._wanted = wanted
+        self._classes = classes
+        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._dtypes = [info.torch_dtype for info in self.signature.inputs]
+
+    def batch_sizes(self, max_batch: int) -> Sequence[int]:
+        """Return powers of 2: burnt compiles and selects kernels by shape, which takes up to seconds."""
+        return padded_sizes(max_batch) if self.schema.is_batchable else [1]
+
+    @torch.inference_mode()
+    def run(self, arrays: Arrays) -> Arrays:
+        """Return the outputs; those in bfloat16 as float32, which NumPy has."""
+        tensors = [
+            torch.from_numpy(array).to(self._device, dtype)
+            for array, dtype in zip(arrays, self._dtypes, strict=True)
+        ]
+        return [_to_array(output) for output in self.signature.call(self.module, tensors)]
+
+    def newest_version(self) -> str:
+        """Return the name of the checkpoint that is wanted, such as the best one so far."""
+        if self.folder is None:
+            return self.version
+        return RunFiles.read(self.folder).checkpoint(self._wanted).path.name
+
+    def reloaded(self) -> Self:
+        """Return a copy with the weights of the checkpoint that is wanted."""
+        if self.folder is None:
+            return self
+        saved = RunFiles.read(self.folder).checkpoint(self._wanted)
+        module = copy.deepcopy(self.module)
+        load_into(module, Record.load(saved.path / "model.safetensors"))
+        return type(self)(module, self.signature, self._classes, self.folder, saved.path.name, self._wanted)
+
+
+def _to_array(tensor: Tensor) -> Any:
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.cpu().numpy()

@@ -1,0 +1,313 @@
+"""Schema: names, shapes and dtypes of what a model takes and returns, for arrays of NumPy.
+
+It is a `burnt.inspect.Signature` without torch, whose axes other than the batch may be open too: an ONNX file
+is served where torch is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
+
+__all__ = ["Arrays", "Batch", "Schema", "TensorSchema", "TooLargeError"]
+
+Arrays = list[np.ndarray[Any, Any]]
+"""Inputs or outputs of a model, in the order of its schema."""
+
+
+class TooLargeError(InputError):
+    """A request is larger than the server accepts."""
+
+
+@dataclass(frozen=True)
+class TensorSchema:
+    """One tensor that a model takes or returns.
+
+    Args:
+        name: of the argument or output.
+        shape: its sizes; None for an axis of any size, such as the batch.
+        dtype: the element type.
+        batch_axis: the axis of the items; None if it has no such axis.
+        range: the lowest and highest value in the example that the model was described with, if known.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+    batch_axis: int | None = None
+    range: tuple[float, float] | None = None
+
+    def shape_text(self) -> str:
+        """Format the shape: ``[batch, 1, 8, 8]``, with ``any`` for further open axes."""
+        return f"[{', '.join(str(size) for size in self.sizes())}]"
+
+    def sizes(self) -> list[int | str]:
+        """Return the sizes with ``"batch"`` and ``"any"`` for open axes."""
+        return [
+            "batch" if axis == self.batch_axis else "any" if size is None else size
+            for axis, size in enumerate(self.shape)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description as JSON values."""
+        described: dict[str, Any] = {"name": self.name, "dtype": str(self.dtype), "shape": self.sizes()}
+        if self.range is not None:
+            described["range"] = list(self.range)
+        return described
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs that fit a model.
+
+    Args:
+        arrays: in the order of the schema, all with their batch axis.
+        rows: the number of items.
+        is_single: whether they came without a batch axis; then the answer has none either.
+    """
+
+    arrays: Arrays
+    rows: int
+    is_single: bool
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all inputs."""
+        return tuple(array.shape for array in self.arrays)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a model takes and returns.
+
+    Args:
+        inputs: in the order in which the model takes them.
+        outputs: in the order in which it returns them.
+        classes: the names of the classes that a single output ``[batch, classes]`` scores.
+
+    >>> described = {"shape": [4, 2], "dtype": "float32", "batch_axis": 0, "range": None}
+    >>> schema = Schema.from_signature(
+    ...     {"inputs": [{"name": "x", **described}], "outputs": [{"name": "output", **described}]}
+    ... )
+    >>> schema.inputs[0].shape_text(), schema.is_batchable
+    ('[batch, 2]', True)
+    >>> schema.fit({"x": np.zeros(2, np.float32)}).arrays[0].shape
+    (1, 2)
+    """
+
+    inputs: tuple[TensorSchema, ...]
+    outputs: tuple[TensorSchema, ...]
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_signature(cls, document: Mapping[str, Any], classes: Sequence[str] | None = None) -> Schema:
+        """Read what `burnt.inspect.Signature.to_dict` returned.
+
+        Raises:
+            UnsupportedError: a dtype is complex, or one that JSON and NumPy lack.
+            KeyError, TypeError: it is something else.
+        """
+        inputs, outputs = (
+            tuple(
+                TensorSchema(
+                    info["name"],
+                    tuple(None if axis == info["batch_axis"] else n for axis, n in enumerate(info["shape"])),
+                    numpy_dtype(info["dtype"], info["name"]),
+                    info["batch_axis"],
+                    None if info["range"] is None else (info["range"][0], info["range"][1]),
+                )
+                for info in document[part]
+            )
+            for part in ("inputs", "outputs")
+        )
+        return cls(inputs, outputs, None if not classes else tuple(map(str, classes)))
+
+    @property
+    def is_batchable(self) -> bool:
+        """Whether several requests can be answered by one call: all tensors have a batch axis."""
+        return all(tensor.batch_axis is not None for tensor in (*self.inputs, *self.outputs))
+
+    def labels(self, outputs: Arrays) -> list[str] | None:
+        """Return the name of the class with the highest score, for each item.
+
+        None if the model is not known to score classes: the only output is ``[batch, classes]``.
+        """
+        if self.classes is None or len(self.outputs) != 1 or self.outputs[0].batch_axis != 0:
+            return None
+        if outputs[0].ndim != 2 or outputs[0].shape[1] != len(self.classes):
+            return None
+        return [self.classes[i] for i in outputs[0].argmax(1)]
+
+    def without_batch_axis(self, outputs: Arrays) -> Arrays:
+        """Return the outputs for one item without their batch axes."""
+        return [
+            output if tensor.batch_axis is None else output.squeeze(tensor.batch_axis)
+            for output, tensor in zip(outputs, self.outputs, strict=True)
+        ]
+
+    def fit(
+        self,
+        arrays: Mapping[str, np.ndarray[Any, Any]],
+        max_rows: int | None = None,
+        max_elements: int | None = None,
+    ) -> Batch:
+        """Return inputs by name as a batch, if they fit.
+
+        An input has all its axes, or lacks the batch axis: then it is one item. That holds for all of them.
+
+        Args:
+            arrays: the inputs.
+            max_rows: the largest number of items.
+            max_elements: the largest number of elements of one input.
+
+        Raises:
+            InputTypeError: a name is missing or unknown, or an array is of another dtype.
+            InputRuntimeError: a shape does not fit, or the numbers of items differ.
+            InputValueError: a value is NaN or infinite.
+            TooLargeError: there are more items or elements.
+        """
+        self.check_names(arrays)
+        rows: int | None = None
+        is_single: bool | None = None
+        fitted: Arrays = []
+        for tensor in self.inputs:
+            array = arrays[tensor.name]
+            if array.dtype != tensor.dtype:
+                raise InputTypeError(
+                    "an input has another dtype",
+                    where=tensor.name,
+                    expected=str(tensor.dtype),
+                    found=str(array.dtype),
+                )
+            if tensor.batch_axis is not None:
+                lacks_axis = array.ndim == len(tensor.shape) - 1
+                is_single = lacks_axis if is_single is None else is_single
+                if lacks_axis != is_single:
+                    raise InputRuntimeError(
+                        "some inputs have a batch axis and some have none",
+                        where=tensor.name,
+                        expected="a batch axis in all of them, or in none",
+                        found=_shape_text(array),
+                    )
+                if lacks_axis:
+                    array = np.expand_dims(array, tensor.batch_axis)
+            size = array.shape[tensor.batch_axis] if _has_axis(array, tensor.batch_axis) else None
+            if not _fits(array.shape, tensor.shape) or (size is not None and rows not in (None, size)):
+                raise InputRuntimeError(
+                    "an input has another shape",
+                    where=tensor.name,
+                    expected=tensor.shape_text()
+                    + (f" with batch {rows}" if rows is not None and not is_single else "")
+                    + ("" if tensor.batch_axis is None else ", or one item without the batch axis"),
+                    found=_shape_text(arrays[tensor.name]),
+                )
+            if max_elements is not None and array.size > max_elements:
+                raise TooLargeError(
+                    "an input is too large",
+                    where=tensor.name,
+                    expected=f"at most {max_elements:,} elements",
+                    found=f"{_shape_text(array)}, {array.size:,} elements",
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise _not_finite_error(tensor, arrays[tensor.name])
+            rows = size if size is not None else rows
+            fitted.append(array)
+        if max_rows is not None and (rows or 1) > max_rows:
+            raise TooLargeError(
+                "the request has too many items",
+                expected=f"at most {max_rows}",
+                found=str(rows),
+                hint="send several requests: the server puts them together",
+            )
+        return Batch(fitted, rows or 1, bool(is_single))
+
+    def check_names(self, given: Mapping[str, Any]) -> None:
+        """Check that exactly the inputs of the model are given.
+
+        Raises:
+            InputTypeError: a name is missing or unknown.
+        """
+        names = [tensor.name for tensor in self.inputs]
+        if set(given) != set(names):
+            raise InputTypeError(
+                "the inputs are not those of the model",
+                expected=", ".join(names),
+                found=", ".join(map(str, given)) or "none",
+            )
+
+    def example(self, rows: int) -> Arrays:
+        """Return inputs of the lowest known value, or 0, for a first call; open axes have size 1."""
+        arrays: Arrays = []
+        for tensor in self.inputs:
+            shape = [
+                rows if axis == tensor.batch_axis else 1 if size is None else size
+                for axis, size in enumerate(tensor.shape)
+            ]
+            low = 0 if tensor.range is None else tensor.range[0]
+            arrays.append(np.full(shape, low, tensor.dtype))
+        return arrays
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schema as JSON values."""
+        return {
+            "inputs": [tensor.to_dict() for tensor in self.inputs],
+            "outputs": [tensor.to_dict() for tensor in self.outputs],
+            "classes": None if self.classes is None else list(self.classes),
+        }
+
+    def __str__(self) -> str:
+        def text(tensors: Sequence[TensorSchema]) -> str:
+            return ", ".join(f"{t.name}: {t.dtype}{t.shape_text()}" for t in tensors)
+
+        return f"{text(self.inputs)} -> {text(self.outputs)}"
+
+
+def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
+    """Return the dtype of the arrays for a dtype by name; that of bfloat16, which NumPy lacks, is float32.
+
+    Raises:
+        UnsupportedError: it is neither boolean, integer nor floating-point.
+    """
+    try:
+        dtype = np.dtype("float32" if name == "bfloat16" else name)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "biuf":
+        raise UnsupportedError(
+            "the server cannot pass on a tensor of this dtype",
+            where=where,
+            expected="a boolean, integer or floating-point dtype",
+            found=name,
+        )
+    return dtype
+
+
+def _has_axis(array: np.ndarray[Any, Any], axis: int | None) -> bool:
+    return axis is not None and axis < array.ndim
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    # An axis of size 0 has nothing to predict for, and many models fail on it.
+    return len(shape) == len(expected) and all(
+        found > 0 if size is None else found == size for found, size in zip(shape, expected, strict=True)
+    )
+
+
+def _shape_text(array: np.ndarray[Any, Any]) -> str:
+    return str(list(array.shape))
+
+
+def _not_finite_error(tensor: TensorSchema, array: np.ndarray[Any, Any]) -> InputValueError:
+    index = [int(i) for i in np.argwhere(~np.isfinite(array))[0]]
+    value = float(array[tuple(index)])
+    return InputValueError(
+        "an input is not finite",
+        where=f"{tensor.name}[{', '.join(map(str, index))}]",
+        expected=f"finite numbers within {tensor.dtype}",
+        found=str(value),
+    )

@@ -1,0 +1,150 @@
+"""Service: the models that are served, from their first call to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from burnt.errors import BurntError, InputRuntimeError
+from burnt.serve.device import DeviceThread, Slot
+from burnt.serve.servable import Servable
+
+__all__ = ["Service", "Settings"]
+
+_log = logging.getLogger("burnt.serve")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of a server.
+
+    Args:
+        max_batch: the largest number of items that are run together, and in one request.
+        max_queue: the largest number of requests that wait; others are refused with 503.
+        timeout: seconds after which a request is answered with 504, from its first byte.
+        max_body: bytes of a request's body.
+        max_bodies: bytes of all bodies that are read and not yet answered; others are refused with 503.
+        max_elements: elements of one input; matters where axes other than the batch are open.
+        drain: seconds after SIGTERM in which accepted requests are answered.
+        reload: seconds between looks for a new version of a model; None for never.
+        api_key: what requests must send as ``Authorization: Bearer ...``; None to admit everybody.
+    """
+
+    max_batch: int = 32
+    max_queue: int = 256
+    timeout: float = 30.0
+    max_body: int = 16 * 1024**2
+    max_bodies: int = 256 * 1024**2
+    max_elements: int = 2**24
+    drain: float = 30.0
+    reload: float | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+class Service:
+    """The models that are served, the thread that runs them, and whether they are ready.
+
+    Args:
+        models: by the name under which each is served, at least one.
+        settings: the limits.
+    """
+
+    def __init__(self, models: Mapping[str, Servable], settings: Settings) -> None:
+        self.settings = settings
+        self.device = DeviceThread(settings.max_batch, settings.max_queue)
+        self.slots = {
+            name: Slot(name, model, model.batch_sizes(settings.max_batch)) for name, model in models.items()
+        }
+        self.default = next(iter(self.slots.values()))
+        self.is_ready = False
+        self.failure: Exception | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.accepted = 0  # requests that were queued
+        self.answered = 0  # and those of them whose answer was sent
+        self._failed: dict[str, str] = {}
+        for slot in self.slots.values():
+            self.device.metrics.info.labels(slot.name, slot.model.version).set(1)
+
+    async def warm_up(self) -> None:
+        """Run every model once with each batch size, then be ready.
+
+        What a model raises is kept as `failure`, and `on_failure` is called: a server must not wait for ever
+        for a model that does not run.
+        """
+        started = time.perf_counter()
+        try:
+            for slot in self.slots.values():
+                await self._run_sizes(slot.model)
+        except Exception as error:
+            self.failure = error
+            self.on_failure()
+            return
+        self.is_ready = True
+        _log.info("ready after %.1f s", time.perf_counter() - started)
+
+    async def watch(self) -> None:
+        """Look for new versions until the task is cancelled."""
+        assert self.settings.reload is not None
+        while True:
+            await asyncio.sleep(self.settings.reload)
+            for slot in self.slots.values():
+                await self.reload(slot)
+
+    async def reload(self, slot: Slot) -> bool:
+        """Serve the newest version of a model, if it is another one; return whether it is.
+
+        It is loaded and run beside the old one, which answers until then, and goes on if the new one fails.
+        """
+        version = ""
+        try:
+            version = await asyncio.to_thread(slot.model.newest_version)
+            if version in (slot.model.version, self._failed.get(slot.name)):
+                return False
+            new = await asyncio.to_thread(slot.model.reloaded)
+            _check_same(slot.model, new)
+            await self._run_sizes(new)
+        except Exception as error:  # a damaged file, or a model that fails: anything may be raised
+            text = str(error)
+            if self._failed.get(slot.name) not in (version, text):
+                self._failed[slot.name] = version or text
+                self.device.metrics.reloads.labels(slot.name, "failed").inc()
+                _log.error(
+                    "%s: %s cannot be served, still %s: %s", slot.name, version, slot.model.version, text
+                )
+            return False
+        old, slot.model = slot.model.version, new
+        self.device.metrics.info.remove(slot.name, old)
+        self.device.metrics.info.labels(slot.name, new.version).set(1)
+        self.device.metrics.reloads.labels(slot.name, "loaded").inc()
+        _log.info("%s: now %s, before %s", slot.name, new.version, old)
+        return True
+
+    async def _run_sizes(self, model: Servable) -> None:
+        """Run a model with each of its batch sizes, one between two batches of requests."""
+        for size in model.batch_sizes(self.settings.max_batch):
+            await self.device.call(functools.partial(_run_example, model, size))
+
+
+def _run_example(model: Servable, rows: int) -> None:
+    outputs = model.run(model.schema.example(rows))
+    if len(outputs) != len(model.schema.outputs):
+        raise InputRuntimeError(
+            "the model returns another number of outputs than its signature says",
+            expected=str(len(model.schema.outputs)),
+            found=str(len(outputs)),
+        )
+
+
+def _check_same(old: Servable, new: Servable) -> None:
+    """Raise if a model has another schema than the one that clients were told."""
+    if str(old.schema) != str(new.schema):
+        raise BurntError(
+            "the new version takes or returns something else",
+            expected=str(old.schema),
+            found=str(new.schema),
+            hint="start the server anew",
+        )
