@@ -65,13 +65,13 @@ def create_app(models: Mapping[str, Servable], settings: Settings | None = None)
     app = Starlette(
         routes=[
             Route("/v1/predict", _Endpoint(routes.predict, service), methods=["POST"]),
-            Route("/v1/schema", _Endpoint(routes.schema, service)),
-            Route("/v1/models", _Endpoint(routes.models, service)),
+            Route("/v1/schema", _Endpoint(routes.schema, service), methods=["GET"]),
+            Route("/v1/models", _Endpoint(routes.models, service), methods=["GET"]),
             Route("/v1/models/{name}/predict", _Endpoint(routes.predict, service), methods=["POST"]),
-            Route("/v1/models/{name}/schema", _Endpoint(routes.schema, service)),
-            Route("/healthz", _Endpoint(routes.health, service, is_open=True)),
-            Route("/readyz", _Endpoint(routes.readiness, service, is_open=True)),
-            Route("/metrics", _Endpoint(routes.metrics, service)),
+            Route("/v1/models/{name}/schema", _Endpoint(routes.schema, service), methods=["GET"]),
+            Route("/healthz", _Endpoint(routes.health, service, is_open=True), methods=["GET"]),
+            Route("/readyz", _Endpoint(routes.readiness, service, is_open=True), methods=["GET"]),
+            Route("/metrics", _Endpoint(routes.metrics, service), methods=["GET"]),
         ],
         lifespan=_lifespan,
         exception_handlers={HTTPException: _answer_http_error},
@@ -290,7 +290,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 def _has_key(request: Request, key: str) -> bool:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     # In constant time: the time of a usual comparison tells how many characters are right.
-    return hmac.compare_digest(given.strip().encode(), key.encode()) and scheme.lower() == "bearer"
+    is_same = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
+    return is_same and scheme.lower() == "bearer"
 
 
 def _json(value: object) -> Response:

@@ -56,7 +56,7 @@ class Request:
     batch: Batch
     bucket: Hashable
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Prediction]
+    future: asyncio.Future[Prediction | Exception]
 
 
 @dataclass
@@ -138,10 +138,13 @@ class DeviceThread:
             Exception: what the model raised for this request alone.
         """
         try:
-            return await request.future
+            outcome = await request.future
         except asyncio.CancelledError:
             self._discard(request)
             raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function in the thread, before the next batch; return its result or raise its error."""
@@ -150,7 +153,10 @@ class DeviceThread:
         with self._changed:
             self._queue.jobs.append(job)
             self._changed.notify()
-        return await job.future
+        outcome = await job.future
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def _discard(self, request: Request) -> None:
         """Remove a request that nobody waits for any more, if it still is in the queue."""
@@ -272,15 +278,14 @@ def _joined(arrays: Arrays, axis: int, size: int) -> np.ndarray[Any, Any]:
 
 
 def _deliver(loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
-    """Set the results of futures in their loop, which is woken once for all of them."""
+    """Set the results of futures in their loop, which is woken once for all of them.
+
+    An exception is a result too: futures refuse some of them, such as StopIteration.
+    """
 
     def deliver() -> None:
         for future, outcome in pairs:
-            if future.done():  # its request was cancelled
-                continue
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
+            if not future.done():  # it is when its request was cancelled
                 future.set_result(outcome)
 
     loop.call_soon_threadsafe(deliver)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -58,7 +59,8 @@ class RunModel:
     def run(self, arrays: Arrays) -> Arrays:
         """Return the outputs; those in bfloat16 as float32, which NumPy has."""
         tensors = [
-            torch.from_numpy(array).to(self._device, dtype)
+            # A body is read-only memory, which a module may change in place.
+            torch.from_numpy(np.require(array, requirements="CW")).to(self._device, dtype)
             for array, dtype in zip(arrays, self._dtypes, strict=True)
         ]
         return [_to_array(output) for output in self.signature.call(self.module, tensors)]

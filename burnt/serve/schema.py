@@ -132,6 +132,15 @@ class Schema:
         """Whether several requests can be answered by one call: all tensors have a batch axis."""
         return all(tensor.batch_axis is not None for tensor in (*self.inputs, *self.outputs))
 
+    @property
+    def has_open_axes(self) -> bool:
+        """Whether an input has an axis of any size other than the batch."""
+        return any(
+            size is None and axis != tensor.batch_axis
+            for tensor in self.inputs
+            for axis, size in enumerate(tensor.shape)
+        )
+
     def labels(self, outputs: Arrays) -> list[str] | None:
         """Return the name of the class with the highest score, for each item.
 
@@ -222,7 +231,7 @@ class Schema:
                 "the request has too many items",
                 expected=f"at most {max_rows}",
                 found=str(rows),
-                hint="send several requests: the server puts them together",
+                hint="send several requests, which the server puts together, or raise --max-batch",
             )
         return Batch(fitted, rows or 1, bool(is_single))
 
@@ -237,19 +246,15 @@ class Schema:
             raise InputTypeError(
                 "the inputs are not those of the model",
                 expected=", ".join(names),
-                found=", ".join(map(str, given)) or "none",
+                found=", ".join(given)[:200] or "none",
             )
 
     def example(self, rows: int) -> Arrays:
-        """Return inputs of the lowest known value, or 0, for a first call; open axes have size 1."""
+        """Return inputs of the lowest known value, or 0, for a first call of a model without open axes."""
         arrays: Arrays = []
         for tensor in self.inputs:
-            shape = [
-                rows if axis == tensor.batch_axis else 1 if size is None else size
-                for axis, size in enumerate(tensor.shape)
-            ]
-            low = 0 if tensor.range is None else tensor.range[0]
-            arrays.append(np.full(shape, low, tensor.dtype))
+            shape = [rows if size is None else size for size in tensor.shape]
+            arrays.append(np.full(shape, 0 if tensor.range is None else tensor.range[0], tensor.dtype))
         return arrays
 
     def to_dict(self) -> dict[str, Any]:

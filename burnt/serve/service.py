@@ -65,7 +65,7 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self.accepted = 0  # requests that were queued
         self.answered = 0  # and those of them whose answer was sent
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, str] = {}  # the last version of a model that could not be served
         for slot in self.slots.values():
             self.device.metrics.info.labels(slot.name, slot.model.version).set(1)
 
@@ -99,7 +99,7 @@ class Service:
 
         It is loaded and run beside the old one, which answers until then, and goes on if the new one fails.
         """
-        version = ""
+        version = None
         try:
             version = await asyncio.to_thread(slot.model.newest_version)
             if version in (slot.model.version, self._failed.get(slot.name)):
@@ -108,14 +108,16 @@ class Service:
             _check_same(slot.model, new)
             await self._run_sizes(new)
         except Exception as error:  # a damaged file, or a model that fails: anything may be raised
-            text = str(error)
-            if self._failed.get(slot.name) not in (version, text):
-                self._failed[slot.name] = version or text
+            failed = version or str(error)
+            if failed != self._failed.get(slot.name):  # said once, not at every look
+                self._failed[slot.name] = failed
                 self.device.metrics.reloads.labels(slot.name, "failed").inc()
                 _log.error(
-                    "%s: %s cannot be served, still %s: %s", slot.name, version, slot.model.version, text
-                )
+                    "%s: still %s, because %s cannot be served: %s",
+                    slot.name, slot.model.version, version or "the newest version", error,
+                )  # fmt: skip
             return False
+        self._failed.pop(slot.name, None)
         old, slot.model = slot.model.version, new
         self.device.metrics.info.remove(slot.name, old)
         self.device.metrics.info.labels(slot.name, new.version).set(1)
@@ -124,7 +126,12 @@ class Service:
         return True
 
     async def _run_sizes(self, model: Servable) -> None:
-        """Run a model with each of its batch sizes, one between two batches of requests."""
+        """Run a model with each of its batch sizes, one between two batches of requests.
+
+        A model whose inputs have open axes cannot be run like that: it may not take every size.
+        """
+        if model.schema.has_open_axes:
+            return
         for size in model.batch_sizes(self.settings.max_batch):
             await self.device.call(functools.partial(_run_example, model, size))
 

@@ -11,14 +11,14 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from burnt.errors import BurntError, InputRuntimeError, InputTypeError, InputValueError
+from burnt.errors import BurntError, InputRuntimeError, InputTypeError
 from burnt.serve.schema import Schema, TensorSchema
 
 __all__ = [
@@ -36,7 +36,6 @@ JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
 
 _OPENING = re.compile(rb"[\s\[]*")
-_ITEMS: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float}
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +56,7 @@ def decode_json(body: bytes, schema: Schema) -> dict[str, np.ndarray[Any, Any]]:
     """
     try:
         inputs = _BODY.decode(body).inputs
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputTypeError(
             "the body is not the JSON of a request",
             expected='{"inputs": {' + ", ".join(f'"{t.name}": [...]' for t in schema.inputs) + "}}",
@@ -82,36 +81,31 @@ def _decode(raw: memoryview, tensor: TensorSchema) -> np.ndarray[Any, Any]:
             found=f"lists nested {depth} deep",
         )
     try:
-        values = _decoder(depth, tensor.dtype.kind).decode(raw)
-    except msgspec.MsgspecError as error:
+        values = _decoder(depth, tensor.dtype).decode(raw)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused by `Schema.fit`
+            return np.asarray(values, tensor.dtype)
+    except (msgspec.MsgspecError, OverflowError) as error:
         raise InputTypeError(
             "an input has a value that does not fit",
             where=tensor.name,
-            expected=f"numbers of {tensor.dtype}" if tensor.dtype.kind != "b" else "true and false",
+            expected="true and false" if tensor.dtype.kind == "b" else f"numbers of {tensor.dtype}",
             found=str(error),
         ) from None
-    try:
-        # Integers first in 64 bits, because NumPy 1 wraps those that are too large.
-        with np.errstate(over="ignore"):
-            array = np.asarray(values, None if tensor.dtype.kind in "iu" else tensor.dtype)
     except ValueError:
         raise InputRuntimeError(
             "an input has lists of different lengths", where=tensor.name, expected=tensor.shape_text()
         ) from None
-    if tensor.dtype.kind in "iu" and array.size:
-        limits = np.iinfo(tensor.dtype)
-        if array.dtype.kind not in "iu" or array.min() < limits.min or array.max() > limits.max:
-            raise InputValueError(
-                "an input has a value that does not fit",
-                where=tensor.name,
-                expected=f"{tensor.dtype}, from {limits.min} to {limits.max}",
-            )
-    return array.astype(tensor.dtype, copy=False)
 
 
 @functools.lru_cache
-def _decoder(depth: int, kind: str) -> msgspec.json.Decoder[Any]:
-    nested: Any = _ITEMS[kind]
+def _decoder(depth: int, dtype: np.dtype[Any]) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of lists nested so deep: it names the index of a value that is not of the dtype."""
+    nested: Any = {"b": bool, "i": int, "u": int, "f": float}[dtype.kind]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        # msgspec takes limits of up to 64 bits with a sign; beyond them NumPy raises OverflowError.
+        largest = int(limits.max) if dtype.itemsize < 8 else None
+        nested = Annotated[int, msgspec.Meta(ge=int(limits.min), le=largest)]
     for _ in range(depth):
         nested = list[nested]
     return msgspec.json.Decoder(nested)
