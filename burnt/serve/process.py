@@ -52,11 +52,11 @@ def listen(host: str, port: int) -> socket.socket:
         BurntError: the address does not exist, or is in use.
     """
     where = f"{host}:{port}"
+    if not 0 <= port < 2**16:  # getaddrinfo takes it modulo that
+        raise BurntError("there is no such port", where=where, expected="0 to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except OverflowError as error:
-        raise BurntError("there is no such port", where=where, found=str(error)) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BurntError(

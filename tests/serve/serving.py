@@ -124,7 +124,7 @@ async def served(
             assert service.failure is None, service.failure
             await asyncio.sleep(0)
         for model in named.values():
-            model.calls.clear()
+            getattr(model, "calls", []).clear()
         transport = httpx2.ASGITransport(app, raise_app_exceptions=True)
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as opened:
             yield opened, service
