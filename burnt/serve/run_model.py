@@ -60,7 +60,7 @@ class RunModel:
         """Return the outputs; those in bfloat16 as float32, which NumPy has."""
         tensors = [
             # A body is read-only memory, which a module may change in place.
-            torch.from_numpy(np.require(array, requirements="CW")).to(self._device, dtype)
+            torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device, dtype)
             for array, dtype in zip(arrays, self._dtypes, strict=True)
         ]
         return [_to_array(output) for output in self.signature.call(self.module, tensors)]
