@@ -43,7 +43,6 @@ examples:
   burnt runs show digits               one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
   burnt export digits -o digits.onnx   the model of a run as a file
-  burnt serve digits                   the model of a run as a server
   burnt info                           versions, CPU, GPUs, missing packages
 """
 
