@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -142,16 +142,11 @@ def wait_until_refused(port: int) -> None:
             return
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    path = ROOT / "benchmarks" / "serve.py"
-    spec = importlib.util.spec_from_file_location("serve_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["serve_benchmark"] = module  # where dataclasses look up annotations
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module("serve")
+    sys.modules.pop("serve")
 
 
 @pytest.mark.parametrize("restarts", [2, pytest.param(50, marks=pytest.mark.full)])
