@@ -16,7 +16,7 @@ from burnt.serve import Settings, create_app
 from burnt.serve.schema import Arrays, Schema, TensorSchema
 from burnt.serve.service import Service
 
-PATIENCE = 60.0
+PATIENCE = 60.0  # seconds until a test that waits for nothing fails
 
 
 def schema_of(
@@ -127,7 +127,12 @@ async def served(
             getattr(model, "calls", []).clear()
         transport = httpx2.ASGITransport(app, raise_app_exceptions=True)
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as opened:
-            yield opened, service
+            try:
+                yield opened, service
+            finally:  # a test that fails must not leave the thread waiting
+                for model in named.values():
+                    if isinstance(gate := getattr(model, "function", None), Gate):
+                        gate.open()
 
 
 async def ask(opened: httpx2.AsyncClient, x: Any, path: str = "/v1/predict") -> httpx2.Response:
@@ -136,5 +141,6 @@ async def ask(opened: httpx2.AsyncClient, x: Any, path: str = "/v1/predict") -> 
 
 async def queued(service: Service, count: int) -> None:
     """Wait until so many requests are in the queue."""
-    while service.device.waiting() != count:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        while service.device.waiting() != count:
+            await asyncio.sleep(0)
