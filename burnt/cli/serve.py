@@ -145,6 +145,6 @@ def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> in
     for path in sorted(folder.iterdir()):
         size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size
         page.line(f"{path}  {size_text(size)}")
-    page.line(f"build it:   podman build -t {next(iter(files))} {folder}")
+    page.line(f"build it:   podman build -t {next(iter(files)).lower()} {folder}")
     page.line(f"or try it:  cd {folder} && {shlex.join(command)}")
     return 0

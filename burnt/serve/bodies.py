@@ -48,6 +48,9 @@ class BodyReader:
                         size += len(chunk)
                         self._held += len(chunk)
                         self._check_size(size)
+                        # A body that is alone passes, however the limits are chosen.
+                        if self._held > max(self._settings.max_bodies, size):
+                            raise busy("the server holds as many bytes of requests as it may")
             except TimeoutError:
                 raise Refusal(
                     408,
@@ -63,5 +66,3 @@ class BodyReader:
             raise too_large(
                 BurntError("the body is too large", expected=f"at most {self._settings.max_body:,} bytes")
             )
-        if self._held > self._settings.max_bodies:
-            raise busy("the server holds as many bytes of requests as it may")

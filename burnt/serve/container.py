@@ -97,7 +97,7 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
         (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
         (target / "Containerfile").write_text(
             _CONTAINERFILE.format(
-                tag=next(iter(models)),
+                tag=next(iter(models)).lower(),
                 port=_PORT,
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
                 models=" ".join(files.values()),

@@ -90,8 +90,9 @@ def _open_session(path: Path) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if "OMP_NUM_THREADS" in os.environ:  # as torch does; ONNX Runtime itself does not read it
-        options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal():  # as torch does; ONNX Runtime itself does not read it
+        options.intra_op_num_threads = int(threads)
     # Threads that spin between calls take the processor time that the server needs for requests.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:

@@ -21,6 +21,7 @@ from burnt.serve.service import Service, Settings
 __all__ = ["listen", "require_packages", "serve"]
 
 _log = logging.getLogger("burnt.serve")
+_KEEP_ALIVE = 75  # seconds: longer than the clients' pools and balancers that reuse connections
 _BACKLOG = 2048  # connections that the kernel keeps while the server is busy
 
 
@@ -83,7 +84,7 @@ def serve(
 
     Raises:
         UnsupportedError: a package is missing.
-        Exception: what a model raises in its first call.
+        BurntError: a model does not run.
     """
     require_packages()
     import uvicorn
@@ -98,6 +99,7 @@ def serve(
         access_log=access_log,
         server_header=False,
         lifespan="on",
+        timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=max(round(settings.drain), 1),
     )
     server = uvicorn.Server(config)

@@ -61,7 +61,7 @@ class Service:
         }
         self.default = next(iter(self.slots.values()))
         self.is_ready = False
-        self.failure: Exception | None = None
+        self.failure: BurntError | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.accepted = 0  # requests that were queued
         self.answered = 0  # and those of them whose answer was sent
@@ -76,13 +76,16 @@ class Service:
         for a model that does not run.
         """
         started = time.perf_counter()
-        try:
-            for slot in self.slots.values():
+        for slot in self.slots.values():
+            try:
                 await self._run_sizes(slot.model)
-        except Exception as error:
-            self.failure = error
-            self.on_failure()
-            return
+            except Exception as error:
+                self.failure = BurntError(
+                    "the model does not run", where=slot.name, found=f"{type(error).__name__}: {error}"
+                )
+                self.failure.__cause__ = error
+                self.on_failure()
+                return
         self.is_ready = True
         _log.info("ready after %.1f s", time.perf_counter() - started)
 

@@ -425,8 +425,12 @@ def test_bytes_of_all_bodies_are_limited_together() -> None:
             refused = Caller(endless(), {})
             await refused.call(app)
             assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
+            assert (await ask(client, [1, 2])).status_code == 200  # a small one has room
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
+            alone = Caller([b" " * 60_000], {})
+            await alone.call(app)
+            assert alone.status == 499
             assert (await ask(client, [1, 2])).status_code == 200
             accepted = Caller([b" " * 45_000], {})
             await accepted.call(app)

@@ -217,3 +217,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="no uvicorn") as caught:
         require_packages()
     assert "pip install burnt[serve]" in str(caught.value)
+
+
+def test_a_model_that_does_not_run_ends_the_process(tmp_path: Path) -> None:
+    broken = SLOW.replace("if arrays[0].any():", "raise RuntimeError('no weights')\n        if True:")
+    with process("-c", broken, str(tmp_path)) as server:
+        _, errors = server.communicate(timeout=PATIENCE)
+    assert server.returncode == 1
+    assert "the model does not run\n  in        slow\n  found     RuntimeError: no weights" in errors
