@@ -7,9 +7,10 @@ All servers run the same torch module (a 256-1024-1024-10 MLP, eager, one thread
 get the same JSON. burnt's is told nothing else; LitServe is shown with a batch window of 5 ms, and with none.
 Each runs in processes of its own and is stopped (SIGSTOP) while another one is measured. The client keeps
 1, 16 and 64 connections open, each of which sends its next request when the last one is answered; it shares
-the cores with the server. Every answer is compared with the module's. A round measures each server once, in
-a random order; a row is the median over the rounds, and the ratios are of burnt to that server in the same
-round: above 1 for requests per second, and below 1 for times, burnt is ahead.
+the cores with the server. Every 50th answer is compared with the module's. A round measures each server once,
+in a random order; a row is the median over the rounds, and the ratios are of burnt to that server in the same
+round: above 1 for requests per second, and below 1 for times, burnt is ahead. CPU is the time that the
+server's processes computed for a request, which other work on the machine changes least.
 
 `--restarts` sends numbered requests from 16 connections to a server that is restarted by SIGTERM, and repeats
 those whose connection failed. No number may be answered twice or with another one's answer, and the servers
@@ -40,6 +41,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 CONNECTIONS = (1, 16, 64)
 MAX_BATCH = 32
 LITSERVE = str(Path(__file__).with_name("litserve_server.py"))
@@ -65,6 +68,7 @@ class Sample:
     per_second: float
     p50: float
     p99: float
+    cpu: float  # milliseconds of the server's processes for a request
 
 
 RIVALS = [
@@ -149,6 +153,13 @@ def signal_all(rival: Rival, number: int) -> None:
         os.killpg(rival.process.pid, number)
 
 
+def cpu_seconds(rival: Rival) -> float:
+    assert rival.process is not None
+    first = psutil.Process(rival.process.pid)
+    times = [process.cpu_times() for process in (first, *first.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
 # --- the client
 
 
@@ -210,13 +221,16 @@ async def measure(rival: Rival, connections: int, seconds: float, expected: Sequ
     begin = clock() + seconds / 5
     end = begin + seconds
     taken: list[float] = []
+    sent_in_all = 0
 
     async def client(number: int) -> None:
+        nonlocal sent_in_all
         connection = await Connection.open(rival.port)
         turn = number
         while (sent := clock()) < end:
             turn = (turn + 7) % len(requests)
             status, body = await connection.ask(requests[turn])
+            sent_in_all += 1
             if sent >= begin:
                 taken.append(clock() - sent)
             if status != 200 or len(taken) % 50 == 1:
@@ -225,9 +239,11 @@ async def measure(rival: Rival, connections: int, seconds: float, expected: Sequ
                 numpy.testing.assert_allclose(found, expected[turn][1], rtol=1e-4, atol=1e-5)
         connection.close()
 
+    before = cpu_seconds(rival)
     await asyncio.gather(*(client(number) for number in range(connections)))
+    cpu = (cpu_seconds(rival) - before) / sent_in_all * 1e3
     cuts = statistics.quantiles(taken, n=100)
-    return Sample(len(taken) / seconds, cuts[49] * 1e3, cuts[98] * 1e3)
+    return Sample(len(taken) / seconds, cuts[49] * 1e3, cuts[98] * 1e3, cpu)
 
 
 def compare(rounds: int, seconds: float, out: str | None) -> None:
@@ -274,7 +290,7 @@ def report(present: Sequence[Rival], rounds: int, out: str | None) -> None:
             samples = rival.rounds[connections]
             row = {
                 name: statistics.median(getattr(sample, name) for sample in samples)
-                for name in ("per_second", "p50", "p99")
+                for name in ("per_second", "p50", "p99", "cpu")
             }
             pairs = list(zip(ours.rounds[connections], samples, strict=True))
             ratios = {
@@ -282,7 +298,7 @@ def report(present: Sequence[Rival], rounds: int, out: str | None) -> None:
             }
             results["connections"].setdefault(str(connections), {})[rival.name] = {**row, "ratios": ratios}
             line = f"{connections:<12}{rival.name:<22}{row['per_second']:>9.0f}{row['p50']:>8.2f} ms"
-            line += f"{row['p99']:>8.2f} ms   "
+            line += f"{row['p99']:>8.2f} ms{row['cpu']:>8.2f} ms   "
             print(line + ("" if rival is ours else "".join(f"{ratio:>8.2f}x" for ratio in ratios.values())))
     if out is not None:
         Path(out).write_text(json.dumps(results, indent=1))

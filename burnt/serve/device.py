@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from burnt.errors import InputRuntimeError
 from burnt.serve.metrics import Metrics
 from burnt.serve.schema import Arrays, Batch
 from burnt.serve.servable import Servable
@@ -219,30 +218,24 @@ class DeviceThread:
         return [outcome for request in requests for outcome in self._answer(slot, [request])]
 
     def _run(self, slot: Slot, model: Servable, requests: Sequence[Request]) -> list[Prediction]:
-        rows = sum(request.batch.rows for request in requests)
+        rows = size = sum(request.batch.rows for request in requests)
         arrays = requests[0].batch.arrays
-        is_batchable = model.schema.is_batchable
-        if is_batchable:
-            size = next((size for size in slot.sizes if size >= rows), rows) if len(slot.sizes) > 1 else rows
+        schema = model.schema
+        if schema.is_batchable:
+            if len(slot.sizes) > 1:
+                size = next(size for size in slot.sizes if size >= rows)
             arrays = [
                 _joined([request.batch.arrays[i] for request in requests], tensor.batch_axis or 0, size)
-                for i, tensor in enumerate(model.schema.inputs)
+                for i, tensor in enumerate(schema.inputs)
             ]
         started = time.perf_counter()
         outputs = model.run(arrays)
         self.metrics.device_seconds.labels(slot.name).inc(time.perf_counter() - started)
         self.metrics.batch_rows.labels(slot.name).observe(rows)
-        if not is_batchable:
+        schema.check_outputs(outputs, size)
+        if not schema.is_batchable:
             return [Prediction(outputs, model)]
-        axes = [tensor.batch_axis or 0 for tensor in model.schema.outputs]
-        for output, tensor, axis in zip(outputs, model.schema.outputs, axes, strict=True):
-            if axis >= output.ndim or output.shape[axis] != size:
-                raise InputRuntimeError(
-                    "an output has another number of items than the inputs",
-                    where=f"{slot.name}, {tensor.name}",
-                    expected=f"{size} along axis {axis}",
-                    found=str(list(output.shape)),
-                )
+        axes = [tensor.batch_axis or 0 for tensor in schema.outputs]
         predictions = []
         start = 0
         for request in requests:

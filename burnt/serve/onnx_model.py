@@ -30,7 +30,8 @@ class OnnxModel:
     """A model in an ONNX file.
 
     The names, shapes and batch axes are those that `burnt.onnx.export` wrote into the file; for other files
-    they are its inputs and outputs, whose first axis is the batch where its size is open.
+    they are its inputs and outputs, and the batch is the first axis of the first input, if its size is open,
+    and all first axes of that name.
 
     Args:
         path: the file.
@@ -134,12 +135,15 @@ def _with_sizes(described: Sequence[TensorSchema], own: Sequence[TensorSchema]) 
 
 
 def _own_tensors(session: Any, path: Path) -> tuple[tuple[TensorSchema, ...], tuple[TensorSchema, ...]]:
-    inputs = tuple(_tensor(value, path) for value in session.get_inputs())
-    outputs = tuple(_tensor(value, path) for value in session.get_outputs())
+    taken, returned = session.get_inputs(), session.get_outputs()
+    batch = taken[0].shape[0] if taken and taken[0].shape else 1
+    inputs = tuple(_tensor(value, batch, path) for value in taken)
+    outputs = tuple(_tensor(value, batch, path) for value in returned)
     return inputs, outputs
 
 
-def _tensor(value: Any, path: Path) -> TensorSchema:
+def _tensor(value: Any, batch: int | str | None, path: Path) -> TensorSchema:
+    """Describe an input or output; `batch` is the size of the batch, by its name, or None if it has none."""
     if value.type not in _DTYPES:
         raise UnsupportedError(
             "the server cannot pass on an input or output of this type",
@@ -149,6 +153,5 @@ def _tensor(value: Any, path: Path) -> TensorSchema:
             hint="scikit-learn's converter: options={'zipmap': False}" if "map" in value.type else None,
         )
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-    return TensorSchema(
-        value.name, shape, np.dtype(_DTYPES[value.type]), 0 if shape and shape[0] is None else None
-    )
+    has_batch = bool(shape) and shape[0] is None and value.shape[0] == batch
+    return TensorSchema(value.name, shape, np.dtype(_DTYPES[value.type]), 0 if has_batch else None)

@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
+from burnt.errors import (
+    BurntError,
+    InputError,
+    InputRuntimeError,
+    InputTypeError,
+    InputValueError,
+    UnsupportedError,
+)
 
 __all__ = ["Arrays", "Batch", "Schema", "TensorSchema", "TooLargeError"]
 
@@ -248,6 +255,28 @@ class Schema:
                 expected=", ".join(names),
                 found=", ".join(given)[:200] or "none",
             )
+
+    def check_outputs(self, outputs: Arrays, rows: int) -> None:
+        """Check that a model has returned as many outputs as it should, and as many items as it was given.
+
+        Raises:
+            BurntError: it has not; the inputs are not to blame.
+        """
+        if len(outputs) != len(self.outputs):
+            raise BurntError(
+                "the model returned another number of outputs",
+                expected=str(len(self.outputs)),
+                found=str(len(outputs)),
+            )
+        for output, tensor in zip(outputs, self.outputs, strict=True):
+            axis = tensor.batch_axis
+            if axis is not None and (axis >= output.ndim or output.shape[axis] != rows):
+                raise BurntError(
+                    "an output has another number of items than the inputs",
+                    where=tensor.name,
+                    expected=f"{rows} along axis {axis}",
+                    found=_shape_text(output),
+                )
 
     def example(self, rows: int) -> Arrays:
         """Return inputs of the lowest known value, or 0, for a first call of a model without open axes."""

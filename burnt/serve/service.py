@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from burnt.errors import BurntError, InputRuntimeError
+from burnt.errors import BurntError
 from burnt.serve.device import DeviceThread, Slot
 from burnt.serve.servable import Servable
 
@@ -140,13 +140,7 @@ class Service:
 
 
 def _run_example(model: Servable, rows: int) -> None:
-    outputs = model.run(model.schema.example(rows))
-    if len(outputs) != len(model.schema.outputs):
-        raise InputRuntimeError(
-            "the model returns another number of outputs than its signature says",
-            expected=str(len(model.schema.outputs)),
-            found=str(len(outputs)),
-        )
+    model.schema.check_outputs(model.run(model.schema.example(rows)), rows)
 
 
 def _check_same(old: Servable, new: Servable) -> None:

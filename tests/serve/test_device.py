@@ -213,8 +213,9 @@ def test_what_waits_is_answered_when_the_server_stops() -> None:
         async with contextlib.AsyncExitStack() as stack:
             client, service = await stack.enter_async_context(served(model))
             gate.is_shut = True
-            tasks = [asyncio.create_task(ask(client, [i, i])) for i in range(4)]
+            tasks = [asyncio.create_task(ask(client, [0, 0]))]
             await gate.wait_until_entered()
+            tasks += [asyncio.create_task(ask(client, [i, i])) for i in range(1, 4)]
             await queued(service, 3)
             stopping = asyncio.create_task(asyncio.to_thread(service.device.stop))
             gate.open()

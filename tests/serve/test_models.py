@@ -149,6 +149,23 @@ def test_an_output_without_the_batch_is_not_divided(tmp_path: Path) -> None:
     assert answer["outputs"]["y"] == [[4, 5]]
 
 
+def test_a_first_axis_of_another_name_is_not_the_batch(tmp_path: Path) -> None:
+    file = onnx_files.write(tmp_path / "m.onnx", "Unique", ("batch", 2), ("found", 2), axis=0)
+    assert OnnxModel(file).schema.outputs[0].batch_axis is None
+    with client(OnnxModel(file)) as http:
+        answer = http.post("/v1/predict", json={"inputs": {"x": [[1, 0], [0, 1], [1, 0]]}}).json()
+    assert answer["outputs"]["y"] == [[0, 1], [1, 0]]
+
+
+def test_a_file_whose_outputs_have_other_items_than_its_unnamed_axes_say_is_refused(tmp_path: Path) -> None:
+    file = onnx_files.write(tmp_path / "m.onnx", "Unique", (None, 2), (None, 2), axis=0)
+    with (
+        pytest.raises(AssertionError, match="an output has another number of items"),
+        client(OnnxModel(file)),
+    ):
+        pass
+
+
 def test_a_file_that_burnt_wrote_with_a_fixed_batch_takes_that_batch(tmp_path: Path) -> None:
     signature = {
         part: [{"name": name, "shape": [64, 2], "dtype": "float32", "batch_axis": 0, "range": None}]
