@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     sources = _named_sources(args.models)
     if (args.model or args.example) and len(sources) > 1:
         raise UsageError("--model and --example describe one run", found=f"{len(sources)} models")
+    require_packages()
     if args.container is not None:
         return _write_container(args, sources)
-    require_packages()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)
     for name in ("burnt.serve", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -130,17 +131,17 @@ def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> in
 
     folder = Path(args.container)
     files = {}
-    for name, source in sources.items():
-        if _is_file(source):
-            files[name] = OnnxModel(source).path  # raises what the image would
-        else:
-            from burnt import onnx
+    with tempfile.TemporaryDirectory() as exported:
+        for name, source in sources.items():
+            if _is_file(source):
+                files[name] = OnnxModel(source).path  # raises what the image would
+            else:
+                from burnt import onnx
 
-            loaded = _load_run(source, args)
-            folder.mkdir(parents=True, exist_ok=True)
-            files[name] = folder / f"{name}.onnx"
-            onnx.export(loaded.model, loaded.signature, files[name], metadata=loaded.metadata)
-    command = write_container(folder, files)
+                loaded = _load_run(source, args)
+                files[name] = Path(exported) / f"{name}.onnx"
+                onnx.export(loaded.model, loaded.signature, files[name], metadata=loaded.metadata)
+        command = write_container(folder, files)
     page = Page()
     for path in sorted(folder.iterdir()):
         size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size

@@ -7,6 +7,7 @@ that the image runs the code that was tried, and without the packages that only 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -39,8 +40,10 @@ PACKAGES = (
 
 _PORT = 8000
 
+_MARK = "# Written by `burnt serve --container`."
+
 _CONTAINERFILE = """\
-# Written by `burnt serve --container`. Build and run it, here with podman, and docker takes the same words:
+{mark} Build and run it, here with podman, and docker takes the same words:
 #
 #     podman build -t {tag} .
 #     podman run --rm -p {port}:{port} -e BURNT_API_KEY=... {tag}
@@ -71,7 +74,7 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
     """Write the folder of an image that serves ONNX files.
 
     Args:
-        folder: is made if it does not exist; files of the same names are replaced.
+        folder: is made if it does not exist; what an earlier call wrote into it is replaced.
         models: the files by the names under which they are served; the first one is at ``/v1/predict`` too.
 
     Returns:
@@ -80,9 +83,10 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
     Raises:
         UnsupportedError: a package that the image needs is not installed here, so its version is not known.
         RecordError: a file cannot be loaded, because its weights lie in files beside it, for example.
-        BurntError: the folder cannot be written.
+        BurntError: the folder cannot be written, or holds other files of the same names.
     """
     target = Path(folder)
+    _check_folder(target)
     requirements = locked_requirements(PACKAGES)
     files = {name: f"{name}.onnx" for name in models}
     command = ["python", "-m", "burnt", "serve", *(f"{name}={file}" for name, file in files.items())]
@@ -97,6 +101,7 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
         (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
         (target / "Containerfile").write_text(
             _CONTAINERFILE.format(
+                mark=_MARK,
                 tag=next(iter(models)).lower(),
                 port=_PORT,
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -110,6 +115,22 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
             "the folder of the image cannot be written", where=str(target), found=error.strerror or str(error)
         ) from error
     return command
+
+
+def _check_folder(target: Path) -> None:
+    """Raise if files would be replaced that are not of an image: ``--container .`` in a checkout of burnt."""
+    names = ("Containerfile", "requirements.txt", "burnt", ".dockerignore")
+    found = [name for name in names if (target / name).exists()]
+    with contextlib.suppress(OSError):
+        if (target / names[0]).read_text(errors="replace").startswith(_MARK):
+            return
+    if found:
+        raise BurntError(
+            "the folder holds files that are not of an image",
+            where=str(target),
+            found=", ".join(found),
+            hint="choose an empty folder",
+        )
 
 
 def locked_requirements(names: Iterable[str]) -> list[str]:

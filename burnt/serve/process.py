@@ -31,7 +31,7 @@ def require_packages() -> None:
     Raises:
         UnsupportedError: some are not.
     """
-    needed = ("starlette", "uvicorn", "prometheus_client")
+    needed = ("starlette", "uvicorn", "prometheus_client", "packaging")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(
@@ -99,6 +99,7 @@ def serve(
         access_log=access_log,
         server_header=False,
         lifespan="on",
+        ws="none",
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=max(round(settings.drain), 1),
     )

@@ -13,10 +13,13 @@ import urllib.request
 import venv
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from burnt.errors import BurntError, RecordError, UnsupportedError
-from burnt.serve import write_container
+from burnt.serve import OnnxModel, write_container
 from burnt.serve.container import PACKAGES, locked_requirements
 from tests.serve import onnx_files
 
@@ -162,6 +165,37 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="not installed here") as unknown:
         locked_requirements(["no-such-package-here"])
     assert "no-such-package-here" in str(unknown.value)
+
+
+def test_weights_in_a_file_of_their_own_are_refused(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((2, 2), np.float32), "w")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "matmul",
+        [value("x", TensorProto.FLOAT, ["batch", 2])],
+        [value("y", TensorProto.FLOAT, ["batch", 2])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    file = tmp_path / "m.onnx"
+    onnx.save(model, file, save_as_external_data=True, location="m.data", size_threshold=0)
+    OnnxModel(file)
+    with pytest.raises(RecordError, match=r"cannot load the file(?s:.*)m\.data"):
+        write_container(tmp_path / "image", {"m": file})
+
+
+@pytest.mark.parametrize("name", ["burnt", "Containerfile", "requirements.txt"])
+def test_files_that_are_not_of_an_image_are_left_alone(tmp_path: Path, name: str) -> None:
+    file = onnx_files.write(tmp_path / "m.onnx")
+    checkout = tmp_path / "checkout"
+    kept = checkout / ("burnt/mine.py" if name == "burnt" else name)
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    with pytest.raises(BurntError, match=f"not of an image(?s:.*){name}"):
+        write_container(checkout, {"m": file})
+    assert [path for path in checkout.rglob("*") if path.is_file()] == [kept]
+    assert kept.read_text() == "mine"
 
 
 def test_a_folder_is_written_again(folder: Path, tmp_path: Path) -> None:
