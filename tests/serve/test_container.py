@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import venv
 from pathlib import Path
@@ -123,8 +124,8 @@ def wait_until_ready(address: str) -> None:
         try:
             urllib.request.urlopen(address).close()
             return
-        except urllib.error.HTTPError:
-            pass
+        except urllib.error.HTTPError as error:
+            error.close()
 
 
 @pytest.mark.full

@@ -92,8 +92,10 @@ def wait_for(found: object) -> None:
                 return
         else:
             try:
-                urllib.request.urlopen(str(found))
+                urllib.request.urlopen(str(found)).close()
                 return
+            except urllib.error.HTTPError as error:
+                error.close()
             except (urllib.error.URLError, ConnectionError):
                 pass
         time.sleep(0.01)
@@ -121,6 +123,8 @@ def test_requests_that_were_accepted_are_answered_after_sigterm(tmp_path: Path) 
         wait_until_refused(port)
         (tmp_path / "go").touch()
         answers = [json.loads(connection.getresponse().read()) for connection in connections]
+        for connection in connections:
+            connection.close()
         _, errors = server.communicate(timeout=PATIENCE)
     assert [answer["outputs"]["y"] for answer in answers] == [[2.0], [4.0], [6.0]]
     assert server.returncode == 0, errors
@@ -192,6 +196,7 @@ def test_a_body_of_a_gigabyte_is_refused_and_not_held(tmp_path: Path) -> None:
         answer = declared.getresponse()
         assert answer.status == 413
         assert "at most 1,048,576 bytes" in answer.read().decode()
+        declared.close()
         server.send_signal(signal.SIGINT)
         _, errors = server.communicate(timeout=PATIENCE)
         assert server.returncode == 0, errors
