@@ -93,7 +93,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(service.device.stop)
+        await asyncio.to_thread(service.device.stop, service.settings.drain)
 
 
 _ACCEPTED = "burnt.accepted"  # in the scope of a request that was queued

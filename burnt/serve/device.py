@@ -95,12 +95,16 @@ class DeviceThread:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Answer what waits, then end the thread."""
+    def stop(self, timeout: float | None = None) -> None:
+        """Answer what waits, then end the thread.
+
+        Args:
+            timeout: seconds to wait; a model that runs longer keeps the thread alive.
+        """
         with self._changed:
             self._queue.is_closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(timeout)
 
     def waiting(self) -> int:
         """Return the number of requests in the queue."""

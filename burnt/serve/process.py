@@ -1,7 +1,7 @@
 """serve: the server as a process: its socket, uvicorn, and what a signal does.
 
 On SIGTERM and Ctrl-C the socket is closed at once, so that new connections are refused; requests that were
-accepted are answered, then the process ends.
+accepted are answered, then the process ends. A model that does not return in time is not waited for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib.util
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
@@ -76,6 +77,8 @@ def serve(
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
+    If a model still runs when the time for accepted requests is over, the process ends with 1.
+
     Args:
         models: by name, at least one.
         settings: the limits.
@@ -112,6 +115,10 @@ def serve(
     with listener, _handled_signals():
         server.run(sockets=[listener])
     _log.info("stopped: %d requests accepted, %d answered", service.accepted, service.answered)
+    if service.device.is_alive():
+        # The interpreter cannot end a thread, and torch aborts if it is still computing at the end.
+        _log.error("a model still runs: ending without it")
+        os._exit(1)
     if service.failure is not None:
         raise service.failure
 

@@ -131,6 +131,22 @@ def test_requests_that_were_accepted_are_answered_after_sigterm(tmp_path: Path) 
     assert "stopped: 3 requests accepted, 3 answered" in errors
 
 
+def test_a_model_that_never_returns_does_not_keep_the_process(tmp_path: Path) -> None:
+    with process("-c", SLOW.replace("Settings()", "Settings(drain=1)"), str(tmp_path)) as server:
+        wait_for(tmp_path / "port")
+        port = int((tmp_path / "port").read_text())
+        wait_for(f"http://127.0.0.1:{port}/readyz")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        post(connection, [1.0])
+        wait_for(tmp_path / "running")
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=PATIENCE)
+        connection.close()
+    assert server.returncode == 1
+    assert "stopped: 1 requests accepted, 0 answered" in errors
+    assert "a model still runs" in errors
+
+
 def wait_for_metric(port: int, line: str) -> None:
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -144,6 +160,8 @@ def wait_until_refused(port: int) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
         except ConnectionRefusedError:
             return
+        except ConnectionResetError:  # the port was closed between the packets of a handshake
+            pass
 
 
 @pytest.fixture
