@@ -457,12 +457,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="time for accepted requests after SIGTERM, default: 30",
     )
     serve.add_argument(
-        "--reload",
-        type=float,
-        nargs="?",
-        const=2.0,
-        metavar="SECONDS",
-        help="look for new checkpoints and changed files, by default every 2 seconds",
+        "--reload", action="store_true", help="look for new checkpoints and changed files every 2 seconds"
     )
     serve.add_argument("--access-log", action="store_true", help="log every request")
     serve.add_argument(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+_RELOAD = 2.0  # seconds between looks for new versions
 _KEY_VARIABLE = "BURNT_API_KEY"
 
 
@@ -64,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    for option in ("max_batch", "queue", "timeout", "max_body", "drain", "reload"):
+    for option in ("max_batch", "queue", "timeout", "max_body", "drain"):
         value = getattr(args, option)
-        if value is not None and not value > 0:
+        if not value > 0:
             raise UsageError(f"--{option.replace('_', '-')} must be greater than 0", found=str(value))
     key = os.environ.get(_KEY_VARIABLE)
     if key is not None and not key.strip():
@@ -77,7 +78,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         timeout=args.timeout,
         max_body=round(args.max_body * 1024**2),
         drain=args.drain,
-        reload=args.reload,
+        reload=_RELOAD if args.reload else None,
         api_key=None if key is None else key.strip(),
     )
 

@@ -89,6 +89,7 @@ class DeviceThread:
         self.metrics = Metrics(self.waiting)
         self._queue = _Queue()
         self._changed = threading.Condition()
+        self._is_wake_scheduled = False
         self._thread = threading.Thread(target=self._work, name="burnt-device", daemon=True)
 
     def start(self) -> None:
@@ -131,8 +132,16 @@ class DeviceThread:
                 raise QueueFullError
             self._queue.buckets.setdefault(request.bucket, deque()).append(request)
             self._queue.length += 1
-            self._changed.notify()
+        if not self._is_wake_scheduled:
+            # After the requests that the loop reads in the same turn, so that they run together.
+            self._is_wake_scheduled = True
+            loop.call_soon(self._wake)
         return request
+
+    def _wake(self) -> None:
+        self._is_wake_scheduled = False
+        with self._changed:
+            self._changed.notify()
 
     async def answer(self, request: Request) -> Prediction:
         """Wait for an answer. A request whose wait is cancelled is not run, unless it already is.
