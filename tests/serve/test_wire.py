@@ -29,8 +29,11 @@ values = st.recursive(
 @given(data=st.data())
 def test_arrays_arrive_as_python_and_numpy_read_them(dtype: str, data: Any) -> None:
     shape = data.draw(st.tuples(st.integers(1, 3), st.just(2), st.just(3)))
-    options = {"allow_nan": False, "allow_infinity": False} if dtype.startswith("float") else {}
-    array = data.draw(arrays.arrays(dtype, shape, elements=arrays.from_dtype(np.dtype(dtype), **options)))
+    if dtype.startswith("float"):  # by their bits: a strategy of finite numbers discards most of float16
+        array = data.draw(arrays.arrays(dtype.replace("float", "uint"), shape)).view(dtype)
+        array = np.where(np.isfinite(array), array, 0).astype(dtype)
+    else:
+        array = data.draw(arrays.arrays(dtype, shape))
     schema = schema_of((None, 2, 3), dtype)
     indent = data.draw(st.sampled_from([None, 1]))
     body = json.dumps({"inputs": {"x": array.tolist()}}, indent=indent).encode()
