@@ -11,6 +11,7 @@ The backward is traced with the forward plan, and scheduled and compiled at its 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
@@ -183,6 +184,8 @@ def _build_plan(
     if traced is None:
         inputs = [(b.shape, b.strides, b.dtype) for b in forward.plan.inputs[: len(needs_grad)]]
         traced = _trace_vjp(forward.traced, needs_grad, grad_outs, inputs, forward.device)
+        if traced is not None and _lower_limits(forward.traced, traced):
+            return None  # calls with numbers that torch refuses here have passed the forward's check
     if traced is None:
         return None
     with torch.no_grad():
@@ -229,7 +232,11 @@ def trace_backward(traced: Traced, tensors: Sequence[Tensor], device: torch.devi
             like = torch.empty_strided(value.shape, result.strides, dtype=value.dtype, device="meta")
             layouts.append(_layout(like))
     inputs = [(t.shape, t.stride(), t.dtype) for t in tensors]
-    return _trace_vjp(traced, tuple(t.requires_grad for t in tensors), layouts, inputs, device)
+    backward = _trace_vjp(traced, tuple(t.requires_grad for t in tensors), layouts, inputs, device)
+    if backward is not None:
+        # Not to fail in the backward, where it is too late to run the eager function.
+        traced.number_limits.update(_lower_limits(traced, backward))
+    return backward
 
 
 def _trace_vjp(
@@ -267,12 +274,20 @@ def _trace_vjp(
             traced, is_general = trace(backward, [*examples, *(0.5 for _ in forward.stand_in_positions)])
     except Exception:  # of any kind: torch can still differentiate what cannot be traced
         return None
-    if not is_general or traced.number_limits or why_unsupported(traced) is not None:
+    if not is_general or why_unsupported(traced) is not None:
         return None  # a derivative that depends on the value of a number (x**s at 0) is left to torch, too
     num_random = [sum(map(is_random, t.graph.graph.nodes)) for t in (forward, traced)]
     if num_random[0] != num_random[1]:
         return None  # the random ops of forward and backward would not draw the same numbers
     return forget_dropped_values(traced)
+
+
+def _lower_limits(forward: Traced, backward: Traced) -> dict[int, float]:
+    """Return the limits of numbers, by position in the forward, that only ops of the backward have."""
+    num_tensors = sum(node.op == "placeholder" for node in backward.graph.graph.nodes)
+    positions = sorted(forward.stand_in_positions.values())
+    limits = {positions[p - num_tensors]: limit for p, limit in backward.number_limits.items()}
+    return {p: limit for p, limit in limits.items() if limit < forward.number_limits.get(p, math.inf)}
 
 
 def _has_unrolled_derivative(node: torch.fx.Node) -> bool:

@@ -62,8 +62,11 @@ def _restrided(result: Tensor, args: Sequence[Any], rule: Rule) -> Tensor:
     return restrided
 
 
-def _meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+def _meta(value: Tensor | float) -> Tensor:
+    """Return a meta tensor with an argument's strides; a number has no axes."""
+    if not isinstance(value, Tensor):
+        return torch.empty((), device="meta")
+    return torch.empty_strided(value.shape, value.stride(), device="meta")
 
 
 def _contiguous(args: Sequence[Any], result: Tensor) -> Tensor:
