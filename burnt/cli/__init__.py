@@ -99,6 +99,7 @@ _PAGE_EXAMPLES = """\
 examples:
   burnt page digits -o digits.html
   burnt page digits -o digits.html --weights float16
+  burnt page iris -o iris.html --fields "sepal length,petal length" --classes setosa,virginica
 
 One file, without a server or a network. The code that the run names is imported.
 Needs: pip install burnt[c], and clang for wasm32:
@@ -265,7 +266,16 @@ def _dispatch(args: argparse.Namespace) -> int:
         case "page":
             from burnt.cli import page, run_model
 
-            return page.run(run_model.arguments(args), args.out, args.weights, args.title)
+            given = page.PageArguments(
+                args.out,
+                args.weights,
+                args.title,
+                args.classes,
+                args.fields,
+                args.table,
+                args.onnxruntime_web,
+            )
+            return page.run(run_model.arguments(args), given)
         case "c":
             from burnt.cli import c, run_model
 
@@ -372,6 +382,18 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_run_model(page)
     page.add_argument("-o", "--out", required=True, metavar="FILE", help="the .html file to write")
     page.add_argument("--title", help="the page's title, default: the run's name")
+    page.add_argument(
+        "--classes", metavar="A,B", help="the names of the classes, default: those of the run's dataset"
+    )
+    page.add_argument("--fields", metavar="A,B", help="the names of the input's numbers, in order")
+    page.add_argument(
+        "--table", action="store_true", help="show several outputs as numbers, not as bars of classes"
+    )
+    page.add_argument(
+        "--onnxruntime-web",
+        metavar="PATH",
+        help="the npm package, for ops that the C generator lacks: a folder or archive; default: fetch it",
+    )
     for command in (shipped, page):
         command.add_argument(
             "--weights",

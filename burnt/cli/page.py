@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from burnt.cli.output import Page
-from burnt.cli.run_model import RunArguments, load_run_model
+from burnt.cli.run_model import RunArguments, RunModel, load_run_model
 
-__all__ = ["run"]
+__all__ = ["PageArguments", "run"]
 
 
-def run(args: RunArguments, out: str, weights: str, title: str | None) -> int:
-    """Write a run's model as a page and print where.
+@dataclass(frozen=True)
+class PageArguments:
+    """The arguments of `burnt page` beside the run's: those of `burnt.export.write_page`.
 
     Args:
-        args: which model.
         out: the file to write.
         weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         title: the page's title, by default the run's name.
+        classes: the names of the classes, separated by commas; by default those of the run's dataset.
+        fields: the names of the input's numbers, likewise.
+        table: show outputs as tables only.
+        onnxruntime_web: the package of that name.
+    """
+
+    out: str
+    weights: str = "float32"
+    title: str | None = None
+    classes: str | None = None
+    fields: str | None = None
+    table: bool = False
+    onnxruntime_web: str | None = None
+
+
+def run(of_run: RunArguments, args: PageArguments) -> int:
+    """Write a run's model as a page and print where.
+
+    Args:
+        of_run: which model.
+        args: the page.
 
     Returns:
         The exit code 0.
@@ -26,16 +51,37 @@ def run(args: RunArguments, out: str, weights: str, title: str | None) -> int:
     """
     from burnt.export import write_page
 
-    shipped = load_run_model(args)
+    shipped = load_run_model(of_run)
     written = write_page(
         shipped.model,
         shipped.signature,
-        out,
-        title=title or shipped.folder.resolve().name,
-        classes=shipped.classes,
-        weights=weights,
+        args.out,
+        title=args.title or shipped.folder.resolve().name,
+        classes=_names(args.classes) or _classes_of_run(shipped, args.table),
+        fields=_names(args.fields),
+        table=args.table,
+        weights=args.weights,
+        onnxruntime_web=args.onnxruntime_web,
     )
     page = Page()
     page.line(f"{shipped.folder}, {shipped.checkpoint}")
     page.line(f"{written.path}, {written.size:,} bytes: open it in a browser")
+    if written.reason is not None:
+        page.line(f"{written.runtime} in the page runs the model; {written.reason}")
     return 0
+
+
+def _names(text: str | None) -> Sequence[str] | None:
+    """Split names at commas; one that contains a comma is quoted."""
+    return (
+        None if text is None else [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
+    )
+
+
+def _classes_of_run(shipped: RunModel, table: bool) -> Sequence[str] | None:
+    """Return the names that the dataset has for its labels, if the model returns a number for each."""
+    outputs = shipped.signature.outputs
+    fits = (
+        len(outputs) == 1 and shipped.classes is not None and outputs[0].shape[1:] == (len(shipped.classes),)
+    )
+    return shipped.classes if fits and not table else None

@@ -22,7 +22,7 @@ from burnt.errors import UnsupportedError
 from burnt.inspect.signature import Signature
 from burnt.onnx import export
 
-__all__ = ["CSource", "Layer", "c_source"]
+__all__ = ["CSource", "Layer", "MissingOpsError", "c_source"]
 
 _BYTES = {"float": 4, "double": 8, "int64_t": 8, "int32_t": 4, "int16_t": 2, "int8_t": 1}
 _BYTES |= {"uint64_t": 8, "uint32_t": 4, "uint16_t": 2, "uint8_t": 1, "_Bool": 1, "_Float16": 2}
@@ -31,6 +31,10 @@ _C_TYPES |= {name: f"{name}_t" for name in ("int64", "int32", "int16", "int8", "
 
 _TEMPORARY = re.compile(r"^    (\w+) (tmp\d+\w*)((?:\[\d+\])+);$", re.MULTILINE)
 _WEIGHT = re.compile(r"^const EMX_UNUSED (\w+) (\w+)((?:\[\d+\])*) = \{(.*?)^\};$", re.MULTILINE | re.DOTALL)
+
+
+class MissingOpsError(UnsupportedError):
+    """The C generator cannot print ops of a model."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,8 @@ def c_source(
         fold: compute weights anew where that saves work, as for a convolution with a norm after it.
 
     Raises:
-        UnsupportedError: a package is missing, or the generator lacks ops: all of them are named.
+        MissingOpsError: the generator lacks ops: all of them are named.
+        UnsupportedError: a package is missing.
         BurntError: as `burnt.onnx.export`.
 
     >>> import torch
@@ -150,7 +155,7 @@ def _require_lowerings(model: Any) -> None:
 
     missing = sorted({node.op_type for node in model.graph.node if get_lowering(node.op_type) is None})
     if missing:
-        raise UnsupportedError(
+        raise MissingOpsError(
             "the C generator lacks ops of the model",
             expected="ops that emx-onnx-cgen prints",
             found=", ".join(missing),
@@ -168,9 +173,9 @@ def _generate(model: Any, name: str) -> str:
     try:
         text: str = Compiler(options).compile(model)
     except CompilerError as error:
-        raise UnsupportedError(
+        raise MissingOpsError(
             "the C generator cannot print an op of the model",
-            found=str(error).splitlines()[0],
+            found=str(error).splitlines()[0].partition(" (while lowering")[0],
             hint="`burnt export` writes an ONNX file for ONNX Runtime instead",
         ) from error
     # What the generator prints for weights in a file; here it has nothing to do.

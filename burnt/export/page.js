@@ -1,53 +1,104 @@
-// Runs the model of a page, and draws its inputs and outputs. MODEL describes them, CODE is the WebAssembly.
+// Runs the model of a page, and shows its inputs and outputs.
+//
+// MODEL describes them. CODE is the model: WebAssembly, or ONNX if RUNTIME holds onnxruntime-web, a module and its
+// WebAssembly. All three are raw deflate in base64.
+
 const ARRAYS = { float32: Float32Array, float64: Float64Array, int64: BigInt64Array, int32: Int32Array,
   int16: Int16Array, int8: Int8Array, uint8: Uint8Array, bool: Uint8Array };
-const $ = (tag, parent, properties = {}) => {
+const signed = bits => [-(2n ** (bits - 1n)), 2n ** (bits - 1n) - 1n];
+const LIMITS = { int64: signed(64n), int32: signed(32n), int16: signed(16n), int8: signed(8n), uint8: [0n, 255n],
+  bool: [0n, 1n] };
+const MOST_FIELDS = 64, MOST_BARS = 12, MOST_ROWS = 50;
+
+const $ = (tag, parent, properties = {}, attributes = {}) => {
   const made = Object.assign(document.createElement(tag), properties);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   if (parent) parent.append(made);
   return made;
 };
+const byId = id => document.getElementById(id);
 const count = shape => shape.reduce((a, b) => a * b, 1);
+// The axes of one item.
+const itemShape = info => info.shape.filter((_, axis) => axis !== info.batch_axis);
 
-class Model {
-  constructor(bytes) {
-    this.exports = new WebAssembly.Instance(new WebAssembly.Module(bytes), {}).exports;
-    this.exports.init();
-    this.inputs = MODEL.inputs.map((info, i) => this.view(info, this.exports["input_" + i]()));
-    this.outputs = MODEL.outputs.map((info, i) => this.view(info, this.exports["output_" + i]()));
+async function inflate(text) {
+  const bytes = Uint8Array.from(atob(text), character => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Models have `inputs` and `outputs`, flat arrays; `run` computes the latter from the former.
+class CompiledModel {
+  static async load(code) {
+    const { instance } = await WebAssembly.instantiate(code, {});
+    return new CompiledModel(instance.exports);
   }
-  view(info, address) {
-    return new ARRAYS[info.dtype](this.exports.memory.buffer, address, count(info.shape));
-  }
-  run() {
-    const start = performance.now();
-    this.exports.run();
-    this.milliseconds = performance.now() - start;
+  constructor(exports) {
+    exports.init();
+    const view = (info, address) => new ARRAYS[info.dtype](exports.memory.buffer, address, count(info.shape));
+    this.inputs = MODEL.inputs.map((info, i) => view(info, exports["input_" + i]()));
+    this.outputs = MODEL.outputs.map((info, i) => view(info, exports["output_" + i]()));
+    this.run = async () => exports.run();
   }
 }
+
+class OnnxModel {
+  static async load(code) {
+    const [script, wasm] = await Promise.all(RUNTIME.map(inflate));
+    const ort = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+    Object.assign(ort.env.wasm, { wasmBinary: wasm, numThreads: 1 });
+    return new OnnxModel(ort, await ort.InferenceSession.create(code));
+  }
+  constructor(ort, session) {
+    this.inputs = MODEL.inputs.map(info => new ARRAYS[info.dtype](count(info.shape)));
+    this.outputs = [];
+    const feeds = {};
+    MODEL.inputs.forEach((info, i) => {
+      // The file has no inputs that the model does not use.
+      if (session.inputNames.includes(info.name))
+        feeds[info.name] = new ort.Tensor(info.dtype, this.inputs[i], info.shape);
+    });
+    this.run = async () => {
+      const results = await session.run(feeds);
+      this.outputs = MODEL.outputs.map(info => results[info.name].data);
+    };
+  }
+}
+
+// Inputs write to `values` and call `changed`; `problem` says why they could not.
 
 // An image [1, channels, height, width]: drawn with a finger or a mouse, or read from a file.
 class ImageInput {
   constructor(info, values, parent, changed) {
     const [, channels, height, width] = info.shape;
-    Object.assign(this, { info, values, changed, channels, height, width });
-    [this.low, this.high] = info.range || [0, 1];
-    const scale = Math.max(1, Math.round(320 / Math.max(width, height)));
-    this.canvas = $("canvas", parent, { width: width * scale, height: height * scale });
-    this.canvas.style.setProperty("--ratio", width + " / " + height);
-    this.canvas.setAttribute("aria-label", "Draw here: " + info.name);
+    Object.assign(this, { values, changed, channels, height, width, problem: "" });
+    [this.black, this.white] = info.range;
+    this.scale = Math.max(1, Math.round(320 / Math.max(width, height)));
+    $("p", parent, { textContent: info.name + ": draw here, or open an image" });
+    this.canvas = $("canvas", parent, { width: width * this.scale, height: height * this.scale },
+      { role: "img", "aria-label": info.name });
     this.context = this.canvas.getContext("2d", { willReadFrequently: true });
     const buttons = $("div", parent, { className: "buttons" });
-    $("button", buttons, { textContent: "Clear", onclick: () => this.clear() });
+    $("button", buttons, { type: "button", textContent: "Clear", onclick: () => this.clear() });
     const file = $("label", buttons, { className: "file", textContent: "Open an image" });
-    $("input", file, { type: "file", accept: "image/*", onchange: event => this.open(event.target.files[0]) });
-    const invert = $("label", buttons);
-    this.invert = $("input", invert, { type: "checkbox", onchange: () => this.read() });
-    invert.append(" dark on light");
-    $("p", parent, { textContent: "What the model sees, " + width + " x " + height + ":" });
-    this.small = $("canvas", parent, { className: "small", width, height });
-    this.small.style.setProperty("--ratio", width + " / " + height);
-    this.canvas.onpointerdown = event => { this.canvas.setPointerCapture(event.pointerId); this.stroke(event, true); };
-    this.canvas.onpointermove = event => { if (event.buttons) this.stroke(event, false); };
+    $("input", file, { type: "file", accept: "image/*", onchange: event => {
+      this.open(event.target.files[0]);
+      event.target.value = ""; // so that the same file can be opened again
+    } });
+    const label = $("label", buttons, { className: "check" });
+    this.invert = $("input", label, { type: "checkbox", onchange: () => this.read() });
+    label.append("Dark on light");
+    const seen = $("div", parent, { className: "seen" });
+    this.small = $("canvas", seen, { className: "small", width, height }, { "aria-hidden": true });
+    $("p", seen, { textContent: "What the model sees: " + width + " x " + height });
+    this.canvas.onpointerdown = event => {
+      if (event.button) return;
+      this.canvas.setPointerCapture(event.pointerId);
+      this.last = this.point(event);
+      this.stroke(event);
+    };
+    this.canvas.onpointermove = event => { if (event.buttons & 1) this.stroke(event); };
+    this.canvas.onpointerup = this.canvas.onpointercancel = () => { this.last = null; };
     this.canvas.ondragover = event => event.preventDefault();
     this.canvas.ondrop = event => { event.preventDefault(); this.open(event.dataTransfer.files[0]); };
     this.clear();
@@ -57,65 +108,60 @@ class ImageInput {
     this.context.fillRect(0, 0, this.canvas.width, this.canvas.height);
     this.read();
   }
-  stroke(event, first) {
+  point(event) {
     const box = this.canvas.getBoundingClientRect();
-    const point = [(event.clientX - box.left) * this.canvas.width / box.width,
+    return [(event.clientX - box.left) * this.canvas.width / box.width,
       (event.clientY - box.top) * this.canvas.height / box.height];
-    const from = first ? point : this.last;
+  }
+  stroke(event) {
+    const from = this.last || this.point(event);
+    this.last = this.point(event);
     Object.assign(this.context, { strokeStyle: "#fff", lineCap: "round", lineJoin: "round",
-      lineWidth: Math.min(this.canvas.width, this.canvas.height) / 9 });
+      lineWidth: Math.max(1.6 * this.scale, Math.min(this.canvas.width, this.canvas.height) / 10) });
     this.context.beginPath();
     this.context.moveTo(...from);
-    this.context.lineTo(point[0] + .01, point[1]);
+    this.context.lineTo(this.last[0] + .01, this.last[1]); // a line without length would not be drawn
     this.context.stroke();
-    this.last = point;
     this.read();
   }
   async open(file) {
     if (!file) return;
     try {
       const image = await createImageBitmap(file);
-      this.context.imageSmoothingEnabled = image.width > this.canvas.width;
-      this.context.drawImage(image, 0, 0, this.canvas.width, this.canvas.height);
+      const { width, height } = this.canvas;
+      this.context.fillStyle = "#000"; // behind what is transparent
+      this.context.fillRect(0, 0, width, height);
+      // The pixels of a small image, such as one of the data set, stay as they are.
+      Object.assign(this.context, { imageSmoothingEnabled: image.width > width || image.height > height,
+        imageSmoothingQuality: "high" });
+      this.context.drawImage(image, 0, 0, width, height);
       this.read();
-    } catch (error) {
-      problem(file.name + " is not an image that this browser can read.");
+    } catch {
+      this.problem = file.name + " is no image that this browser can read.";
+      this.changed();
     }
   }
   // Each value is the mean over the pixels of the canvas that it stands for.
   read() {
-    const { width, height, channels } = this, scale = this.canvas.width / width;
-    const pixels = this.context.getImageData(0, 0, this.canvas.width, this.canvas.height).data;
+    const { width, height, channels, scale, black, white } = this;
+    const pixels = this.context.getImageData(0, 0, width * scale, height * scale).data;
+    const shown = this.small.getContext("2d").createImageData(width, height);
     for (let y = 0; y < height; y++) for (let x = 0; x < width; x++) {
-      const sums = [0, 0, 0];
+      let colour = [0, 0, 0];
       for (let v = y * scale; v < (y + 1) * scale; v++) for (let u = x * scale; u < (x + 1) * scale; u++)
-        for (let c = 0; c < 3; c++) sums[c] += pixels[(v * this.canvas.width + u) * 4 + c];
-      const means = sums.map(sum => sum / (255 * scale * scale));
-      const grey = .299 * means[0] + .587 * means[1] + .114 * means[2];
+        for (let c = 0; c < 3; c++) colour[c] += pixels[(v * width * scale + u) * 4 + c];
+      colour = colour.map(sum => sum / (255 * scale * scale));
+      if (channels === 1) colour.fill(.299 * colour[0] + .587 * colour[1] + .114 * colour[2]);
+      if (this.invert.checked) colour = colour.map(value => 1 - value);
       for (let c = 0; c < channels; c++) {
-        const light = channels === 1 ? grey : means[c];
-        const value = this.low + (this.high - this.low) * (this.invert.checked ? 1 - light : light);
-        this.values[(c * height + y) * width + x] = ARRAYS[this.info.dtype] === BigInt64Array ? BigInt(Math.round(value)) : value;
+        const value = black + (white - black) * colour[c];
+        this.values[(c * height + y) * width + x] = this.values instanceof Uint8Array ? Math.round(value) : value;
       }
+      shown.data.set([...colour.map(value => 255 * value), 255], (y * width + x) * 4);
     }
-    this.show();
+    this.small.getContext("2d").putImageData(shown, 0, 0);
+    this.problem = "";
     this.changed();
-  }
-  set(values) {
-    values.forEach((value, i) => { this.values[i] = value; });
-    this.show();
-    this.context.imageSmoothingEnabled = false;
-    this.context.drawImage(this.small, 0, 0, this.canvas.width, this.canvas.height);
-    this.changed();
-  }
-  show() {
-    const { width, height, channels } = this, context = this.small.getContext("2d");
-    const image = context.createImageData(width, height), area = width * height;
-    for (let i = 0; i < area; i++) for (let c = 0; c < 4; c++) {
-      const value = Number(this.values[(channels === 1 ? 0 : Math.min(c, channels - 1)) * area + i]);
-      image.data[i * 4 + c] = c === 3 ? 255 : 255 * (value - this.low) / (this.high - this.low || 1);
-    }
-    context.putImageData(image, 0, 0);
   }
 }
 
@@ -123,87 +169,163 @@ class ImageInput {
 class NumberInput {
   constructor(info, values, parent, changed) {
     Object.assign(this, { info, values, changed });
-    const total = count(info.shape), middle = info.range ? (info.range[0] + info.range[1]) / 2 : 0;
-    this.isWhole = !info.dtype.startsWith("float");
-    $("p", parent, { textContent: info.name + ": " + info.dtype + " [" + info.shape.slice(1).join(", ") + "]" });
-    const start = this.isWhole ? Math.round(middle) : Number(middle.toPrecision(3));
-    if (total <= 64) {
+    const total = values.length, start = info.start, limits = LIMITS[info.dtype];
+    const heading = info.name + ": " + info.dtype + " [" + itemShape(info).join(", ") + "]";
+    const oninput = () => this.read();
+    if (info.fields || total <= MOST_FIELDS) {
+      $("p", parent, { textContent: heading });
       const fields = $("div", parent, { className: "fields" });
-      this.fields = Array.from({ length: total }, (_, i) => {
-        const name = (MODEL.fields && MODEL.fields[i]) || info.name + (total > 1 ? " " + i : "");
-        const label = $("label", fields, { textContent: name });
-        return $("input", label, { type: "number", step: this.isWhole ? 1 : "any", value: start,
-          oninput: () => this.read() });
+      this.fields = Array.from(values, (_, i) => {
+        const name = info.fields ? info.fields[i] : info.name + (total > 1 ? " " + i : "");
+        return $("input", $("label", fields, { textContent: name }),
+          { type: "number", step: limits ? 1 : "any", value: start, oninput });
       });
     } else {
-      this.text = $("textarea", parent, { value: Array(total).fill(start).join(" "), oninput: () => this.read() });
-      this.text.setAttribute("aria-label", info.name);
+      const label = $("label", parent);
+      $("p", label, { textContent: heading + ", separated by spaces or commas" });
+      this.fields = [$("textarea", label, { value: Array(total).fill(start).join(" "), spellcheck: false, oninput })];
     }
     this.read();
   }
   read() {
-    const texts = this.fields ? this.fields.map(field => field.value) : this.text.value.trim().split(/[\s,;]+/);
-    const total = this.values.length, numbers = texts.map(text => text === "" ? NaN : Number(text));
-    if (numbers.length !== total) return problem(this.info.name + " needs " + total + " numbers, not " + numbers.length + ".");
-    if (!numbers.every(Number.isFinite)) return problem(this.info.name + " needs numbers.");
-    if (this.isWhole && !numbers.every(Number.isInteger)) return problem(this.info.name + " needs whole numbers.");
-    this.set(numbers);
-  }
-  set(numbers) {
-    numbers.forEach((number, i) => { this.values[i] = this.values instanceof BigInt64Array ? BigInt(number) : number; });
+    const { info, values, fields } = this, total = values.length;
+    const texts = fields.length === total ? fields.map(field => field.value)
+      : fields[0].value.split(/[\s,;]+/).filter(Boolean);
+    const numbers = texts.map(text => this.number(text.trim()));
+    const wanted = LIMITS[info.dtype] ? "whole numbers from " + LIMITS[info.dtype].join(" to ") : "numbers";
+    if (texts.length !== total) this.problem = info.name + " needs " + total + " numbers, not " + texts.length + ".";
+    else if (numbers.includes(null)) this.problem = info.name + " needs " + wanted + ".";
+    else this.problem = "";
+    fields.forEach((field, i) => field.setAttribute("aria-invalid",
+      fields.length === total ? numbers[i] === null : this.problem !== ""));
+    if (!this.problem) values.set(numbers);
     this.changed();
   }
-}
-
-function showClasses(values, parent) {
-  const top = Math.max(...values), powers = values.map(value => Math.exp(value - top));
-  const sum = powers.reduce((a, b) => a + b, 0);
-  const order = values.map((_, i) => i);
-  if (values.length > 12) order.sort((a, b) => values[b] - values[a]).splice(10);
-  const best = values.indexOf(top), name = i => (MODEL.classes || [])[i] || String(i);
-  $("div", parent, { className: "result", id: "class", textContent: name(best) });
-  const rows = $("div", parent, { className: "rows" });
-  for (const i of order) {
-    const row = $("div", rows, { className: i === best ? "row best" : "row" });
-    $("span", row, { textContent: name(i) });
-    const fill = $("div", $("div", row, { className: "track" }), { className: "fill" });
-    fill.style.width = 100 * powers[i] / sum + "%";
-    $("span", row, { textContent: (100 * powers[i] / sum).toFixed(1) + " %" });
+  // The text as an element of `values`, or null.
+  number(text) {
+    const limits = LIMITS[this.info.dtype];
+    if (limits) {
+      if (!/^[-+]?\d+$/.test(text)) return null;
+      const whole = BigInt(text.replace("+", ""));
+      if (whole < limits[0] || whole > limits[1]) return null;
+      return this.values instanceof BigInt64Array ? whole : Number(whole);
+    }
+    const number = text === "" ? NaN : Number(text);
+    return Number.isFinite(this.info.dtype === "float32" ? Math.fround(number) : number) ? number : null;
   }
 }
 
-function showNumbers(info, values, parent) {
-  $("p", parent, { textContent: info.name + ": [" + info.shape.slice(1).join(", ") + "]" });
-  const table = $("table", parent);
-  values.slice(0, 50).forEach((value, i) => {
-    const row = $("tr", table);
-    $("td", row, { textContent: values.length > 1 ? i : info.name });
-    $("td", row, { textContent: Number(value.toPrecision(6)) });
-  });
-  if (values.length > 50) $("p", parent, { textContent: "and " + (values.length - 50) + " more" });
+// The probabilities of classes, from logits, log-probabilities or probabilities.
+class Bars {
+  constructor(info, parent) {
+    const size = count(info.shape);
+    this.names = MODEL.classes || Array.from({ length: size }, (_, i) => String(i));
+    this.best = $("div", parent, { className: "result", id: "class" }, { role: "status" });
+    const rows = $("div", parent, { className: "rows" });
+    this.rows = Array.from({ length: size > MOST_BARS ? MOST_BARS - 2 : size }, () => {
+      const row = $("div", rows, { className: "row" }), name = $("span", row);
+      const fill = $("div", $("div", row, { className: "track" }), { className: "fill" });
+      return { row, name, fill, percent: $("span", row) };
+    });
+  }
+  show(values) {
+    const probabilities = this.probabilities(values), top = Math.max(...probabilities);
+    const order = probabilities.map((_, i) => i);
+    if (order.length > this.rows.length) order.sort((a, b) => probabilities[b] - probabilities[a]);
+    const best = probabilities.indexOf(top);
+    const text = best < 0 ? "?" : this.names[best];
+    if (this.best.textContent !== text) this.best.textContent = text;
+    this.rows.forEach(({ row, name, fill, percent }, i) => {
+      const share = 100 * probabilities[order[i]];
+      row.className = order[i] === best ? "row best" : "row";
+      name.textContent = this.names[order[i]];
+      fill.style.width = (share || 0) + "%";
+      percent.textContent = (Number.isNaN(share) ? "?" : share.toFixed(1)) + " %";
+    });
+  }
+  probabilities(values) {
+    const sum = numbers => numbers.reduce((a, b) => a + b, 0);
+    if (values.every(value => value >= 0) && Math.abs(sum(values) - 1) < 1e-4) return values;
+    const top = Math.max(...values), powers = values.map(value => Math.exp(value - top)), total = sum(powers);
+    return powers.map(power => power / total);
+  }
 }
 
-const problem = text => { document.getElementById("problem").textContent = text; };
-const model = new Model(Uint8Array.from(atob(CODE), character => character.charCodeAt(0)));
-let ready = false;
-function update() {
-  if (!ready) return;
-  problem("");
-  model.run();
-  const parent = document.getElementById("outputs");
-  parent.replaceChildren();
-  MODEL.outputs.forEach((info, i) => {
-    const values = Array.from(model.outputs[i], Number);
-    if (!values.every(Number.isFinite)) problem("The model returned numbers that are not finite.");
-    if (MODEL.isClassifier) showClasses(values, parent);
-    else showNumbers(info, values, parent);
-  });
-  document.getElementById("latency").textContent = model.milliseconds.toFixed(1) + " ms.";
+class Table {
+  constructor(info, parent) {
+    const shape = itemShape(info), size = count(info.shape);
+    $("p", parent, { textContent: info.name + ": " + info.dtype + " [" + shape.join(", ") + "]" });
+    const table = $("table", parent);
+    this.cells = Array.from({ length: Math.min(size, MOST_ROWS) }, (_, i) => {
+      const row = $("tr", table);
+      $("th", row, { scope: "row", textContent: size === 1 ? info.name : this.index(i, shape) });
+      return $("td", row);
+    });
+    if (size > MOST_ROWS) $("p", parent, { textContent: "and " + (size - MOST_ROWS) + " more" });
+  }
+  index(i, shape) {
+    const parts = [];
+    for (const length of [...shape].reverse()) {
+      parts.unshift(i % length);
+      i = Math.floor(i / length);
+    }
+    return parts.join(", ");
+  }
+  show(values) {
+    this.cells.forEach((cell, i) => {
+      cell.textContent = typeof values[i] === "bigint" ? values[i] : Number(values[i].toPrecision(6));
+    });
+  }
 }
-const inputs = MODEL.inputs.map((info, i) => {
-  const [, channels] = info.shape, isImage = info.shape.length === 4 && (channels === 1 || channels === 3);
-  const kind = isImage && info.dtype.startsWith("float") ? ImageInput : NumberInput;
-  return new kind(info, model.inputs[i], document.getElementById("inputs"), update);
-});
-ready = true;
-update();
+
+let model, inputs = [], outputs = [], isRunning = false, isChanged = false;
+
+// Runs the model on the newest inputs, once the browser has drawn them. Changes meanwhile need one further run.
+async function update() {
+  isChanged = true;
+  if (isRunning || !outputs.length) return;
+  isRunning = true;
+  while (isChanged) {
+    await new Promise(requestAnimationFrame);
+    isChanged = false;
+    let problem = inputs.map(input => input.problem).find(Boolean) || "";
+    byId("outputs").classList.toggle("stale", problem !== "");
+    if (!problem) problem = await run();
+    if (byId("problem").textContent !== problem) byId("problem").textContent = problem;
+  }
+  isRunning = false;
+}
+
+async function run() {
+  const start = performance.now();
+  try {
+    await model.run();
+  } catch (error) {
+    return "The model failed: " + error.message;
+  }
+  const milliseconds = performance.now() - start;
+  byId("latency").textContent = (milliseconds < .1 ? "Less than 0.1" : milliseconds.toFixed(1)) + " ms for this answer.";
+  let isNumber = true;
+  outputs.forEach((output, i) => {
+    const values = Array.from(model.outputs[i]);
+    isNumber = isNumber && values.every(value => !Number.isNaN(value));
+    output.show(values);
+  });
+  return isNumber ? "" : "The model returned NaN, which is no number.";
+}
+
+async function start() {
+  try {
+    model = await (RUNTIME ? OnnxModel : CompiledModel).load(await inflate(CODE));
+  } catch (error) {
+    byId("latency").textContent = "";
+    byId("problem").textContent = "This browser cannot run the model: " + error.message;
+    return;
+  }
+  const part = id => $("div", byId(id), { className: "part" });
+  inputs = MODEL.inputs.map((info, i) =>
+    new (info.isImage ? ImageInput : NumberInput)(info, model.inputs[i], part("inputs"), update));
+  outputs = MODEL.outputs.map(info => new (MODEL.isClassifier ? Bars : Table)(info, part("outputs")));
+  update();
+}
+start();

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,16 +14,19 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.export.c_source import CSource
 
-__all__ = ["Wasm", "compile_wasm"]
+__all__ = ["compile_wasm"]
 
 INSTALL = "apt install clang lld wasi-libc libclang-rt-14-dev-wasm32 (Debian 12)"
 
 _FLAGS = ("--target=wasm32-wasi", "-mexec-model=reactor", "-std=c99", "-O3", "-nostartfiles")
-_LINK = ("-Wl,--no-entry", "-Wl,-z,stack-size=1048576", "-Wl,--strip-all")
+# Below the data, so that a stack that is too small ends in an error instead of overwriting weights.
+_STACK = ("-Wl,--stack-first", "-Wl,-z,stack-size=1048576")
+_LINK = ("-Wl,--no-entry", *_STACK, "-Wl,--strip-all")
 
 _WEIGHT = re.compile(
     r"^const EMX_UNUSED float (\w+)((?:\[\d+\]){2,}) = \{(.*?)^\};$", re.MULTILINE | re.DOTALL
 )
+_DECLARATION = re.compile(r"^extern const float (\w+).*\n", re.MULTILINE)
 
 _EXPAND = {
     "bfloat16": """\
@@ -48,22 +50,11 @@ static float burnt_expand(uint16_t bits) {
 }
 
 
-@dataclass(frozen=True)
-class Wasm:
-    """A compiled module without imports.
+def compile_wasm(source: CSource, weights: str = "float32") -> bytes:
+    """Compile a model's C to WebAssembly: a module without imports.
 
-    It exports ``memory``, ``init()``, to be called once, ``run()``, and for input or output i the functions
+    It exports ``memory``; ``init()``, to be called once; ``run()``; and for input or output i the functions
     ``input_i()`` and ``output_i()``, which return the address of its buffer.
-
-    Args:
-        code: the binary module.
-    """
-
-    code: bytes
-
-
-def compile_wasm(source: CSource, weights: str = "float32") -> Wasm:
-    """Compile a model's C to WebAssembly.
 
     Args:
         source: the C; its matrices must be rounded to `weights` already.
@@ -82,7 +73,7 @@ def compile_wasm(source: CSource, weights: str = "float32") -> Wasm:
     if weights != "float32":
         text, expansions = _store_in_16_bits(text, weights)
     with tempfile.TemporaryDirectory(prefix="burnt-wasm-") as folder:
-        Path(folder, "model.c").write_text(text + _entry_points(source, expansions), encoding="ascii")
+        Path(folder, "model.c").write_text(text + _entry_points(source, expansions), encoding="utf-8")
         done = subprocess.run(
             ["clang", *_FLAGS, *_LINK, "model.c", "-o", "model.wasm", "-lm"],
             cwd=folder,
@@ -93,7 +84,7 @@ def compile_wasm(source: CSource, weights: str = "float32") -> Wasm:
             raise UnsupportedError(
                 "clang cannot compile the model to WebAssembly", found=done.stderr[:500], hint=INSTALL
             )
-        return Wasm(Path(folder, "model.wasm").read_bytes())
+        return Path(folder, "model.wasm").read_bytes()
 
 
 def _entry_points(source: CSource, expansions: str) -> str:
@@ -138,7 +129,6 @@ def _store_in_16_bits(text: str, weights: str) -> tuple[str, str]:
         return f"static const uint16_t {name}_bits[{len(exact)}] = {{{bits}}};\nfloat {name}{dims};"
 
     changed = _WEIGHT.sub(stored, text)
-    for name in re.findall(r"^float (\w+)", changed, re.MULTILINE):
-        changed = re.sub(rf"^extern const float {name}\b.*\n", "", changed, flags=re.MULTILINE)
-    start = changed.index("\nextern ") if "\nextern " in changed else changed.index("\nstatic ")
-    return changed[:start] + "\n" + _EXPAND[weights] + changed[start:], " ".join(statements)
+    variables = set(re.findall(r"^float (\w+)", changed, re.MULTILINE))
+    changed = _DECLARATION.sub(lambda match: "" if match[1] in variables else match[0], changed)
+    return "#include <stdint.h>\n" + _EXPAND[weights] + changed, " ".join(statements)
