@@ -117,7 +117,7 @@ def write_page(
             "policy": _POLICY.format("" if runtime is None else " blob:"),
             "title": html.escape(title or type(model).__name__),
             "subtitle": html.escape(f"{type(model).__name__}: {signature}"),
-            "model": _script_json(_description(signature, classes, fields, table)),
+            "model": _script_json(description(signature, classes, fields, table)),
             "code": _packed(code),
             "runtime": json.dumps(runtime and [_packed(runtime.script), _packed(runtime.wasm)]),
             "script": _minified(files("burnt.export").joinpath("page.js").read_text(encoding="utf-8")),
@@ -153,7 +153,7 @@ def _with_one_item(signature: Signature) -> Signature:
     return replace(signature, inputs=inputs, outputs=outputs)
 
 
-def _description(
+def description(
     signature: Signature, classes: Sequence[str] | None, fields: Sequence[str] | None, table: bool
 ) -> dict[str, Any]:
     """Return what the page's script needs to know of the inputs and outputs."""

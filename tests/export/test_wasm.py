@@ -129,7 +129,12 @@ def linear():
 @needs_node
 class TestCompileWasm:
     @pytest.mark.parametrize(
-        "weights", ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.full)]
+        "weights",
+        [
+            pytest.param("float32", marks=pytest.mark.full),  # test_page.py computes 50 images so
+            "float16",
+            pytest.param("bfloat16", marks=pytest.mark.full),
+        ],
     )
     def test_equals_eager_on_50_images(self, tmp_path, weights):
         images = [[torch.rand(1, 1, 8, 8)] for _ in range(50)]
