@@ -77,6 +77,8 @@ class ImageInput {
     $("p", parent, { textContent: info.name + ": draw here, or open an image" });
     this.canvas = $("canvas", parent, { width: width * this.scale, height: height * this.scale },
       { role: "img", "aria-label": info.name });
+    const narrow = Math.min(1, width / height); // a high image is no higher than a wide one is wide
+    this.canvas.style.maxWidth = 20 * narrow + "rem";
     this.context = this.canvas.getContext("2d", { willReadFrequently: true });
     const buttons = $("div", parent, { className: "buttons" });
     $("button", buttons, { type: "button", textContent: "Clear", onclick: () => this.clear() });
@@ -90,6 +92,7 @@ class ImageInput {
     label.append("Dark on light");
     const seen = $("div", parent, { className: "seen" });
     this.small = $("canvas", seen, { className: "small", width, height }, { "aria-hidden": true });
+    this.small.style.width = 3.5 * narrow + "rem";
     $("p", seen, { textContent: "What the model sees: " + width + " x " + height });
     this.canvas.onpointerdown = event => {
       if (event.button) return;
@@ -173,7 +176,7 @@ class NumberInput {
     const heading = info.name + ": " + info.dtype + " [" + itemShape(info).join(", ") + "]";
     const oninput = () => this.read();
     if (info.fields || total <= MOST_FIELDS) {
-      $("p", parent, { textContent: heading });
+      if (total > 1) $("p", parent, { textContent: heading });
       const fields = $("div", parent, { className: "fields" });
       this.fields = Array.from(values, (_, i) => {
         const name = info.fields ? info.fields[i] : info.name + (total > 1 ? " " + i : "");
@@ -254,7 +257,7 @@ class Bars {
 class Table {
   constructor(info, parent) {
     const shape = itemShape(info), size = count(info.shape);
-    $("p", parent, { textContent: info.name + ": " + info.dtype + " [" + shape.join(", ") + "]" });
+    if (size > 1) $("p", parent, { textContent: info.name + ": " + info.dtype + " [" + shape.join(", ") + "]" });
     const table = $("table", parent);
     this.cells = Array.from({ length: Math.min(size, MOST_ROWS) }, (_, i) => {
       const row = $("tr", table);
