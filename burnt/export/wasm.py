@@ -117,7 +117,7 @@ def _store_in_16_bits(text: str, weights: str) -> tuple[str, str]:
         name, dims, values = match.groups()
         literals = re.findall(r"-?0x[0-9a-f.]+p[-+]?\d+", values)
         exact = torch.tensor([float.fromhex(literal) for literal in literals])
-        if len(exact) != math.prod(int(size) for size in re.findall(r"\d+", dims)):  # NaN or infinity
+        if len(exact) != math.prod(int(size) for size in re.findall(r"\d+", dims)):  # some are infinite
             return match[0]
         rounded = exact.to(dtype)
         if not torch.equal(rounded.float(), exact):  # a constant that no weight was rounded to
