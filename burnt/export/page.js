@@ -18,8 +18,9 @@ const $ = (tag, parent, properties = {}, attributes = {}) => {
 };
 const byId = id => document.getElementById(id);
 const count = shape => shape.reduce((a, b) => a * b, 1);
-// The axes of one item.
-const itemShape = info => info.shape.filter((_, axis) => axis !== info.batch_axis);
+// A shape without the batch axis, as text.
+const axes = shape => shape[0] === 1 ? shape.slice(1) : shape;
+const describe = info => info.name + ": " + info.dtype + " [" + axes(info.shape).join(", ") + "]";
 
 async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), character => character.charCodeAt(0));
@@ -173,10 +174,9 @@ class NumberInput {
   constructor(info, values, parent, changed) {
     Object.assign(this, { info, values, changed });
     const total = values.length, start = info.start, limits = LIMITS[info.dtype];
-    const heading = info.name + ": " + info.dtype + " [" + itemShape(info).join(", ") + "]";
     const oninput = () => this.read();
     if (info.fields || total <= MOST_FIELDS) {
-      if (total > 1) $("p", parent, { textContent: heading });
+      if (total > 1) $("p", parent, { textContent: describe(info) });
       const fields = $("div", parent, { className: "fields" });
       this.fields = Array.from(values, (_, i) => {
         const name = info.fields ? info.fields[i] : info.name + (total > 1 ? " " + i : "");
@@ -185,7 +185,7 @@ class NumberInput {
       });
     } else {
       const label = $("label", parent);
-      $("p", label, { textContent: heading + ", separated by spaces or commas" });
+      $("p", label, { textContent: describe(info) + ", separated by spaces or commas" });
       this.fields = [$("textarea", label, { value: Array(total).fill(start).join(" "), spellcheck: false, oninput })];
     }
     this.read();
@@ -256,8 +256,8 @@ class Bars {
 
 class Table {
   constructor(info, parent) {
-    const shape = itemShape(info), size = count(info.shape);
-    if (size > 1) $("p", parent, { textContent: info.name + ": " + info.dtype + " [" + shape.join(", ") + "]" });
+    const shape = axes(info.shape), size = count(shape);
+    if (size > 1) $("p", parent, { textContent: describe(info) });
     const table = $("table", parent);
     this.cells = Array.from({ length: Math.min(size, MOST_ROWS) }, (_, i) => {
       const row = $("tr", table);

@@ -11,7 +11,7 @@ import re
 import tempfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -103,28 +103,28 @@ def write_page(
     if weights not in _WEIGHTS:
         expected = " or ".join(map(repr, _WEIGHTS))
         raise InputValueError("weights= is invalid", expected=expected, found=repr(weights))
-    runtime, reason = None, None
-    try:
-        signature, code = _compiled(model, example, weights)
-    except MissingOpsError as error:
-        reason = f"{error.what}: {error.found}"
-        runtime = (
-            OnnxRuntimeWeb.from_npm() if onnxruntime_web is None else OnnxRuntimeWeb.read(onnxruntime_web)
-        )
-        signature, code = _exported(model, example, weights)
-    text = _fill(
-        {
-            "policy": _POLICY.format("" if runtime is None else " blob:"),
-            "title": html.escape(title or type(model).__name__),
-            "subtitle": html.escape(f"{type(model).__name__}: {signature}"),
-            "model": _script_json(description(signature, classes, fields, table)),
-            "code": _packed(code),
-            "runtime": json.dumps(runtime and [_packed(runtime.script), _packed(runtime.wasm)]),
-            "script": _minified(files("burnt.export").joinpath("page.js").read_text(encoding="utf-8")),
-        }
-    )
     target = Path(path)
-    with replacing(target) as temporary:
+    with replacing(target) as temporary:  # first of all, so that a path that cannot be written fails at once
+        runtime, reason = None, None
+        try:
+            signature, code = _compiled(model, example, weights)
+        except MissingOpsError as error:
+            reason = f"{error.what}: {error.found}"
+            runtime = (
+                OnnxRuntimeWeb.from_npm() if onnxruntime_web is None else OnnxRuntimeWeb.read(onnxruntime_web)
+            )
+            signature, code = _exported(model, example, weights)
+        text = _fill(
+            {
+                "policy": _POLICY.format("" if runtime is None else " blob:"),
+                "title": html.escape(title or type(model).__name__),
+                "subtitle": html.escape(f"{type(model).__name__}: {signature}"),
+                "model": _script_json(description(signature, classes, fields, table)),
+                "code": _packed(code),
+                "runtime": json.dumps(runtime and [_packed(runtime.script), _packed(runtime.wasm)]),
+                "script": _minified(files("burnt.export").joinpath("page.js").read_text(encoding="utf-8")),
+            }
+        )
         temporary.write_text(text, encoding="utf-8")
     name = "WebAssembly" if runtime is None else f"onnxruntime-web {runtime.version}"
     return Page(target, target.stat().st_size, signature, name, reason)
@@ -141,16 +141,8 @@ def _compiled(model: nn.Module, example: Any, weights: str) -> tuple[Signature, 
 def _exported(model: nn.Module, example: Any, weights: str) -> tuple[Signature, bytes]:
     with tempfile.TemporaryDirectory(prefix="burnt-page-") as folder:
         file = Path(folder, "model.onnx")
-        signature = export(model, example, file, batch=1, weights=weights).signature
-        return _with_one_item(signature), file.read_bytes()
-
-
-def _with_one_item(signature: Signature) -> Signature:
-    inputs, outputs = (
-        tuple(replace(info, shape=info.shape_for(1)) for info in infos)
-        for infos in (signature.inputs, signature.outputs)
-    )
-    return replace(signature, inputs=inputs, outputs=outputs)
+        exported = export(model, example, file, batch=1, weights=weights)
+        return exported.signature, file.read_bytes()
 
 
 def description(
@@ -189,7 +181,7 @@ def _tensor(info: TensorInfo) -> dict[str, Any]:
             expected=", ".join(_DTYPES),
             found=info.dtype,
         )
-    return {"name": info.name, "dtype": info.dtype, "shape": info.shape, "batch_axis": info.batch_axis}
+    return {"name": info.name, "dtype": info.dtype, "shape": info.shape}
 
 
 def _require_names(name: str, given: Sequence[str] | None, count: int, of: str) -> None:

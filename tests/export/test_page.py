@@ -527,6 +527,11 @@ def test_refuses_unknown_weights(tmp_path):
         write_page(nn.Linear(3, 2), torch.rand(2, 3), tmp_path / "m.html", weights="int8")
 
 
+def test_a_path_that_cannot_be_written_fails_before_the_work(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_page(None, None, tmp_path / "nothing" / "m.html")
+
+
 def test_a_full_disk_leaves_the_old_page(tmp_path, monkeypatch):
     def full(self, text, encoding):
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
