@@ -99,6 +99,8 @@ def write_page(
         InputValueError: `weights` is unknown, a weight does not fit the dtype, or `classes` or `fields` are
             not as many as there are in the model.
         OSError: the file cannot be written.
+
+    >>> write_page(model, torch.rand(1, 4), "iris.html", classes=["setosa", "other"])  # doctest: +SKIP
     """
     if weights not in _WEIGHTS:
         expected = " or ".join(map(repr, _WEIGHTS))

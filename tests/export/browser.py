@@ -171,5 +171,8 @@ def chromium() -> Iterator[Browser]:
             yield Browser(commands, answers)
         finally:
             os.close(commands)  # ends Chromium
-            process.wait(timeout=30)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
             os.close(answers)
