@@ -478,6 +478,14 @@ def test_refuses_unknown_weights(tmp_path):
         write_page(nn.Linear(3, 2), torch.rand(2, 3), tmp_path / "m.html", weights="int8")
 
 
+def test_a_missing_package_is_no_reason_for_onnxruntime_web(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match="needs a further package") as caught:
+        write_page(nn.Linear(3, 2), torch.rand(2, 3), tmp_path / "m.html")
+    assert "pip install burnt[c]" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_path_that_cannot_be_written_fails_before_the_work(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_page(None, None, tmp_path / "nothing" / "m.html")
