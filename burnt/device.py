@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import platform
 
+import psutil
 import torch
 
 from burnt import _torch
@@ -71,7 +71,7 @@ def device_info(device: torch.device | str | None = None) -> DeviceInfo:
     if selected.type == "mps":
         return DeviceInfo("mps", "mps", platform.processor() or "Apple GPU", None, platform.machine(), True)
     if selected.type == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = psutil.virtual_memory().total
         return DeviceInfo("cpu", "cpu", _cpu_name(), memory, torch.backends.cpu.get_cpu_capability(), True)
     return DeviceInfo(str(selected), selected.type, selected.type, None, "", False)
 

@@ -149,6 +149,9 @@ def _kernel_status() -> dict[str, Any]:
 def _print(facts: dict[str, Any]) -> None:
     page = Page()
     backends = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
+    no_compiler = "none found: install gcc or clang, or set CC"
+    if sys.platform == "win32":
+        no_compiler = "not used on Windows"
     cpu, memory, pool, compiler = (facts[name] for name in ("cpu", "memory", "memory_pool", "compiler"))
     rows: dict[str, str | Cell] = {
         "burnt": facts["burnt"],
@@ -169,7 +172,7 @@ def _print(facts: dict[str, Any]) -> None:
         else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"
         if compiler
-        else Cell("none found: install gcc or clang, or set CC", "yellow"),
+        else Cell(no_compiler, "yellow"),
         "kernels": _kernels_text(facts["kernels"]),
     }
     if not facts["gpus"]:

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import events
 from textual._callback import invoke
@@ -27,9 +27,11 @@ from burnt.monitor.data.refresher import DataScreen, Refresher
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clean
 from burnt.monitor.screens.run_list import RunsScreen
-from burnt.monitor.terminal_handoff import Attachment, StdoutDriver
 from burnt.monitor.ui.keymap import APP, Key, bindings, key_text
 from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
+
+if TYPE_CHECKING:
+    from burnt.monitor.terminal_handoff import Attachment  # POSIX only
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
@@ -88,7 +90,7 @@ class MonitorApp(App[None]):
         attachment: Attachment | None = None,
     ) -> None:
         super().__init__(
-            driver_class=None if attachment is None else StdoutDriver,
+            driver_class=None if attachment is None else attachment.driver_class,
             # With NO_COLOR, use the terminal's default colours, so that no colour code is sent.
             ansi_color=True if "NO_COLOR" in os.environ else None,
         )

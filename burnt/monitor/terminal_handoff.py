@@ -2,7 +2,7 @@
 
 The parent is `burnt.train.monitor_process`. The child draws on standard output, as its standard error is a
 log; it sends the parent a heartbeat; and it exits when the parent has died, or when another process owns the
-terminal, such as a shell that has suspended the training.
+terminal, such as a shell that has suspended the training. POSIX only, like its parent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import sys
-import termios
 import threading
 import time
 from pathlib import Path
@@ -22,10 +21,28 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from burnt.train.terminal import in_foreground, leave_screen, restore_terminal
 
+if sys.platform != "win32":
+    import termios
+
 __all__ = ["Attachment", "StdoutDriver"]
 
 _HEARTBEAT_SECONDS = 0.5
 _WATCH_SECONDS = 0.25
+
+
+class StdoutDriver(LinuxDriver):
+    """Textual's driver, drawing on standard output instead of standard error."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        assert sys.__stdout__ is not None
+        self._file = sys.__stdout__
+
+    def start_application_mode(self) -> None:
+        """Start or resume; exit if the shell has resumed this process in the background."""
+        if not in_foreground(self.fileno):
+            os._exit(0)
+        super().start_application_mode()  # type: ignore[no-untyped-call]
 
 
 class Attachment:
@@ -36,6 +53,8 @@ class Attachment:
         folder: the folder of its run.
         pulse: file descriptor of a pipe to the parent for heartbeats; None sends none.
     """
+
+    driver_class = StdoutDriver
 
     def __init__(self, parent: int, folder: Path, pulse: int | None = None) -> None:
         self.parent = parent
@@ -91,18 +110,3 @@ class Attachment:
             with contextlib.suppress(OSError):
                 os.write(self._terminal, text.encode())
         os._exit(0)
-
-
-class StdoutDriver(LinuxDriver):
-    """Textual's driver, drawing on standard output instead of standard error."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        assert sys.__stdout__ is not None
-        self._file = sys.__stdout__
-
-    def start_application_mode(self) -> None:
-        """Start or resume; exit if the shell has resumed this process in the background."""
-        if not in_foreground(self.fileno):
-            os._exit(0)
-        super().start_application_mode()  # type: ignore[no-untyped-call]

@@ -8,6 +8,8 @@ in the run folder; the monitor process's own errors go to ``logs/monitor.log``.
 The monitor process is ``burnt monitor FOLDER --attached PID --pulse FD``. About once a second it writes a
 byte to the pipe FD, from the thread that handles keys: a silent pipe means that it hangs. It does not receive
 the terminal's SIGINT: it reads Ctrl-C as a key and sends SIGINT to PID, so each press is counted once.
+
+This needs POSIX terminals, signals and pipes: `no_full_screen_reason` excludes Windows.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ _REPLAY_BYTES = 1 << 14
 _PROMPT_BYTES = 2048
 # If a process of a background process group reads from the terminal or changes its modes, the whole group,
 # and so the training, is stopped, unless SIGTTIN and SIGTTOU are blocked.
-_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTTIN, signal.SIGTTOU)
+if sys.platform != "win32":
+    _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def monitor_command() -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
+
+import psutil
 
 __all__ = ["NICENESS", "set_lowest_priority"]
 
@@ -18,8 +21,13 @@ def set_lowest_priority(pid: int = 0) -> None:
         pid: the process id; 0 for this process.
 
     Sets nice 19 and, on Linux, also the scheduling class SCHED_IDLE: any other task gets the core at once,
-    where it would wait a few milliseconds for a task that is only nice. This cannot be undone.
+    where it would wait a few milliseconds for a task that is only nice. This cannot be undone. On Windows it
+    sets the priority class IDLE.
     """
+    if sys.platform == "win32":
+        with contextlib.suppress(psutil.Error):  # the process has ended
+            psutil.Process(pid or os.getpid()).nice(psutil.IDLE_PRIORITY_CLASS)
+        return
     # On Linux each thread has its own priority.
     tasks = Path(f"/proc/{pid or os.getpid()}/task")
     threads: list[int] = [pid]

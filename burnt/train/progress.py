@@ -271,7 +271,7 @@ class MonitorReporter(PlainReporter):
 
     def handle_signal(self, number: signal.Signals) -> bool:
         """Ignore SIGHUP while the monitor process exists: a closed terminal does not end the training."""
-        if self._monitor is None or number != signal.SIGHUP:
+        if self._monitor is None or number.name != "SIGHUP":
             self._close_at_once = (
                 number != signal.SIGINT
             )  # the sender of SIGTERM waits for the program to end

@@ -1,7 +1,7 @@
 """The training's terminal: checks whether a full-screen program can run in it, and lends it to one.
 
 While a `LentTerminal` is lent to another program, this process continues without a terminal: descriptors 0, 1
-and 2 are redirected until the terminal is taken back and its state restored.
+and 2 are redirected until the terminal is taken back and its state restored. Windows has no such terminals.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import ctypes
 import importlib.util
 import os
 import sys
-import termios
 import threading
 from pathlib import Path
 from typing import Any
+
+if sys.platform != "win32":
+    import termios
 
 __all__ = [
     "LentTerminal",
@@ -43,6 +45,8 @@ def no_terminal_reason() -> str | None:
     """Return why standard output is not an interactive terminal, or None if it is one."""
     if not sys.stdout.isatty():
         return "standard output is not a terminal"
+    if sys.platform == "win32":
+        return "Windows has no POSIX terminal"
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return "TERM is unset, dumb or unknown"
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):

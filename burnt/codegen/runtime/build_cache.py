@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -86,6 +87,8 @@ def cache_folder() -> Path:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         info = folder.stat()
+    if sys.platform == "win32":  # files have access lists there; those of a home folder exclude other users
+        return folder
     if info.st_uid != os.geteuid():
         raise CacheError(
             "the cache of compiled kernels belongs to another user",

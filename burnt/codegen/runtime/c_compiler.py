@@ -15,6 +15,7 @@ import shlex
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -165,10 +166,13 @@ def _after_fork() -> None:
     _lock = threading.Lock()  # another thread of the parent may have held it
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _try_all() -> tuple[Compiler | None, tuple[str, ...]]:
+    if sys.platform == "win32":
+        return None, ("generated C kernels are not supported on Windows: they need POSIX shared libraries",)
     if openmp_runtime() is None:
         return None, ("torch runs without OpenMP here: generated kernels need its threads",)
     reasons: list[str] = []
@@ -320,6 +324,8 @@ def openmp_runtime() -> Path | None:
     >>> openmp_runtime().is_file()
     True
     """
+    if sys.platform == "win32":  # without dladdr; generated C is not supported there
+        return None
     try:
         symbol = ctypes.CDLL(_torch.EXTENSION).omp_get_max_threads
     except AttributeError:

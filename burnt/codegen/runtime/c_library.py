@@ -349,4 +349,5 @@ def _limit_threads_after_fork() -> None:
         build_cache.add_note("this forked process uses one thread: OpenMP's threads do not survive a fork")
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_after_fork)

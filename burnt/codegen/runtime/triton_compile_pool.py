@@ -421,7 +421,8 @@ def pool_of(index: int) -> Pool:
 
 
 # Threads do not survive a fork: the child needs new pools.
-os.register_at_fork(after_in_child=pool_of.cache_clear)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=pool_of.cache_clear)
 
 
 # --- the worker process -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -390,7 +391,11 @@ def _read(control: str, name: str) -> _AddressedCommand | Refused | None:
 
 def _read_text(path: str) -> str:
     """Return the text of a regular file of at most 64 KiB; follow no link, wait for no pipe or device."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if sys.platform == "win32":  # pipes and devices are not in folders; only administrators make links
+        flags = os.O_RDONLY | os.O_BINARY | os.O_NOINHERIT
+    else:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags)
     with open(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -410,5 +415,5 @@ def _sender_text(sender: object) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # in a container, the user may have no name
-        return str(os.getuid())
+    except (KeyError, OSError, ImportError):  # in a container, the user may have no name
+        return "unknown" if sys.platform == "win32" else str(os.getuid())
