@@ -48,9 +48,9 @@ class RealResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _restrided(result, args, rule)
 
 
-def _restrided(result: Tensor, args: Sequence[Any], rule: Rule) -> Tensor:
-    """Return a result in its real strides, by ops that a trace can record."""
-    if result.device.type != "cpu" or result.numel() < 2:  # as the mean of losses
+def _restrided(result: Tensor | None, args: Sequence[Any], rule: Rule) -> Tensor | None:
+    """Return a result in its real strides, by ops that a trace can record; None is a gradient not asked for."""
+    if result is None or result.device.type != "cpu" or result.numel() < 2:  # as the mean of losses
         return result
     expected = rule(args, result).stride()
     if all(size == 1 or a == b for size, a, b in zip(result.shape, result.stride(), expected, strict=True)):

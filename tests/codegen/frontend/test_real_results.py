@@ -264,6 +264,19 @@ def _in_layout(value: Any, layout: str) -> Any:
 
 
 @needs_compiler
+def test_ops_with_numbers_and_gradients_that_are_not_asked_for_are_traced() -> None:
+    x = torch.randint(-9, 9, (2, 3, 4, 5)).to(memory_format=torch.channels_last)
+    divide = Function(lambda x: x // 3)
+    assert divide.fallback_reason(x) is None
+    torch.testing.assert_close(divide(x), x // 3)
+    assert divide(x).stride() == (x // 3).stride()
+    norm = Function(lambda x, w: torch.nn.functional.layer_norm(x, (5,), w))
+    rows, weight = torch.randn(4, 5, requires_grad=True), torch.randn(5)
+    plan = norm.plan(rows, weight)
+    assert plan is not None
+    assert plan.backward_traces  # the weight takes no gradient
+
+
 def test_a_loss_that_is_reduced_to_a_number() -> None:
     x, target = torch.full((3, 4), 0.5).t(), torch.full((4, 3), 0.25)
     for loss in (F.huber_loss, F.binary_cross_entropy):
