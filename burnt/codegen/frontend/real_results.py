@@ -49,7 +49,7 @@ class RealResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _restrided(result: Tensor | None, args: Sequence[Any], rule: Rule) -> Tensor | None:
-    """Return a result in its real strides, by ops that a trace can record; None is a gradient not asked for."""
+    """Return a result in its real strides, by ops that a trace can record. None: a gradient not asked for."""
     if result is None or result.device.type != "cpu" or result.numel() < 2:  # as the mean of losses
         return result
     expected = rule(args, result).stride()
