@@ -22,7 +22,7 @@ HEAVY = [
 PACKAGES = [
     *("burnt", "burnt.data", "burnt.inspect", "burnt.nn", "burnt.optim", "burnt.record", "burnt.train"),
     *("burnt.train.metrics", "burnt.train.store", "burnt.codegen", "burnt.kernels", "burnt.swapping"),
-    *("burnt.serve",),
+    *("burnt.export", "burnt.serve"),
 ]
 WITHOUT_TORCH = [
     statement

@@ -7,8 +7,8 @@ page.py             write_page: the WebAssembly in one HTML file, of page.html a
 onnxruntime_web.py  the runtime of pages for ops that cannot be printed as C
 """
 
-from burnt.export.c_source import CSource, c_source
+from burnt.export.c_source import CSource
 from burnt.export.firmware import Firmware, write_firmware
 from burnt.export.page import Page, write_page
 
-__all__ = ["CSource", "Firmware", "Page", "c_source", "write_firmware", "write_page"]
+__all__ = ["CSource", "Firmware", "Page", "write_firmware", "write_page"]

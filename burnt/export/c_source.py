@@ -30,7 +30,20 @@ _C_TYPES = {"float32": "float", "float64": "double", "bool": "_Bool"}
 _C_TYPES |= {name: f"{name}_t" for name in ("int64", "int32", "int16", "int8", "uint8")}
 
 _TEMPORARY = re.compile(r"^    (\w+) (tmp\d+\w*)((?:\[\d+\])+);$", re.MULTILINE)
-_WEIGHT = re.compile(r"^const EMX_UNUSED (\w+) (\w+)((?:\[\d+\])*) = \{(.*?)^\};$", re.MULTILINE | re.DOTALL)
+
+# The keywords of C99 and C++17, since C++ programs include the header, and main.
+_WORDS = """
+    _Bool _Complex _Imaginary alignas alignof and and_eq asm auto bitand bitor bool break case catch char
+    char16_t char32_t class compl const const_cast constexpr continue decltype default delete do double
+    dynamic_cast else enum explicit export extern false float for friend goto if inline int long main
+    mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    reinterpret_cast restrict return short signed sizeof static static_assert static_cast struct switch
+    template this thread_local throw true try typedef typeid typename union unsigned using virtual void
+    volatile wchar_t while xor xor_eq
+"""
+_KEYWORDS = frozenset(_WORDS.split())
+# Functions of the generator, types and macros such as NAN.
+_USED_BY_GENERATOR = re.compile(r"node\d\w*|\w+_t|[A-Z][A-Z0-9_]+")
 
 
 class MissingOpsError(UnsupportedError):
@@ -53,6 +66,24 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A parameter of the C function.
+
+    Args:
+        kind: the C type of an element.
+        name: a C identifier.
+        dims: the axes, ``"[1][3]"``.
+    """
+
+    kind: str
+    name: str
+    dims: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}{self.dims}"
+
+
+@dataclass(frozen=True)
 class CSource:
     """A module as C.
 
@@ -60,6 +91,8 @@ class CSource:
         text: a translation unit of C99.
         name: its only public function, ``void NAME(const T input[...], ..., T output[...])``.
         signature: what it takes and returns, for the fixed batch.
+        inputs: the function's parameters for the inputs.
+        outputs: those for the outputs, which follow.
         arena: bytes of the static memory for results between layers.
         layers: the layers with what they need, in the order of the call.
     """
@@ -67,6 +100,8 @@ class CSource:
     text: str
     name: str
     signature: Signature
+    inputs: Sequence[Parameter]
+    outputs: Sequence[Parameter]
     arena: int
     layers: Sequence[Layer]
 
@@ -77,13 +112,7 @@ class CSource:
 
     def declaration(self) -> str:
         """Return the declaration of the function for a header, without the semicolon."""
-        parameters = [
-            f"const {_c_type(info.dtype)} {c_name(info.name)}{_dims(info.shape)}"
-            for info in self.signature.inputs
-        ]
-        parameters += [
-            f"{_c_type(info.dtype)} {c_name(info.name)}{_dims(info.shape)}" for info in self.signature.outputs
-        ]
+        parameters = [f"const {parameter}" for parameter in self.inputs] + [*map(str, self.outputs)]
         return f"void {self.name}({', '.join(parameters)})"
 
 
@@ -120,20 +149,61 @@ def c_source(
         exported = export(model, example, file, batch=batch, fold=fold)
         graph = _load(file)
     _require_lowerings(graph)
-    text = _generate(graph, name)
+    layers = _layers(graph)
+    signature = _with_batch(exported.signature, batch)
+    inputs, outputs = _rename(graph, signature, name)
+    text = _use_parameters(_generate(graph, name), name, inputs, outputs)
     text, arena = _move_temporaries(text, name)
-    shaped = _with_batch(exported.signature, batch)
-    return CSource(text, name, shaped, arena, _layers(graph))
+    return CSource(text, name, signature, inputs, outputs, arena, layers)
 
 
 def c_name(name: str) -> str:
-    """Return a name as a C identifier, as the generator makes it.
+    """Return a name as a C identifier that is free in generated code.
 
-    >>> c_name("batch.images")
-    'batch_images'
+    >>> c_name("batch.images"), c_name("float")
+    ('batch_images', 'float_')
     """
     cleaned = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return f"_{cleaned}" if cleaned[:1].isdigit() else cleaned or "_"
+    if not cleaned or cleaned[0].isdigit():
+        cleaned = f"_{cleaned}"
+    return f"{cleaned}_" if cleaned in _KEYWORDS or _USED_BY_GENERATOR.fullmatch(cleaned) else cleaned
+
+
+def _rename(model: Any, signature: Signature, function: str) -> tuple[list[Parameter], list[Parameter]]:
+    """Give everything in a graph a name that C takes; return its inputs and outputs as parameters.
+
+    The generator would rename parameters that are equal in C, and writes the other names in comments.
+    """
+    graph = model.graph
+    infos = (*signature.inputs, *signature.outputs)
+    renamed: dict[str, str] = {"": ""}  # an input that is left out
+    taken = {function}
+
+    def rename(name: str, base: str) -> None:
+        renamed[name], number = base, 2
+        while renamed[name] in taken:
+            renamed[name], number = f"{base}_{number}", number + 1
+        taken.add(renamed[name])
+
+    for info in infos:
+        rename(info.name, c_name(info.name))
+    used = (name for node in graph.node for name in (*node.input, *node.output))
+    for name in (*used, *(tensor.name for tensor in graph.initializer)):
+        if name not in renamed:
+            rename(name, _ascii(name))
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = renamed.get(value.name, value.name)
+    for node in graph.node:
+        node.name = _ascii(node.name)
+        node.input[:] = [renamed[name] for name in node.input]
+        node.output[:] = [renamed[name] for name in node.output]
+    graph.name = _ascii(graph.name)
+    parameters = [Parameter(_c_type(info.dtype), renamed[info.name], _dims(info.shape)) for info in infos]
+    return parameters[: len(signature.inputs)], parameters[len(signature.inputs) :]
+
+
+def _ascii(name: str) -> str:
+    return re.sub(r"[^\w.]", "_", name, flags=re.ASCII)
 
 
 def _load(file: Path) -> Any:
@@ -147,6 +217,13 @@ def _load(file: Path) -> Any:
         kept = [a for a in node.attribute if not (a.name == "direction" and a.s == b"forward")]
         del node.attribute[:]
         node.attribute.extend(kept)
+    # It leaves an output that is a constant unwritten.
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for value in model.graph.output:
+        if value.name in constants:
+            constants[value.name].name = f"{value.name}.constant"
+            copy = onnx.helper.make_node("Identity", [f"{value.name}.constant"], [value.name])
+            model.graph.node.append(copy)
     return model
 
 
@@ -178,8 +255,21 @@ def _generate(model: Any, name: str) -> str:
             found=str(error).splitlines()[0].partition(" (while lowering")[0],
             hint="`burnt export` writes an ONNX file for ONNX Runtime instead",
         ) from error
+    # Of the reverse direction of an LSTM it stores the steps in the order of computation.
+    text = text.replace("output_y[step][dir][b][h] = h_new;", "output_y[t][dir][b][h] = h_new;")
     # What the generator prints for weights in a file; here it has nothing to do.
     return re.sub(rf"^_Bool {name}_load\(.*?^\}}\n\n", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _use_parameters(text: str, name: str, inputs: Sequence[Parameter], outputs: Sequence[Parameter]) -> str:
+    """Mend what compilers find in the function: unused parameters, and outputs that are read, too."""
+    head, opening, body = re.split(rf"(^void {name}\(.*\{{\n)", text, maxsplit=1, flags=re.MULTILINE)
+    used = set(re.findall(r"\w+", body))
+    unused = [parameter.name for parameter in inputs if parameter.name not in used]
+    for parameter in outputs:
+        # C99 has no conversion from float (*)[8] to const float (*)[8].
+        body = re.sub(rf"\b{parameter.name}\b", f"(void *){parameter.name}", body)
+    return head + opening + "".join(f"    (void){parameter};\n" for parameter in unused) + body
 
 
 def _move_temporaries(text: str, name: str) -> tuple[str, int]:
@@ -189,34 +279,28 @@ def _move_temporaries(text: str, name: str) -> tuple[str, int]:
     """
     start = text.index(f"\nvoid {name}(")
     head, body = text[:start], text[start:]
-    temporaries = {match[2]: (match[1], match[3]) for match in _TEMPORARY.finditer(body)}
-    lines = body.splitlines()
+    temporaries = {match[2]: (match[1], math.prod(_sizes(match[3]))) for match in _TEMPORARY.finditer(body)}
     uses: dict[str, list[int]] = {temporary: [] for temporary in temporaries}
-    for number, line in enumerate(lines):
-        if not _TEMPORARY.match(line):
-            for word in re.findall(r"\btmp\d+\w*", line):
+    for number, line in enumerate(_TEMPORARY.sub("", body).splitlines()):
+        for word in re.findall(r"\btmp\w+", line):
+            if word in uses:
                 uses[word].append(number)
-    declarations, arena = [], 0
-    replaced = body
+    arrays, arena = [], 0
     for kind in dict.fromkeys(kind for kind, _ in temporaries.values()):
         spans = {
-            temporary: (math.prod(_sizes(dims)), min(uses[temporary]), max(uses[temporary]))
-            for temporary, (its_kind, dims) in temporaries.items()
-            if its_kind == kind and uses[temporary]
+            temporary: (length, min(uses[temporary]), max(uses[temporary]))
+            for temporary, (its_kind, length) in temporaries.items()
+            if its_kind == kind
         }
         offsets, length = _pack(spans)
         array = f"{name}_arena_{kind}"
-        declarations.append(f"static {kind} {array}[{max(length, 1)}];")
+        arrays.append(f"static {kind} {array}[{length}];")
         arena += length * _BYTES[kind]
         for temporary, offset in offsets.items():
-            dims = temporaries[temporary][1]
-            inner = dims[dims.index("]") + 1 :]
-            pointer = f"(*{temporary}){inner}" if inner else f"*{temporary}"
-            cast = f"({kind} (*){inner})" if inner else ""
-            declared = f"    {kind} {temporary}{dims};\n"
-            moved = f"    {kind} {pointer} = {cast}({array} + {offset});\n"
-            replaced = replaced.replace(declared, moved, 1)
-    return head + "\n" + "\n".join(declarations) + "\n" + replaced, arena
+            # C99 has no conversion from float (*)[8] to const float (*)[8], but has one from void *.
+            moved = f"    void *const {temporary} = {array} + {offset};"
+            body = re.sub(rf"^    {kind} {temporary}\[.*;$", moved, body, count=1, flags=re.MULTILINE)
+    return "\n".join([head, *arrays, body]), arena
 
 
 def _pack(spans: Mapping[str, tuple[int, int, int]]) -> tuple[dict[str, int], int]:
