@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +20,48 @@ from torch import Tensor, nn
 
 from burnt._files import replacing
 from burnt._version import __version__
-from burnt.errors import UnsupportedError
-from burnt.export.c_source import CSource, Layer, c_source
+from burnt.errors import InputRuntimeError, UnsupportedError
+from burnt.export.c_source import CSource, Layer, Parameter, c_source
+from burnt.inspect.signature import Signature
 
 __all__ = ["Firmware", "Memory", "measure_memory", "write_firmware"]
 
 TOLERANCE = 1e-5
 """Largest difference from eager that the test program accepts, relative to the largest output or 1."""
 
-_CORTEX_M = ("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
-_FLAGS = ("-std=c99", "-Os", "-Wall", "-Wextra", "-Werror")
+# Bytes of stack that functions of the C library take on a Cortex-M4 with newlib, measured for those of
+# math.h: pow of doubles takes the most but for sin, cos and tan, which reduce large angles.
+_LIBRARY_STACK = 160
+_TRIGONOMETRY_STACK = 832
+
+
+@dataclass(frozen=True)
+class _Toolchain:
+    """A compiler that measures code.
+
+    Args:
+        label: how users are told.
+        command: the compiler with its target.
+        link: the arguments that link the function with what it calls of the C library; ``("-c",)`` for none.
+        size: the program that prints the sizes of the sections.
+    """
+
+    label: str
+    command: tuple[str, ...]
+    link: tuple[str, ...]
+    size: str
+
+    def is_there(self) -> bool:
+        return shutil.which(self.command[0]) is not None and shutil.which(self.size) is not None
+
+
+_CORTEX_M4 = _Toolchain(
+    "for a Cortex-M4, with what it calls of the C library",
+    ("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+    ("-nostartfiles", "-Wl,--gc-sections", "--specs=nosys.specs", "-lm"),
+    "arm-none-eabi-size",
+)
+_HOST = _Toolchain("for this machine, without the C library", ("gcc",), ("-c",), "size")
 
 
 @dataclass(frozen=True)
@@ -37,18 +72,18 @@ class Memory:
         flash: code and constants.
         ram: static memory, the stack of a call, its inputs and outputs.
         stack: the part of `ram` that is the stack of a call.
-        compiler: what measured it, ``"arm-none-eabi-gcc for cortex-m4"``; None if no compiler was found, and
-            code and stack are not counted.
+        compiled: what was compiled to measure it; None if no compiler was found: then `flash` is the weights
+            alone, and `ram` lacks the stack.
     """
 
     flash: int
     ram: int
     stack: int
-    compiler: str | None
+    compiled: str | None
 
     def __str__(self) -> str:
-        by = f"by {self.compiler}" if self.compiler else "weights and results alone: no C compiler was found"
-        return f"flash {self.flash:,} bytes, RAM {self.ram:,} bytes ({self.stack:,} of them stack; {by})"
+        how = f"compiled {self.compiled}" if self.compiled else "without code and stack: no gcc was found"
+        return f"flash {self.flash:,} bytes, RAM {self.ram:,} bytes, {self.stack:,} of them stack ({how})"
 
 
 @dataclass(frozen=True)
@@ -60,12 +95,14 @@ class Firmware:
         files: the names of the files.
         memory: what the model needs.
         source: the C program.
+        compared: whether the test program ran here; not without a C compiler.
     """
 
     folder: Path
     files: Sequence[str]
     memory: Memory
     source: CSource
+    compared: bool
 
 
 def write_firmware(
@@ -82,7 +119,8 @@ def write_firmware(
     """Write a model as C99 without allocation, threads or files.
 
     The folder gets ``NAME.c`` with the weights as constants, ``NAME.h``, ``test_NAME.c`` with inputs and
-    eager's outputs, and a ``Makefile``: ``make test`` runs it on this machine.
+    eager's outputs, and a ``Makefile``: ``make test`` runs the test on this machine. Where a C compiler is
+    found, the test is run before anything is written.
 
     Args:
         model: any module, taken in evaluation mode; one item per call.
@@ -92,85 +130,149 @@ def write_firmware(
         ram: refuse a model that needs more bytes of RAM than this.
         flash: the same for flash.
         cases: the number of test cases with random inputs within the ranges of the example.
-        inputs: test cases with these inputs instead, ``[1, ...]`` each.
+        inputs: test cases with these inputs instead, one tensor ``[1, ...]`` for each input.
 
     Raises:
-        UnsupportedError: the model does not fit `ram` or `flash`, or cannot be printed as C; then nothing is
-            written.
-        OSError: the folder cannot be written.
+        UnsupportedError: the model does not fit `ram` or `flash`, or cannot be printed as C.
+        InputRuntimeError, InputTypeError: a test case does not fit the model, or the C computes something
+            else than the model.
+        OSError: the folder cannot be written. After any other error, nothing was written.
     """
     source = c_source(model, example, name)
     memory = measure_memory(source)
     _require_fit("RAM", memory.ram, ram, source, lambda layer: layer.result)
     _require_fit("flash", memory.flash, flash, source, lambda layer: layer.weights)
-    drawn = inputs or [source.signature.example(1, seed=seed) for seed in range(cases)]
+    signature = source.signature
+    if inputs:
+        drawn = [_checked(case, signature) for case in inputs]
+    else:
+        drawn = [signature.example(1, seed=seed) for seed in range(cases)]
     contents = {
-        f"{name}.c": f'#include "{name}.h"\n\n{source.text}',
+        f"{name}.c": _program(source),
         f"{name}.h": _header(source, memory),
         f"test_{name}.c": _test_program(source, model, drawn),
         "Makefile": _makefile(name),
     }
+    compared = _compare(contents, model)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     for file, text in contents.items():
         with replacing(target / file) as temporary:
             temporary.write_text(text, encoding="ascii")
-    return Firmware(target, list(contents), memory, source)
+    return Firmware(target, list(contents), memory, source, compared)
+
+
+def _checked(case: Sequence[Tensor], signature: Signature) -> list[Tensor]:
+    """Return a test case if it fits the function, whose number of items is fixed."""
+    infos = tuple(replace(info, batch_axis=None) for info in signature.inputs)
+    names = [info.name for info in infos] + [f"input {i}" for i in range(len(infos), len(case))]
+    return replace(signature, inputs=infos).check(dict(zip(names, case, strict=False)))
+
+
+def _compare(contents: Mapping[str, str], model: nn.Module) -> bool:
+    """Run the test program on this machine; return False if there is no C compiler.
+
+    Raises:
+        InputRuntimeError: outputs differ by more than the tolerance.
+    """
+    if not all(shutil.which(tool) for tool in ("cc", "make")):
+        return False
+    with tempfile.TemporaryDirectory(prefix="burnt-c-") as folder:
+        for file, text in contents.items():
+            Path(folder, file).write_text(text, encoding="ascii")
+        environment = {name: value for name, value in os.environ.items() if name not in ("CC", "CFLAGS")}
+        done = subprocess.run(
+            ["make", "CFLAGS=-std=c99 -O1"], cwd=folder, env=environment, capture_output=True, text=True
+        )
+    if done.returncode:
+        lines = (done.stderr + done.stdout).splitlines()
+        raise InputRuntimeError(
+            "the C computes something else than the model",
+            where=type(model).__name__,
+            expected=f"a largest error of {TOLERANCE:g} of the largest output, or of 1",
+            found="\n".join(line for line in lines if "case" in line or "error" in line)[:500],
+            hint="please report the model: burnt or its C generator is wrong",
+        )
+    return True
 
 
 def measure_memory(source: CSource) -> Memory:
-    """Return what a program needs, measured by compiling it for a Cortex-M4, or else for this machine."""
+    """Return what a program needs, measured by compiling it for a Cortex-M4, or else for this machine.
+
+    Raises:
+        UnsupportedError: it does not compile.
+    """
     signature = source.signature
     buffers = sum(
         torch.empty(info.shape, dtype=info.torch_dtype, device="meta").nbytes
         for info in (*signature.inputs, *signature.outputs)
     )
-    for command, label in (
-        (_CORTEX_M, "arm-none-eabi-gcc for cortex-m4"),
-        (("gcc",), "gcc for this machine"),
-        (("cc",), "cc for this machine"),
-    ):
-        if shutil.which(command[0]) is not None:
-            flash, static, stack = _compile(command, source)
-            return Memory(flash, static + stack + buffers, stack, label)
+    failure: UnsupportedError | None = None
+    for toolchain in (_CORTEX_M4, _HOST):
+        # On macOS gcc is clang, and size prints other columns.
+        if toolchain.is_there() and (toolchain is not _HOST or sys.platform == "linux"):
+            try:
+                flash, static, stack = _compile(toolchain, source)
+            except UnsupportedError as error:  # such as a compiler without newlib
+                failure = failure or error
+                continue
+            return Memory(flash, static + stack + buffers, stack, toolchain.label)
+    if failure is not None:
+        raise failure
     return Memory(source.weights, source.arena + buffers, 0, None)
 
 
-def _compile(command: Sequence[str], source: CSource) -> tuple[int, int, int]:
+def _compile(toolchain: _Toolchain, source: CSource) -> tuple[int, int, int]:
     """Return the bytes of code and constants, of static memory, and of the stack."""
-    with tempfile.TemporaryDirectory(prefix="burnt-c-") as folder:
-        file = Path(folder, "model.c")
-        file.write_text(source.text, encoding="ascii")
-        done = subprocess.run(
-            [*command, *_FLAGS, "-fstack-usage", "-c", file.name, "-o", "model.o"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
+    flags = ("-std=c99", "-Os", "-w", "-ffunction-sections", "-fdata-sections", "-fstack-usage")
+    with tempfile.TemporaryDirectory(prefix="burnt-c-") as name:
+        folder = Path(name)
+        (folder / f"{source.name}.c").write_text(_program(source), encoding="ascii")
+        (folder / f"{source.name}.h").write_text(_header(source, None), encoding="ascii")
+        entry = () if "-c" in toolchain.link else (f"-Wl,-e,{source.name}",)
+        command = [*toolchain.command, *flags, f"{source.name}.c", *toolchain.link, *entry, "-o", "measured"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             raise UnsupportedError(
-                "the generated C does not compile", where=" ".join(command), found=done.stderr[:500]
+                "the generated C does not compile",
+                where=" ".join(toolchain.command),
+                found=done.stderr.strip()[:500],
             )
-        size = str(Path(shutil.which(command[0]) or command[0]).with_name(_size_tool(command[0])))
-        table = subprocess.run([size, "model.o"], cwd=folder, capture_output=True, text=True, check=True)
-        text, data, bss = (int(number) for number in table.stdout.splitlines()[1].split()[:3])
-        frames = {
-            line.split("\t")[0].rpartition(":")[2]: int(line.split("\t")[1])
-            for line in Path(folder, "model.su").read_text().splitlines()
-        }
-    # The function calls the layers' functions, each of which calls no more than one of libm.
-    own = frames.pop(source.name, 0)
-    return text + data, data + bss, own + max(frames.values(), default=0)
+        sizes = subprocess.run(
+            [toolchain.size, "measured"], cwd=folder, capture_output=True, text=True, check=True
+        )
+        text, data, bss = (int(number) for number in sizes.stdout.splitlines()[1].split()[:3])
+        (usage,) = folder.glob("*.su")
+        stack = _stack(usage.read_text(), source)
+    return text + data, data + bss, stack
 
 
-def _size_tool(compiler: str) -> str:
-    return f"{compiler.rpartition('-')[0]}-size" if "-" in compiler else "size"
+def _stack(usage: str, source: CSource) -> int:
+    """Return an upper bound of the stack from what ``-fstack-usage`` wrote.
+
+    The function calls one layer's function at a time, which calls small helpers, which call the C library.
+    """
+    own, layers, helpers = 0, [0], 0
+    for line in usage.splitlines():
+        place, size, _ = line.split("\t")
+        function = place.rpartition(":")[2]
+        if function == source.name:
+            own = int(size)
+        elif function.startswith("node"):
+            layers.append(int(size))
+        else:
+            helpers += int(size)
+    trigonometric = re.search(r"\b(sin|cos|tan)f?\(", source.text)
+    library = _TRIGONOMETRY_STACK if trigonometric else _LIBRARY_STACK
+    return own + max(layers) + helpers + library
 
 
-def _require_fit(what: str, needed: int, limit: int | None, source: CSource, key: Any) -> None:
+def _require_fit(
+    what: str, needed: int, limit: int | None, source: CSource, key: Callable[[Layer], int]
+) -> None:
     if limit is None or needed <= limit:
         return
-    largest: list[Layer] = sorted(source.layers, key=key, reverse=True)[:3]
+    largest = [layer for layer in sorted(source.layers, key=key, reverse=True)[:3] if key(layer)]
     raise UnsupportedError(
         f"the model does not fit into the {what}",
         expected=f"at most {limit:,} bytes",
@@ -180,16 +282,29 @@ def _require_fit(what: str, needed: int, limit: int | None, source: CSource, key
     )
 
 
-def _header(source: CSource, memory: Memory) -> str:
+def _program(source: CSource) -> str:
+    """Return the C with weights that other files do not see, so that a program may have several models."""
+    text = re.sub(r"^extern const .*\n", "", source.text, flags=re.MULTILINE)
+    text = re.sub(r"^const ", "static const ", text, flags=re.MULTILINE)
+    return f'#include "{source.name}.h"\n\n{text}'
+
+
+def _header(source: CSource, memory: Memory | None) -> str:
     guard = f"{source.name.upper()}_H"
+    needs = f"\n * Needs {memory}." if memory else ""
+    ranges = "".join(
+        f"\n * {parameter.name}: in the example from {info.range[0]:g} to {info.range[1]:g}."
+        for parameter, info in zip(source.inputs, source.signature.inputs, strict=True)
+        if info.range is not None
+    )
     return f"""\
-/* {source.name}: written by burnt {__version__}. {source.signature}
- * Needs {memory}.
- * Not reentrant: results between layers are in static memory.
+/* {source.name}: a model as C, written by burnt {__version__}.{needs}
+ * Not reentrant: results between layers are in static memory.{ranges}
  */
 #ifndef {guard}
 #define {guard}
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -206,41 +321,52 @@ extern "C" {{
 """
 
 
+_CHECK_NUMBERS = """\
+static int check_KIND(int number, const char *output, const KIND *found, const KIND *expected, size_t count) {
+    double largest = 1.0, error = 0.0;
+    for (size_t i = 0; i < count; ++i) {
+        const double a = found[i], b = expected[i];
+        if (isfinite(b) && fabs(b) > largest) largest = fabs(b);
+        if (a == b || (isnan(a) && isnan(b))) continue;
+        if (isnan(a) || isnan(b)) error = INFINITY;
+        else if (fabs(a - b) > error) error = fabs(a - b);
+    }
+    printf("case %d, %s: largest error %.2g of %.2g\\n", number, output, error, largest);
+    return !(error <= TOLERANCE * largest);
+}
+"""
+
+_CHECK_INTEGERS = """\
+static int check_KIND(int number, const char *output, const KIND *found, const KIND *expected, size_t count) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; ++i) wrong += found[i] != expected[i];
+    printf("case %d, %s: %u wrong of %u\\n", number, output, (unsigned)wrong, (unsigned)count);
+    return wrong != 0;
+}
+"""
+
+
 def _test_program(source: CSource, model: nn.Module, cases: Sequence[Sequence[Tensor]]) -> str:
     """Return a program that compares the C function with what the module returned."""
-    signature, arrays, calls = source.signature, [], []
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            device = next((p.device for p in model.parameters()), torch.device("cpu"))
-            results = [signature.call(model, [tensor.to(device) for tensor in case]) for case in cases]
-    finally:
-        model.train(training)
-    declaration = source.declaration()
-    parameters = re.findall(r"(?:const )?(\w+) (\w+)((?:\[\d+\])+)", declaration.partition("(")[2])
-    outputs = parameters[len(signature.inputs) :]
-    for number, (case, result) in enumerate(zip(cases, results, strict=True)):
-        names: list[str] = []
-        for (kind, name, dims), tensor in zip(parameters, [*case, *result], strict=True):
-            prefix = "in" if len(names) < len(case) else "expected"
-            symbol = f"{prefix}{number}_{name}"
-            values = ", ".join(_literal(value) for value in tensor.flatten().tolist()) or "0"
-            arrays.append(f"static const {kind} {symbol}{dims} = {_braced(values, dims)};")
-            names.append(symbol)
-        given = [*names[: len(case)], *(f"out_{name}" for _, name, _ in outputs)]
-        calls.append(f"    {source.name}({', '.join(given)});")
-        for (kind, name, _), symbol in zip(outputs, names[len(case) :], strict=True):
-            found, expected = f"(const {kind} *)out_{name}", f"(const {kind} *){symbol}"
-            count = f"sizeof {symbol} / sizeof({kind})"
-            calls.append(f"    failed |= compare({number}, {found}, {expected}, {count});")
-    kinds = {kind for kind, _, _ in outputs}
-    if len(kinds) != 1:
-        raise UnsupportedError(
-            "the test program compares outputs of one dtype", found=", ".join(sorted(kinds))
-        )
-    kind = kinds.pop()
-    buffers = "\n".join(f"static {kind} out_{name}{dims};" for kind, name, dims in outputs)
+    arrays, calls = [], []
+    found = [replace(output, name=f"found_{output.name}") for output in source.outputs]
+    for number, (inputs, outputs) in enumerate(zip(cases, _run(model, source.signature, cases), strict=True)):
+        given = [replace(parameter, name=f"in{number}_{parameter.name}") for parameter in source.inputs]
+        expected = [
+            replace(parameter, name=f"expected{number}_{parameter.name}") for parameter in source.outputs
+        ]
+        for parameter, tensor in zip([*given, *expected], [*inputs, *outputs], strict=True):
+            arrays.append(_array(parameter, tensor))
+        arguments = ", ".join(parameter.name for parameter in [*given, *found])
+        calls.append(f"    {source.name}({arguments});")
+        for output, ours, theirs, tensor in zip(source.outputs, found, expected, outputs, strict=True):
+            pointers = f"(const {ours.kind} *){ours.name}, (const {ours.kind} *){theirs.name}"
+            check = f'check_{ours.kind}({number}, "{output.name}", {pointers}, {tensor.numel()})'
+            calls.append(f"    failed |= {check};")
+    checks = [
+        (_CHECK_NUMBERS if kind in ("float", "double") else _CHECK_INTEGERS).replace("KIND", kind)
+        for kind in dict.fromkeys(output.kind for output in found)
+    ]
     return f"""\
 /* Compares {source.name} with outputs of the model in PyTorch. Exit code 0: all are within the tolerance. */
 #include <math.h>
@@ -249,21 +375,13 @@ def _test_program(source: CSource, model: nn.Module, cases: Sequence[Sequence[Te
 
 #include "{source.name}.h"
 
+#define TOLERANCE {TOLERANCE:g}
+
 {chr(10).join(arrays)}
 
-{buffers}
+{chr(10).join(f"static {output};" for output in found)}
 
-static int compare(int number, const {kind} *found, const {kind} *expected, size_t count) {{
-    double largest = 1.0, error = 0.0;
-    for (size_t i = 0; i < count; ++i) {{
-        double difference = fabs((double)found[i] - (double)expected[i]);
-        if (fabs((double)expected[i]) > largest) largest = fabs((double)expected[i]);
-        if (!(difference <= error)) error = difference;
-    }}
-    printf("case %d: largest error %.2g of %.2g\\n", number, error, largest);
-    return !(error <= {TOLERANCE:g} * largest);
-}}
-
+{chr(10).join(checks)}
 int main(void) {{
     int failed = 0;
 {chr(10).join(calls)}
@@ -273,33 +391,39 @@ int main(void) {{
 """
 
 
+def _run(model: nn.Module, signature: Signature, cases: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """Return the module's outputs for each case, in evaluation mode."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return [signature.call(model, [tensor.to(device) for tensor in case]) for case in cases]
+    finally:
+        model.train(training)
+
+
+def _array(parameter: Parameter, tensor: Tensor) -> str:
+    """Return the definition of a constant array with the values of a tensor."""
+    values = [_literal(value) for value in tensor.flatten().tolist()]
+    for size in reversed(re.findall(r"\d+", parameter.dims)):
+        values = ["{" + ", ".join(values[i : i + int(size)]) + "}" for i in range(0, len(values), int(size))]
+    return textwrap.fill(f"static const {parameter} = {values[0]};", 110, subsequent_indent="    ")
+
+
 def _literal(value: float | int | bool) -> str:
-    if isinstance(value, float):
-        return f"{value.hex()}" if value == value and abs(value) != float("inf") else _special(value)
-    return str(int(value))
-
-
-def _special(value: float) -> str:
-    return "NAN" if value != value else "INFINITY" if value > 0 else "-INFINITY"
-
-
-def _braced(values: str, dims: str) -> str:
-    """Return values in as many braces as the array has axes; C fills nested arrays in order."""
-    depth = dims.count("[")
-    return "{" * depth + values + "}" * depth if depth == 1 else _nested(values.split(", "), dims)
-
-
-def _nested(values: list[str], dims: str) -> str:
-    sizes = [int(size) for size in re.findall(r"\d+", dims)]
-    for size in reversed(sizes[1:]):
-        values = ["{" + ", ".join(values[i : i + size]) + "}" for i in range(0, len(values), size)]
-    return "{" + ", ".join(values) + "}"
+    if not isinstance(value, float):
+        return str(int(value))
+    if math.isfinite(value):
+        return value.hex()
+    return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
 
 
 def _makefile(name: str) -> str:
     return f"""\
-# make test                             on this machine
-# make CC=arm-none-eabi-gcc {name}.o      for a device: link {name}.o into your program
+# On this machine:  make test
+# For a device:     make {name}.o CC=arm-none-eabi-gcc CFLAGS="-std=c99 -Os -mcpu=cortex-m4 -mthumb"
+# and link {name}.o into your program.
 CC ?= cc
 CFLAGS ?= -std=c99 -O2 -Wall -Wextra
 
