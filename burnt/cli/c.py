@@ -31,15 +31,10 @@ def run(args: RunArguments, out: str, name: str | None, ram: str | None, flash: 
     """
     from burnt.export import write_firmware
 
-    limits = {option: _parse_size(option, text) for option, text in (("--ram", ram), ("--flash", flash))}
+    max_ram, max_flash = _parse_size("--ram", ram), _parse_size("--flash", flash)
     shipped = load_run_model(args)
     written = write_firmware(
-        shipped.model,
-        shipped.signature,
-        out,
-        name or "model",
-        ram=limits["--ram"],
-        flash=limits["--flash"],
+        shipped.model, shipped.signature, out, name or "model", ram=max_ram, flash=max_flash
     )
     page = Page()
     page.line(f"{shipped.folder}, {shipped.checkpoint}")
@@ -60,7 +55,7 @@ def _parse_size(option: str, text: str | None) -> int | None:
     """
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+)([km]?)b?", text.strip().lower())
+    match = re.fullmatch(r"(\d+) ?([km]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise UsageError(f"{option} is no size", expected="bytes, or such as 64k or 1M", found=repr(text))
     return int(match[1]) * _UNITS[match[2]]
