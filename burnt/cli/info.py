@@ -49,6 +49,7 @@ def collect_facts() -> dict[str, Any]:
         "nvml": _nvml_status(),
         "onnx": _extra_status("onnx", ("onnx", "onnxscript", "onnxruntime")),
         "serve": _extra_status("serve", ("starlette", "uvicorn", "prometheus_client")),
+        "c_export": _extra_status("c", ("emx-onnx-cgen",)),
         "os": platform.platform(),
         "cpu": {
             "name": cpu.name,
@@ -162,6 +163,7 @@ def _print(facts: dict[str, Any]) -> None:
         "NVML": _status_cell(facts["nvml"]),
         "ONNX": _status_cell(facts["onnx"]),
         "server": _status_cell(facts["serve"]),
+        "C export": _status_cell(facts["c_export"]),
         "system": facts["os"],
         "CPU": f"{cpu['name']}, {cpu['capability']}",
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "

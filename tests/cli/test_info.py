@@ -65,6 +65,7 @@ def test_an_extra_is_there_with_all_its_packages(capsys, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert facts(capsys)["onnx"] == {"available": False, "why": "no onnxscript: pip install 'burnt[onnx]'"}
+    assert "emx-onnx-cgen " in facts(capsys)["c_export"]["version"]
 
 
 def test_gpus(capsys, monkeypatch):
