@@ -29,8 +29,16 @@ def check_arena(source: CSource) -> int:
     for name, text in calls:
         arguments = text.split(", ")
         assert len(arguments) == len(functions[name])
+        given = dict(zip(arguments, functions[name], strict=True))
+        own = [
+            (places[argument][0], element)
+            for argument, (*_, count) in given.items()
+            if argument in places
+            for element in range(places[argument][1], places[argument][1] + count)
+        ]
+        assert len(own) == len(set(own)), f"arguments of {name} overlap"
         for reads in (True, False):
-            for argument, (is_const, _, count) in zip(arguments, functions[name], strict=True):
+            for argument, (is_const, _, count) in given.items():
                 if argument in places and is_const == reads:
                     array, offset = places[argument]
                     assert offset + count <= lengths[array]
