@@ -16,9 +16,10 @@ from burnt.cli.run_model import RunModel
 from burnt.export import CSource
 from burnt.export.c_source import c_source
 from burnt.inspect import signature_of
-from tests.export.faster import exports_are_fast
+from tests.export.templates import templates_compiled_once
+from tests.onnx.translations import translations_parsed_once
 
-__all__ = ["exports_are_fast"]
+__all__ = ["templates_compiled_once", "translations_parsed_once"]
 
 for package in ("emx_onnx_cgen", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason="not installed: pip install 'burnt[c]'")

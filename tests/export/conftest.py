@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from tests.export.faster import exports_are_fast
+from tests.export.templates import templates_compiled_once
 from tests.onnx.translations import translations_parsed_once
 
-__all__ = ["exports_are_fast", "translations_parsed_once"]
+__all__ = ["templates_compiled_once", "translations_parsed_once"]
 
 for package in ("emx_onnx_cgen", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason="not installed: pip install 'burnt[c]'")

@@ -1,20 +1,15 @@
-"""A faster export for tests: what each export parses and compiles anew is kept in the process."""
-
-import functools
+"""A faster C generator for tests."""
 
 import pytest
 
-__all__ = ["exports_are_fast"]
+__all__ = ["templates_compiled_once"]
 
 
 @pytest.fixture(autouse=True, scope="session")
-def exports_are_fast() -> None:
-    """Keep torch.onnx's translations, and the C generator's templates, of which it compiles all each time."""
+def templates_compiled_once() -> None:
+    """At each export it compiles the templates of all ops, which takes longer than the rest."""
     from jinja2 import Environment
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    if not hasattr(ONNXRegistry.from_torchlib, "cache_info"):
-        ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
     compiled = Environment.compile
     if not hasattr(compiled, "codes"):
         codes: dict[tuple[object, ...], object] = {}
