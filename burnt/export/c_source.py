@@ -218,12 +218,13 @@ def _load(file: Path) -> Any:
         del node.attribute[:]
         node.attribute.extend(kept)
     # It leaves an output that is a constant unwritten.
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    for value in model.graph.output:
-        if value.name in constants:
-            constants[value.name].name = f"{value.name}.constant"
-            copy = onnx.helper.make_node("Identity", [f"{value.name}.constant"], [value.name])
-            model.graph.node.append(copy)
+    outputs = {value.name for value in model.graph.output}
+    for tensor in model.graph.initializer:
+        if tensor.name in outputs:
+            output, tensor.name = tensor.name, f"{tensor.name}.constant"
+            for node in model.graph.node:
+                node.input[:] = [tensor.name if name == output else name for name in node.input]
+            model.graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [output]))
     return model
 
 
@@ -255,7 +256,7 @@ def _generate(model: Any, name: str) -> str:
             found=str(error).splitlines()[0].partition(" (while lowering")[0],
             hint="`burnt export` writes an ONNX file for ONNX Runtime instead",
         ) from error
-    # Of the reverse direction of an LSTM it stores the steps in the order of computation.
+    # Of the reverse direction of an LSTM or RNN it stores the steps in the order of computation.
     text = text.replace("output_y[step][dir][b][h] = h_new;", "output_y[t][dir][b][h] = h_new;")
     # What the generator prints for weights in a file; here it has nothing to do.
     return re.sub(rf"^_Bool {name}_load\(.*?^\}}\n\n", "", text, flags=re.MULTILINE | re.DOTALL)

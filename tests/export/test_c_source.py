@@ -140,10 +140,11 @@ def test_a_dtype_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_output_that_is_a_constant_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     constant = helper.make_tensor("y", TensorProto.FLOAT, [1, 4], [1.0, 2.0, 3.0, 4.0])
-    nodes = [helper.make_node("Relu", ["x"], ["z"])]
+    nodes = [helper.make_node("Add", ["x", "y"], ["z"])]
     graph = helper.make_graph(nodes, "g", [value("x")], [value("z"), value("y")], [constant])
     source = source_of(graph, monkeypatch)
     assert source.declaration() == "void model(const float x[1][4], float z[1][4], float y[1][4])"
+    assert "(x, weight1_y_constant, (void *)z);" in source.text
     assert "(weight1_y_constant, (void *)y);" in source.text
 
 
