@@ -253,13 +253,20 @@ def _generate(model: Any, name: str) -> str:
     except CompilerError as error:
         raise MissingOpsError(
             "the C generator cannot print an op of the model",
-            found=str(error).splitlines()[0].partition(" (while lowering")[0],
+            found=_reason(error),
             hint="`burnt export` writes an ONNX file for ONNX Runtime instead",
         ) from error
-    # Of the reverse direction of an LSTM or RNN it stores the steps in the order of computation.
+    # Of the reverse direction of an LSTM it stores the steps in the order of computation.
     text = text.replace("output_y[step][dir][b][h] = h_new;", "output_y[t][dir][b][h] = h_new;")
     # What the generator prints for weights in a file; here it has nothing to do.
     return re.sub(rf"^_Bool {name}_load\(.*?^\}}\n\n", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _reason(error: Exception) -> str:
+    """Return the generator's message, of the op's inputs and outputs with the first one's dtype alone."""
+    message = str(error).splitlines()[0]
+    match = re.match(r"(.*?) \(while lowering .*?op_type=(\w+), name=([^,]*).*?dtype=(\w+)", message)
+    return f"{match[1]} ({match[2]} of {match[4]}, {match[3]})" if match else message
 
 
 def _use_parameters(text: str, name: str, inputs: Sequence[Parameter], outputs: Sequence[Parameter]) -> str:

@@ -138,6 +138,18 @@ def test_a_dtype_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         source_of(helper.make_graph(nodes, "g", [value("x")], [value("y")]), monkeypatch)
 
 
+def test_an_attribute_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [
+        helper.make_tensor(name, TensorProto.INT64, [1], [n])
+        for name, n in zip("abcd", (3, -9, 1, -1), strict=True)
+    ]
+    node = helper.make_node("Slice", ["x", *"abcd"], ["y"], "flip")
+    graph = helper.make_graph([node], "g", [value("x")], [value("y")], limits)
+    with pytest.raises(UnsupportedError) as caught:
+        source_of(graph, monkeypatch)
+    assert "  found     Slice only supports positive steps (Slice of float, flip)\n" in str(caught.value)
+
+
 def test_an_output_that_is_a_constant_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     constant = helper.make_tensor("y", TensorProto.FLOAT, [1, 4], [1.0, 2.0, 3.0, 4.0])
     nodes = [helper.make_node("Add", ["x", "y"], ["z"])]
