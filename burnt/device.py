@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import platform
+import re
 
 import psutil
 import torch
@@ -169,7 +170,8 @@ def as_device(device: torch.device | str | int | None) -> torch.device:
         if found.type not in ("cpu", "meta"):
             torch.empty(0, device=found)  # the drivers know what can be used, for every kind of device
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
-        raise _no_device(str(device), str(error).partition("\n")[0]) from None
+        # torch's message for a kind that it is built without goes on for a page.
+        raise _no_device(str(device), re.split(r"\n|\. ", str(error))[0]) from None
     return found
 
 
@@ -178,6 +180,8 @@ def _no_device(name: str, reason: str) -> DeviceError:
     is_cpu_build = torch.version.cuda is None and torch.version.hip is None
     if name.partition(":")[0] == "cuda" and is_cpu_build:
         hint = "this torch is built without CUDA: install a build with it, or use the CPU"
+    elif name.partition(":")[0] in ("gpu", "nvidia"):
+        hint = "torch names GPUs of NVIDIA and AMD 'cuda', and those of Apple 'mps'"
     else:
         close = nearest(name, available)
         hint = f"did you mean {close!r}?" if close else "burnt info shows what this machine has"

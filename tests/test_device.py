@@ -95,6 +95,10 @@ def test_devices_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         device.as_device("cud:1")
     assert caught.value.expected == "cpu or cuda:0 or cuda:1"
     assert caught.value.hint == "did you mean 'cuda:1'?"
+    with pytest.raises(DeviceError, match="torch cannot use the device 'gpu'") as caught:
+        device.as_device("gpu")
+    assert caught.value.hint is not None
+    assert "'cuda'" in caught.value.hint
 
 
 def test_another_device_is_named_and_no_more() -> None:

@@ -203,6 +203,12 @@ def test_an_error_inside_a_call_that_fits_stays_as_it_is():
     assert type(caught.value) is TypeError
 
 
+def test_a_learning_rate_is_not_taken_for_betas():
+    with pytest.raises(OptimError, match="AdamW takes no number as its first argument") as caught:
+        optim.AdamW(1e-3)
+    assert "the learning rate is the Learner's schedule" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -416,6 +416,9 @@ class Function(InlinedWhenTraced):
         method = self._bind_first(args)
         return self._flatten(args, kwargs) if method is None else method.resolve(*args[1:], **kwargs)
 
+    def __repr__(self) -> str:
+        return f"<burnt.fuse of {self.name}>"
+
     def fallback_reason(self, /, *args: Any, **kwargs: Any) -> str | None:
         """Return why the eager function runs for these arguments; None if generated kernels run.
 

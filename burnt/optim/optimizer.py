@@ -7,6 +7,7 @@ performs the steps that `burnt.kernels` does not support: sparse gradients and c
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -124,6 +125,13 @@ class Optimizer:
                 expected=f"{cls.__name__}() or {cls.__name__}(option=value)",
                 found=f"a {type(args[0]).__name__} as its first argument",
                 hint=_NO_PARAMS,
+            )
+        if args and isinstance(args[0], int | float) and "betas" in inspect.signature(cls).parameters:
+            raise OptimError(
+                f"{cls.__name__} takes no number as its first argument",
+                expected=f"{cls.__name__}() or {cls.__name__}(option=value)",
+                found=repr(args[0]),
+                hint=_NO_RATE,
             )
         return super().__new__(cls)
 

@@ -62,9 +62,7 @@ _EVEN = 1.0  # the speed of two that take the same time
 # Pairs of samples: the interval of the median of six has a probability of 97 %, of five less than 95 %.
 _ROUNDS = range(6, 193)
 _SECONDS = 3.0  # for an undecided site; the minimum number of rounds may take longer
-_ENOUGH = (
-    24  # samples after which a median below `_GAIN` needs no certainty: the original is kept in any case
-)
+_ENOUGH = 24  # samples after which a median below `_GAIN` needs no certainty: the original is kept
 _SHORTEST = 1e-3  # seconds of a sample, at least
 _CHEAP = 0.3  # seconds: if the original's call takes less, it is also computed in float64
 # The tolerated difference, in units of the dtype's precision, relative to the largest number: without a
@@ -489,12 +487,16 @@ def race(theirs: Call, ours: Call, is_decided: Callable[[Timing], bool], seconds
 def _is_decided(timing: Timing) -> bool:
     """Whether a site is surely fast enough, surely not, or promises no gain."""
     promises_nothing = timing.speed < _GAIN and timing.samples >= _ENOUGH
-    return _too_slow(timing) is None or timing.speed_range[1] < _GAIN or promises_nothing
+    return _is_fast_enough(timing) or timing.speed_range[1] < _GAIN or promises_nothing
+
+
+def _is_fast_enough(timing: Timing) -> bool:
+    return timing.speed >= _GAIN and timing.speed_range[0] >= _EVEN
 
 
 def is_undecided(timing: Timing) -> bool:
-    """Whether a site may be fast enough, but not certainly."""
-    return timing.speed >= _GAIN and timing.speed_range[0] < _EVEN
+    """Whether more samples might decide otherwise: then the original is kept for now, and not for good."""
+    return not _is_decided(timing)
 
 
 def is_slower(timing: Timing) -> bool:
@@ -509,13 +511,13 @@ def is_surely_faster_or_slower(timing: Timing) -> bool:
 
 def _too_slow(timing: Timing) -> str | None:
     """Explain that a speedup is below `_GAIN`, or not certain; None if it is enough."""
-    if timing.speed < 1 and timing.speed < _GAIN:
-        return f"{timing.speed:.2f} times as fast"
-    if timing.speed < _GAIN:
-        return f"{math.floor(1000 * timing.speed) / 1000:.3f} times as fast; {_GAIN:g} is required"
+    if _is_fast_enough(timing):
+        return None
     if is_undecided(timing):
         return f"{timing.speed:.2f} times as fast, undecided: the samples scatter by more than the gain"
-    return None
+    if timing.speed < 1:
+        return f"{timing.speed:.2f} times as fast"
+    return f"{math.floor(1000 * timing.speed) / 1000:.3f} times as fast; {_GAIN:g} is required"
 
 
 # --- errors -----------------------------------------------------------------------------------------------

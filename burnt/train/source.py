@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from burnt._modules import import_file, module_of_file
-from burnt.errors import RecordError
+from burnt.errors import DefinitionError, RecordError
 
-__all__ = ["Source", "started_by"]
+__all__ = ["Source", "refuse_while_importing", "started_by"]
 
+_IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
 _STARTED_BY: ContextVar[tuple[str, tuple[str, ...]] | None] = ContextVar("_STARTED_BY", default=None)
 
 
@@ -32,6 +33,22 @@ def started_by(target: str, overrides: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _STARTED_BY.reset(token)
+
+
+def refuse_while_importing() -> None:
+    """Raise if a run's code is just being imported, so that `load` and the commands do not train again.
+
+    Raises:
+        DefinitionError: it is.
+    """
+    file = _IMPORTING.get()
+    if file is not None:
+        raise DefinitionError(
+            f"{file.name} trains when it is imported",
+            where=str(file),
+            expected="the training below `if __name__ == '__main__':`, or in a function",
+            hint="its model was to be loaded; nothing was trained or written",
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +154,13 @@ class Source:
         return kind
 
     def _import(self, file: Path) -> ModuleType:
+        token = _IMPORTING.set(file)
+        try:
+            return self._import_module(file)
+        finally:
+            _IMPORTING.reset(token)
+
+    def _import_module(self, file: Path) -> ModuleType:
         parts = self.module.split(".")
         *packages, last = [*file.parts[:-1], *([file.stem] if file.stem != "__init__" else [])]
         if len(parts) == 1 or [*packages, last][-len(parts) :] != parts:

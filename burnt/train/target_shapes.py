@@ -86,7 +86,13 @@ def _broadcast_shape(left: Tensor, right: Tensor) -> tuple[int, ...]:
 
 def _is_comparison(left: Tensor, right: Tensor, output: StepOutput) -> bool:
     outputs, targets = output.outputs, output.targets
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+    if not isinstance(targets, Tensor):
+        return False
+    if outputs is None:  # what depends on the parameters is compared with the targets themselves
+        return any(
+            predicted.requires_grad and true is targets for predicted, true in ((left, right), (right, left))
+        )
+    if not isinstance(outputs, Tensor):
         return False
     return any(
         predicted.shape == outputs.shape

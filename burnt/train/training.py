@@ -50,7 +50,7 @@ from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
-from burnt.train.source import Source
+from burnt.train.source import Source, refuse_while_importing
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -207,7 +207,9 @@ class SupervisedTraining:
             CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
+            DefinitionError: `burnt.load` or a command is just importing the code, which must not train again.
         """
+        refuse_while_importing()
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(model, learner.step, learner.validation_step)

@@ -15,7 +15,7 @@ import torch
 import burnt
 from burnt import nn, optim
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError
+from burnt.errors import CheckpointError, DefinitionError, RecordError, RunError, UnsupportedError
 from burnt.record import Record
 from burnt.train import KeepBest, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.loading import RunFiles
@@ -125,6 +125,15 @@ def test_code_that_has_changed_is_said(script: Path) -> None:
     sys.modules.pop("shipped_net")
     with pytest.raises(RecordError, match="the code of the run is not found"):
         burnt.load(script, import_code=True)
+
+
+def test_code_that_trains_when_it_is_imported_does_not_train_again(script: Path) -> None:
+    file = script.parent.parent / "shipped_net.py"
+    file.write_text(CODE.replace('if __name__ == "__main__":', "if True:").replace("runs/net", "runs/again"))
+    with pytest.raises(DefinitionError, match=r"shipped_net\.py trains when it is imported") as caught:
+        burnt.load(script, import_code=True)
+    assert "if __name__ == '__main__'" in str(caught.value)
+    assert not (script.parent / "again").exists()
 
 
 def test_the_file_is_found_from_a_folder_that_contains_the_run(

@@ -236,6 +236,14 @@ REFUSED = {
         "squeeze(-1) the tensor of shape (5, 1)",
         how=lambda model, batch: squared_error(model(batch.x)[:, :1], batch.x.sum(1)),
     ),
+    "column and row, outputs not returned": Looked(
+        ShapeError,
+        "the loss compares each prediction with every target",
+        "(5, 1) and (5,), which broadcast to (5, 5)",
+        how=lambda model, batch: StepOutput(
+            (model(batch.x)[:, :1] - (targets := batch.x.sum(1))).square().mean(), targets=targets
+        ),
+    ),
     "row and column": Looked(
         ShapeError,
         "(5,) and (5, 1), which broadcast",
