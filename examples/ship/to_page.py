@@ -17,7 +17,8 @@ from _digits import test_images, verdict
 READ = """
 const page = require("fs").readFileSync(process.argv[1], "utf8");
 const code = page.match(/const CODE = "([^"]*)"/)[1];
-const model = new WebAssembly.Instance(new WebAssembly.Module(Buffer.from(code, "base64")), {}).exports;
+const bytes = require("zlib").inflateRawSync(Buffer.from(code, "base64"));
+const model = new WebAssembly.Instance(new WebAssembly.Module(bytes), {}).exports;
 model.init();
 const images = JSON.parse(require("fs").readFileSync(0, "utf8"));
 console.log(JSON.stringify(images.map(image => {
