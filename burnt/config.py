@@ -15,6 +15,7 @@ import inspect
 import json
 import operator
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +44,7 @@ _MUTABLE = (list, dict, set, bytearray)
 class _ConfigMeta(msgspec.StructMeta):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         where = f"{namespace.get('__module__')}.{namespace.get('__qualname__', name)}"
-        annotations = namespace.get("__annotations__", {})
+        annotations = _annotations_in(namespace)
         fields = {
             key: _to_msgspec_field(value, f"{where}.{key}", is_field=key in annotations)
             for key, value in namespace.items()
@@ -70,6 +71,19 @@ class _ConfigMeta(msgspec.StructMeta):
             if error is None:  # it was raised inside
                 raise
         raise error
+
+
+def _annotations_in(namespace: dict[str, Any]) -> dict[str, Any]:
+    """Return the annotations of a class that is being made; undefined names stay unresolved."""
+    if sys.version_info >= (3, 14) and "__annotations__" not in namespace:
+        import annotationlib
+
+        annotate = annotationlib.get_annotate_from_class_namespace(namespace)
+        if annotate is None:
+            return {}
+        return annotationlib.call_annotate_function(annotate, annotationlib.Format.FORWARDREF)
+    annotations: dict[str, Any] = namespace.get("__annotations__", {})
+    return annotations
 
 
 def _is_class_variable(annotation: Any) -> bool:

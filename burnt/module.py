@@ -515,7 +515,8 @@ def _return_type(config: type[_Config]) -> Any:
     if build is None:
         return None
     try:
-        return typing.get_type_hints(build).get("return", _NOT_ANNOTATED)
+        # From Python 3.14 on, a wrapper does not share the annotations that were set on what it wraps.
+        return typing.get_type_hints(inspect.unwrap(build)).get("return", _NOT_ANNOTATED)
     except NameError as error:
         return f"an annotation that cannot be resolved ({error})"
 
