@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
-from burnt.cli.train import load_module
-from burnt.errors import DeviceError, nearest, quantity
+from burnt.cli.train import load_attribute
+from burnt.errors import DeviceError, quantity
 
 __all__ = ["run"]
 
@@ -172,15 +172,7 @@ def _load_model(target: str) -> tuple[Any, Any]:
             found=repr(target),
             hint=f"burnt bench {where}:model, if the model is called model",
         )
-    module = load_module(module_name)
-    if not hasattr(module, name):
-        close = nearest(name, vars(module))
-        raise UsageError(
-            f"{module_name} has no {name!r}",
-            where=getattr(module, "__file__", None),
-            hint=f"did you mean {close!r}?" if close else None,
-        )
-    value = getattr(module, name)
+    value = load_attribute(module_name, name)
     expected = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
     if not isinstance(value, nn.Module) and callable(value) and (required := _required_arguments(value)):
         raise UsageError(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.cli.train import load_module
-from burnt.errors import RecordError, UnsupportedError, nearest
+from burnt.cli.train import load_attribute
+from burnt.errors import RecordError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -126,15 +126,7 @@ def _named_model(target: str) -> Any:
         raise UsageError(
             "--model names no model", expected="module:name or path/file.py:name", found=repr(target)
         )
-    module = load_module(module_name)
-    if not hasattr(module, name):
-        close = nearest(name, vars(module))
-        raise UsageError(
-            f"{module_name} has no {name!r}",
-            where=getattr(module, "__file__", None),
-            hint=f"did you mean {close!r}?" if close else None,
-        )
-    value = getattr(module, name)
+    value = load_attribute(module_name, name)
     if isinstance(value, nn.Module) or (inspect.isclass(value) and issubclass(value, Module)):
         return value
     if callable(value):

@@ -88,6 +88,23 @@ def load_module(name: str) -> ModuleType:
     return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _import_module(name)
 
 
+def load_attribute(module_name: str, name: str) -> Any:
+    """Import a module by name or file path, and return what a name in it stands for.
+
+    Raises:
+        UsageError: there is no such module, file or name.
+    """
+    module = load_module(module_name)
+    if not hasattr(module, name):
+        close = nearest(name, vars(module))
+        raise UsageError(
+            f"{module_name} has no {name!r}",
+            where=getattr(module, "__file__", None),
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    return getattr(module, name)
+
+
 def _import_module(name: str) -> ModuleType:
     if all(part.isidentifier() for part in name.split(".")):
         try:
