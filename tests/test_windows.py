@@ -96,6 +96,7 @@ def test_every_module_can_be_imported() -> None:
     assert names - imported == {*POSIX_ONLY, "burnt", "burnt.__main__"}
 
 
+@pytest.mark.full
 def test_a_training_runs_without_a_compiler(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     printed = run_as_on_windows(

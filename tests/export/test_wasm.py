@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from burnt.errors import UnsupportedError
-from burnt.export import c_source
+from burnt.export.c_source import c_source
 from burnt.export.wasm import INSTALL, compile_wasm
 from burnt.inspect.signature import TensorInfo
 from burnt.onnx.weights import rounded_copy
