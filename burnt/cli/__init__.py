@@ -282,6 +282,9 @@ def _dispatch(args: argparse.Namespace) -> int:
 
             return c.run(run_model.arguments(args), args.out, args.name, args.ram, args.flash)
         case "serve":
+            from burnt.serve.packages import require_packages
+
+            require_packages()  # before what imports them
             from burnt.cli import serve
 
             return serve.run(args)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from burnt.cli.output import Page, UsageError, size_text
 from burnt.cli.run_model import RunArguments, RunModel, load_run_model
 from burnt.serve.onnx_model import OnnxModel
-from burnt.serve.process import listen, require_packages, serve
+from burnt.serve.process import listen, serve
 from burnt.serve.service import Settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     sources = _named_sources(args.models)
     if (args.model or args.example) and len(sources) > 1:
         raise UsageError("--model and --example describe one run", found=f"{len(sources)} models")
-    require_packages()
     if args.container is not None:
         return _write_container(args, sources)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING, stream=sys.stderr)

@@ -11,6 +11,7 @@
     run_model.py   a model of a run; imports torch
     onnx_model.py  a model in an ONNX file; imports ONNX Runtime
     metrics.py     what /metrics shows
+    packages.py    which packages it needs
     process.py     the socket, uvicorn, SIGTERM
     container.py   a folder from which a container image is built
 

@@ -8,39 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import logging
 import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
 
-from burnt.errors import BurntError, UnsupportedError
+from burnt.errors import BurntError
+from burnt.serve.packages import require_packages
 from burnt.serve.servable import Servable
 from burnt.serve.service import Service, Settings
 
-__all__ = ["listen", "require_packages", "serve"]
+__all__ = ["listen", "serve"]
 
 _log = logging.getLogger("burnt.serve")
 _KEEP_ALIVE = 75  # seconds: longer than the clients' pools and balancers that reuse connections
 _BACKLOG = 2048  # connections that the kernel keeps while the server is busy
-
-
-def require_packages() -> None:
-    """Check that the packages of the server are installed.
-
-    Raises:
-        UnsupportedError: some are not.
-    """
-    needed = ("starlette", "uvicorn", "prometheus_client", "packaging")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UnsupportedError(
-            "the server needs further packages",
-            expected=", ".join(needed),
-            found=f"no {', no '.join(missing)}",
-            hint="pip install burnt[serve]",
-        )
 
 
 def listen(host: str, port: int) -> socket.socket:

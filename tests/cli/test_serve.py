@@ -18,6 +18,7 @@ from burnt.cli import main
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.serve import OnnxModel, RunModel
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
+from tests import forked
 from tests.serve import onnx_files
 
 
@@ -156,3 +157,15 @@ def test_the_folder_of_an_image_holds_the_model_of_a_run(
     torch.testing.assert_close(torch.from_numpy(file.run([x.numpy()])[0]), model(x).detach())
     assert file.version == "step-00000004"
     assert json.loads(Path("image/Containerfile").read_text().partition("\nCMD ")[2])[4] == "net=net.onnx"
+
+
+def test_missing_packages_are_named_before_anything_imports_them() -> None:
+    done = forked.run(
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('starlette', 'prometheus_client'))\n"
+        "from burnt.cli import main\n"
+        "sys.exit(main(['serve', 'runs/digits']))"
+    )
+    assert done.returncode == 1
+    assert "found     no starlette, no prometheus_client" in done.stderr
+    assert "pip install burnt[serve]" in done.stderr

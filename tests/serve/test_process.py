@@ -24,7 +24,8 @@ import psutil
 import pytest
 
 from burnt.errors import BurntError, UnsupportedError
-from burnt.serve.process import listen, require_packages
+from burnt.serve.packages import require_packages
+from burnt.serve.process import listen
 from tests.serve import onnx_files
 
 ROOT = Path(__file__).parents[2]
