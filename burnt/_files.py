@@ -23,7 +23,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         raise FileExistsError(errno.EEXIST, "not a regular file", os.fspath(target))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    temporary.touch(exist_ok=False)
+    try:
+        temporary.touch(exist_ok=False)
+    except OSError as error:  # nobody knows the name of the temporary file
+        raise type(error)(error.errno, error.strerror, os.fspath(target)) from None
     mode = temporary.stat().st_mode  # what the umask makes of a new file
     try:
         yield temporary

@@ -85,3 +85,9 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
             raise AssertionError("nothing is written")
     assert (tmp_path / "pipe").is_fifo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "missing" / "a.html"):
+        pass
+    assert caught.value.filename == str(tmp_path / "missing" / "a.html")

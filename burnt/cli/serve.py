@@ -141,7 +141,11 @@ def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> in
                 loaded = _load_run(source, args)
                 files[name] = Path(exported) / f"{name}.onnx"
                 onnx.export(loaded.model, loaded.signature, files[name], metadata=loaded.metadata)
-        command = write_container(folder, files)
+        settings = ("max_batch", "queue", "timeout", "max_body", "drain")
+        options = []
+        for name in settings:
+            options += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        command = write_container(folder, files, options, args.port or 8000)
     page = Page()
     for path in sorted(folder.iterdir()):
         size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size

@@ -26,6 +26,8 @@ from burnt.inspect.signature import Signature
 
 __all__ = ["Firmware", "Memory", "measure_memory", "write_firmware"]
 
+_MARK = "written by burnt"  # in each file, which the next call may replace
+
 TOLERANCE = 1e-5
 """Largest difference from eager that the test program accepts, relative to the largest output or 1."""
 
@@ -138,6 +140,10 @@ def write_firmware(
             else than the model.
         OSError: the folder cannot be written. After any other error, nothing was written.
     """
+    target = Path(folder)
+    _refuse_foreign_files(
+        [target / file for file in (f"{name}.c", f"{name}.h", f"test_{name}.c", "Makefile")]
+    )
     source = c_source(model, example, name)
     memory = measure_memory(source)
     _require_fit("RAM", memory.ram, ram, source, lambda layer: layer.result)
@@ -154,7 +160,6 @@ def write_firmware(
         "Makefile": _makefile(name),
     }
     compared = _compare(contents, model)
-    target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     for file, text in contents.items():
         with replacing(target / file) as temporary:
@@ -286,7 +291,7 @@ def _program(source: CSource) -> str:
     """Return the C with weights that other files do not see, so that a program may have several models."""
     text = re.sub(r"^extern const .*\n", "", source.text, flags=re.MULTILINE)
     text = re.sub(r"^const ", "static const ", text, flags=re.MULTILINE)
-    return f'#include "{source.name}.h"\n\n{text}'
+    return f'/* {_MARK} */\n#include "{source.name}.h"\n\n{text}'
 
 
 def _header(source: CSource, memory: Memory | None) -> str:
@@ -298,7 +303,7 @@ def _header(source: CSource, memory: Memory | None) -> str:
         if info.range is not None
     )
     return f"""\
-/* {source.name}: a model as C, written by burnt {__version__}.{needs}
+/* {source.name}: a model as C, {_MARK} {__version__}.{needs}
  * Not reentrant: results between layers are in static memory.{ranges}
  */
 #ifndef {guard}
@@ -368,7 +373,7 @@ def _test_program(source: CSource, model: nn.Module, cases: Sequence[Sequence[Te
         for kind in dict.fromkeys(output.kind for output in found)
     ]
     return f"""\
-/* Compares {source.name} with outputs of the model in PyTorch. Exit code 0: all are within the tolerance. */
+/* {_MARK}. Compares {source.name} with the model in PyTorch: exit code 0 if all outputs agree. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -419,9 +424,25 @@ def _literal(value: float | int | bool) -> str:
     return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
 
 
+def _refuse_foreign_files(files: Sequence[Path]) -> None:
+    """Raise if files that would be replaced were written by somebody else.
+
+    Raises:
+        UnsupportedError: one was.
+    """
+    for file in files:
+        if file.is_file() and _MARK.encode() not in file.read_bytes():
+            raise UnsupportedError(
+                "a file of this name is there, and burnt has not written it",
+                where=str(file),
+                expected=f"no such file, or one that says {_MARK!r}",
+                hint="write to another folder",
+            )
+
+
 def _makefile(name: str) -> str:
     return f"""\
-# On this machine:  make test
+# {_MARK}. On this machine:  make test
 # For a device:     make {name}.o CC=arm-none-eabi-gcc CFLAGS="-std=c99 -Os -mcpu=cortex-m4 -mthumb"
 # and link {name}.o into your program.
 CC ?= cc

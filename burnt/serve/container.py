@@ -38,7 +38,6 @@ PACKAGES = (
 )
 """What an image needs to serve ONNX files; what these need is found out."""
 
-_PORT = 8000
 
 _MARK = "# Written by `burnt serve --container`."
 
@@ -70,12 +69,19 @@ CMD {command}
 """
 
 
-def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) -> list[str]:
+def write_container(
+    folder: str | os.PathLike[str],
+    models: Mapping[str, Path],
+    options: Sequence[str] = (),
+    port: int = 8000,
+) -> list[str]:
     """Write the folder of an image that serves ONNX files.
 
     Args:
         folder: is made if it does not exist; what an earlier call wrote into it is replaced.
         models: the files by the names under which they are served; the first one is at ``/v1/predict`` too.
+        options: further options of `burnt serve` for the image's command, such as ``["--max-batch", "64"]``.
+        port: what the image listens on.
 
     Returns:
         The command that the image runs, which also works in the folder itself.
@@ -90,7 +96,7 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
     requirements = locked_requirements(PACKAGES)
     files = {name: f"{name}.onnx" for name in models}
     command = ["python", "-m", "burnt", "serve", *(f"{name}={file}" for name, file in files.items())]
-    command += ["--host", "0.0.0.0", "--port", str(_PORT)]
+    command += ["--host", "0.0.0.0", "--port", str(port), *options]
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name, source in models.items():
@@ -103,7 +109,7 @@ def write_container(folder: str | os.PathLike[str], models: Mapping[str, Path]) 
             _CONTAINERFILE.format(
                 mark=_MARK,
                 tag=next(iter(models)).lower(),
-                port=_PORT,
+                port=port,
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
                 models=" ".join(files.values()),
                 command=json.dumps(command),

@@ -138,10 +138,12 @@ def test_a_missing_package_is_said(
 
 def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     onnx_files.write(Path("m.onnx"))
-    assert main(["serve", "a=m.onnx", "--container", "image"]) == 0
+    options = ["--port", "9000", "--max-batch", "64"]
+    assert main(["serve", "a=m.onnx", "--container", "image", *options]) == 0
     printed = capsys.readouterr().out
     assert "podman build -t a image" in printed
-    assert "cd image && python -m burnt serve a=a.onnx --host 0.0.0.0 --port 8000" in printed
+    assert "cd image && python -m burnt serve a=a.onnx --host 0.0.0.0 --port 9000 --max-batch 64" in printed
+    assert "EXPOSE 9000" in Path("image/Containerfile").read_text()
     assert Path("image/a.onnx").read_bytes() == Path("m.onnx").read_bytes()
     assert not served.models
 

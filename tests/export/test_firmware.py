@@ -294,3 +294,14 @@ def test_a_model_keeps_its_mode(write: Any) -> None:
     write()
     assert small().training
     small().eval()
+
+
+def test_files_of_somebody_else_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("all:\n\techo mine\n")
+    with pytest.raises(UnsupportedError, match="burnt has not written it") as caught:
+        write_firmware(torch.nn.Linear(2, 1), torch.rand(1, 2), tmp_path)
+    assert str(tmp_path / "Makefile") in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["Makefile"]
+    (tmp_path / "Makefile").unlink()
+    for _ in range(2):
+        write_firmware(torch.nn.Linear(2, 1), torch.rand(1, 2), tmp_path)
