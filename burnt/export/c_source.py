@@ -12,7 +12,7 @@ import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def c_source(
         graph = _load(file)
     _require_lowerings(graph)
     layers = _layers(graph)
-    signature = _with_batch(exported.signature, batch)
+    signature = exported.signature  # with the sizes of this batch
     inputs, outputs = _rename(graph, signature, name)
     text = _use_parameters(_generate(graph, name), name, inputs, outputs)
     text, arena = _move_temporaries(text, name)
@@ -362,14 +362,6 @@ def _value_bytes(value: Any) -> int:
         return 0
     size = math.prod(dim.dim_value for dim in tensor.shape.dim)
     return int(size * onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize)
-
-
-def _with_batch(signature: Signature, batch: int) -> Signature:
-    return replace(
-        signature,
-        inputs=tuple(replace(info, shape=info.shape_for(batch)) for info in signature.inputs),
-        outputs=tuple(replace(info, shape=info.shape_for(batch)) for info in signature.outputs),
-    )
 
 
 def _c_type(dtype: str) -> str:

@@ -42,7 +42,7 @@ class _Toolchain:
     """A compiler that measures code.
 
     Args:
-        label: how users are told.
+        label: its name in messages.
         command: the compiler with its target.
         link: the arguments that link the function with what it calls of the C library; ``("-c",)`` for none.
         size: the program that prints the sizes of the sections.
@@ -425,7 +425,7 @@ def _literal(value: float | int | bool) -> str:
 
 
 def _refuse_foreign_files(files: Sequence[Path]) -> None:
-    """Raise if files that would be replaced were written by somebody else.
+    """Raise if files that would be replaced were written by another program.
 
     Raises:
         UnsupportedError: one was.

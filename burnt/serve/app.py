@@ -281,10 +281,10 @@ class _Routes:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method as JSON."""
     assert isinstance(error, HTTPException)
-    told = BurntError(
+    shown = BurntError(
         error.detail, where=request.url.path, hint="POST /v1/predict, GET /v1/schema, GET /v1/models"
     )
-    return Refusal(error.status_code, told, error.headers).response()
+    return Refusal(error.status_code, shown, error.headers).response()
 
 
 def _has_key(request: Request, key: str) -> bool:

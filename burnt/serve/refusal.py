@@ -17,7 +17,7 @@ class Refusal(Exception):
 
     Args:
         status: of HTTP.
-        error: what is told to the client.
+        error: the error that the client gets.
         headers: of the answer.
     """
 

@@ -144,7 +144,7 @@ def _run_example(model: Servable, rows: int) -> None:
 
 
 def _check_same(old: Servable, new: Servable) -> None:
-    """Raise if a model has another schema than the one that clients were told."""
+    """Raise if a model has another schema than the one that clients have read."""
     if str(old.schema) != str(new.schema):
         raise BurntError(
             "the new version takes or returns something else",

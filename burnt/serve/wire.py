@@ -169,5 +169,5 @@ def _to_lists(array: np.ndarray[Any, Any]) -> Any:
 def encode_error(error: BurntError) -> bytes:
     """Return an error as JSON: its message, and where, expected, found and hint if it has them."""
     parts = {name: getattr(error, name) for name in ("where", "expected", "found", "hint")}
-    told = {name: str(part) for name, part in parts.items() if part is not None}
-    return msgspec.json.encode({"error": {"message": error.what, **told}})
+    given = {name: str(part) for name, part in parts.items() if part is not None}
+    return msgspec.json.encode({"error": {"message": error.what, **given}})
