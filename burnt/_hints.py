@@ -148,7 +148,7 @@ def explain_arguments(**notes: str) -> Callable[[Callable[P, R]], Callable[P, R]
             except BurntError:
                 raise
             except TypeError:
-                error = argument_error(fn, args, kwargs, notes)
+                error = argument_error(call, args, kwargs, notes)
                 if error is None:  # it was raised inside
                     raise
             raise error

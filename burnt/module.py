@@ -78,8 +78,16 @@ class Module(torch.nn.Module):
     else:
         Config = DerivedConfig(lambda owner: _derive_config(owner))
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, init: bool = True, **kwargs: Any) -> None:
+        # `init=False` is for type checkers: they then take the `__init__` of the next base, a layer of torch.
         super().__init_subclass__(**kwargs)
+        if not init and _init_is_derived(cls):
+            raise DefinitionError(
+                f"{cls.__qualname__} has no __init__ to inherit",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                expected="init=False beside a base with its own __init__, such as a layer of torch.nn",
+                hint="leave out init=False, and __init__ is derived from the fields",
+            )
         own_fields = [name for name, kind in inspect.get_annotations(cls).items() if _is_field(kind)]
         for name in own_fields:
             if name in _RESERVED:

@@ -929,3 +929,15 @@ class TestDistributed:
         for path, parameter in model.named_parameters():
             torch.testing.assert_close(parameter.grad.full_tensor(), grads[path])
         assert model.static_fields() == {"scale": 2.0}
+
+
+def test_init_false_keeps_the_init_of_torchs_layer_and_needs_one() -> None:
+    class Elu(Module, torch.nn.ELU, init=False):
+        pass
+
+    assert repr(Elu(0.5)) == "Elu(alpha=0.5)"
+    assert Elu.Config(alpha=0.5).init().alpha == 0.5
+    with pytest.raises(DefinitionError, match="Bare has no __init__ to inherit"):
+
+        class Bare(Module, init=False):
+            size: int

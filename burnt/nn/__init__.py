@@ -48,8 +48,10 @@ __all__ = [
     "TransformerEncoderLayer",
 ]
 
-for _layer in __all__:
-    globals()[_layer].__init__ = explain_arguments()(globals()[_layer].__init__)
+for _name in __all__:
+    _layer = globals()[_name]
+    _layer.__init__ = explain_arguments()(_layer.__init__)  # a derived layer inherits torch's
+    _layer.__init__.__qualname__ = f"{_name}.__init__"
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
 

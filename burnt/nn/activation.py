@@ -13,7 +13,7 @@ from burnt.module import Module
 __all__ = ["Gelu", "Relu", "Silu"]
 
 
-class Relu(Module, torch.nn.ReLU):
+class Relu(Module, torch.nn.ReLU, init=False):
     r"""The positive part: :math:`y = \max(x, 0)`, of any shape.
 
     Args:
@@ -23,11 +23,6 @@ class Relu(Module, torch.nn.ReLU):
     >>> Relu()(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
-
-    inplace: bool
-
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__(inplace)
 
 
 class Gelu(Module, torch.nn.GELU):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -94,6 +94,7 @@ class Optimizer:
     """
 
     _torch: ClassVar[type[torch.optim.Optimizer]]
+    needs_closure: ClassVar[bool] = False
     _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that every such optimizer accepts
 
     if TYPE_CHECKING:
@@ -229,6 +230,35 @@ class Optimizer:
                     average = averages[path]
                     average.lerp_(self._params[path], weight.to(average.device, average.dtype))
         return result
+
+    def step_with(
+        self,
+        lr: float,
+        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        closure: Callable[[], tuple[Tensor, Mapping[str, Tensor]]],
+        *,
+        clip_norm: float | None = None,
+    ) -> StepResult:
+        """Update the parameters by a step that evaluates the loss several times, at parameters it tries.
+
+        The training calls this instead of `step` where `needs_closure` is true.
+
+        Args:
+            lr: the learning rate of this step.
+            model: as in `step`.
+            closure: computes loss and gradients, by path, at the present parameters.
+            clip_norm: as in `step`, for the gradients of each evaluation.
+        """
+        raise NotImplementedError(f"{type(self).__name__} steps with gradients: step(lr, model, grads)")
+
+    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters for training in place, after `eval`.
+
+        An optimizer whose results are other parameters than those it trains (averages) overrides both.
+        """
+
+    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters to evaluate and save in place; `train` undoes it."""
 
     def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the average of every parameter, by path."""

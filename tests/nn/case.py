@@ -1,0 +1,57 @@
+"""A layer to test: its arguments, torch's twin, inputs that fit, and an input that does not."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer by its class and arguments, torch's twin, and inputs for a batch size."""
+
+    name: str
+    arguments: dict[str, Any]
+    twin: Callable[[], torch.nn.Module] | None
+    inputs: Callable[[int], tuple[Tensor, ...]]
+    label: str = ""
+    loose: float = 0.0
+    """By how much it may be another value in 16 bits, where torch's rounds at each step."""
+    misfit: tuple[tuple[Tensor, ...], str] | None = None
+    """Inputs that do not fit, and what the ShapeError of `burnt.check` says of them."""
+    check_with_values: bool = False
+    """Whether the forward needs the inputs' values, so that `burnt.check` cannot follow it."""
+
+    def __str__(self) -> str:
+        return self.name + self.label
+
+    def build(self, **placed: Any) -> Any:
+        return getattr(nn, self.name)(**self.arguments, **placed)
+
+    @property
+    def has_parameters(self) -> bool:
+        return any(True for _ in self.build().parameters())
+
+
+def images(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 4, 7, 9),)
+
+
+def vectors(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 5, 12),)
+
+
+def ids(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randint(11, (batch, 3)),)
+
+
+def pairs(batch: int) -> tuple[Tensor, ...]:
+    return torch.randn(batch, 3), torch.randn(batch, 3)
+
+
+def labelled(batch: int) -> tuple[Tensor, ...]:
+    return torch.randn(batch, 6), torch.randint(6, (batch,))
