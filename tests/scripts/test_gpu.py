@@ -21,9 +21,7 @@ import psutil
 import pytest
 import torch
 
-from burnt import nn
 from tests.gpu import first
-from tests.gpu.test_device import LAYERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,10 +57,6 @@ def session(script: ModuleType, folder: Path, **changes: Any) -> Any:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
     given = {"command": "correctness", "device": "cpu", "dry": False, "target": folder / "results.json"}
     return script.Session(**given | {"environment": environment, "scratch": folder} | changes)
-
-
-def test_every_layer_has_a_case() -> None:
-    assert sorted(LAYERS) == sorted(nn.__all__)
 
 
 def test_it_can_be_executed() -> None:
