@@ -487,7 +487,14 @@ def _value_problem(data: Any, kind: Any, path: str, reason: str) -> _Problem:
                 hint=f"did you mean {close!r}?" if close else None,
             )
     if reason.startswith(("Expected ", "Invalid ")):
-        return _Problem(path, expected=_describe(kind), found=f"{data!r} ({type(data).__name__})")
+        words = [word for a in _alternatives(kind) for word in _literal_values(a) if isinstance(word, str)]
+        close = nearest(data, words) if isinstance(data, str) else None
+        return _Problem(
+            path,
+            expected=_describe(kind),
+            found=f"{data!r} ({type(data).__name__})",
+            hint=f"did you mean {close!r}?" if close else None,
+        )
     return _Problem(path, found=reason.partition(" - at ")[0])
 
 
@@ -513,13 +520,23 @@ def _is_config(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Config)
 
 
+def _literal_values(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+
+
 def _describe(kind: Any) -> str:
-    if isinstance(kind, type) and typing.get_origin(kind) is None:
-        return kind.__name__
-    return " | ".join(
-        "None" if a is type(None) else a.__name__ if isinstance(a, type) else str(a)
-        for a in _alternatives(kind)
-    )
+    return " | ".join(map(_describe_alternative, _alternatives(kind)))
+
+
+def _describe_alternative(kind: Any) -> str:
+    if values := _literal_values(kind):
+        return " | ".join(map(repr, values))
+    if kind is type(None):
+        return "None"
+    if not isinstance(kind, type) or typing.get_origin(kind) is not None:
+        return str(kind)
+    # Every layer's Config is called Config.
+    return kind.__qualname__ if kind.__name__ == "Config" else kind.__name__
 
 
 def _join(path: str, name: str) -> str:

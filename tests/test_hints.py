@@ -17,7 +17,7 @@ from burnt.errors import ArgumentError, OptimError, nearest
 PACKAGES = [burnt, nn, optim, data, train]
 PAIRS = [(nn, torch.nn), (optim, torch.optim), (data, torch.utils.data), (burnt, torch)]
 CALLABLES = [
-    *(getattr(nn, name) for name in nn.__all__),
+    *(getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)),
     *(
         getattr(optim, name)
         for name in optim.__all__
@@ -69,7 +69,7 @@ def test_case_is_a_hint(name):
         (nn, "CrossEntropyLoss", "use burnt.nn.CrossEntropy"),
         (nn, "LSTMM", "did you mean burnt.nn.Lstm?"),
         (nn, "functional", "use torch.nn.functional, it works inside a burnt Module"),
-        (nn, "Hardswish", "use torch.nn.Hardswish, it works inside a burnt Module"),
+        (nn, "ModuleList", "use torch.nn.ModuleList, it works inside a burnt Module"),
         (optim, "SGD", "did you mean burnt.optim.Sgd?"),
         (optim, "lr_scheduler", "use burnt.optim.Schedule"),
         (

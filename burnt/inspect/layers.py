@@ -22,6 +22,7 @@ __all__ = ["Misfit", "describe", "dtype_misfit", "has_known_inputs", "misfit", "
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_SOFTMAX = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d)
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _INSTANCE_NORM_RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
@@ -90,10 +91,10 @@ def has_known_inputs(module: nn.Module) -> bool:
     """Whether a module's attributes determine what it accepts, because its ``forward`` is torch's.
 
     Subclasses with their own ``forward`` may accept other layouts, as a LayerNorm over channels does.
-    Transposed convolutions are the exception: their subclasses do not.
+    Transposed convolutions and softmaxes are the exception: their subclasses do not.
     """
     home = getattr(type(module).forward, "__module__", "")
-    return home.startswith("torch.nn.modules.") or isinstance(module, _TRANSPOSED)
+    return home.startswith("torch.nn.modules.") or isinstance(module, (*_TRANSPOSED, *_SOFTMAX))
 
 
 def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Misfit | None:
@@ -130,7 +131,9 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             return _trailing(x, shape, f"{name}({{}})")
         case {"num_features": int(a)}:
             return _features_norm(module, x, a)
-    return None
+        case {"num_parameters": int(a)} if a > 1:
+            return _channels(x, a, None, f"{name}({{}})")
+    return _misfit_by_class(module, x)
 
 
 def dtype_misfit(module: nn.Module, x: Any) -> Misfit | None:
@@ -178,7 +181,29 @@ _SHAPE_ATTRIBUTES = (
     "num_channels",
     "normalized_shape",
     "num_features",
+    "num_parameters",
 )
+
+
+def _misfit_by_class(module: nn.Module, x: torch.Tensor) -> Misfit | None:
+    """Check the input of a layer of torch whose attributes have no names of their own."""
+    match module:
+        case nn.Softmax(dim=int(dim)) | nn.LogSoftmax(dim=int(dim)) | nn.Softmin(dim=int(dim)):
+            return _axis(x, dim)
+        case nn.GLU(dim=dim):
+            if (problem := _axis(x, dim)) is not None or (x.dim() > 0 and x.shape[dim] % 2 == 0):
+                return problem
+            return Misfit(f"an even size of axis {dim}, which is halved", shape_text(x))
+        case nn.Softmax2d() if x.dim() not in (3, 4):
+            return Misfit("(N, C, H, W)", shape_text(x))
+    return None
+
+
+def _axis(x: torch.Tensor, dim: int) -> Misfit | None:
+    # A scalar has the axes 0 and -1.
+    if -max(x.dim(), 1) <= dim < max(x.dim(), 1):
+        return None
+    return Misfit(f"an axis {dim}", shape_text(x))
 
 
 def _last_axis(x: torch.Tensor, size: int, instead: str) -> Misfit | None:

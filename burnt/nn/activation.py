@@ -1,16 +1,55 @@
-"""Activations: elementwise functions as layers."""
+"""Activations: functions of each element, softmaxes, and `build_activation`, which finds them by name."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from burnt import kernels
+from burnt.config import Config
+from burnt.errors import ConfigError, InputValueError, nearest
 from burnt.module import Module
 
-__all__ = ["Gelu", "Relu", "Silu"]
+__all__ = [
+    "ActivationConfig",
+    "ActivationName",
+    "Celu",
+    "Elu",
+    "Gelu",
+    "Glu",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "LeakyRelu",
+    "LogSigmoid",
+    "LogSoftmax",
+    "Mish",
+    "Prelu",
+    "Relu",
+    "Relu2",
+    "Relu6",
+    "Rrelu",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Silu",
+    "Softmax",
+    "Softmax2d",
+    "Softmin",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
+    "ThresholdedRelu",
+    "build_activation",
+]
 
 
 class Relu(Module, torch.nn.ReLU, init=False):
@@ -22,6 +61,205 @@ class Relu(Module, torch.nn.ReLU, init=False):
     >>> import torch
     >>> Relu()(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
+    """
+
+
+class Relu2(Module):
+    r"""The square of the positive part: :math:`y = \max(x, 0)^2`, of any shape.
+
+    So et al., 2021.
+
+    >>> import torch
+    >>> Relu2()(torch.tensor([-1.0, 3.0]))
+    tensor([0., 9.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, activated."""
+        if torch.compiler.is_compiling():
+            return F.relu(input).square()
+        return kernels.relu2(input)
+
+
+class Relu6(Module, torch.nn.ReLU6, init=False):
+    r"""ReLU with an upper limit: :math:`y = \min(\max(x, 0), 6)`, of any shape.
+
+    Args:
+        inplace: overwrite the input.
+
+    Krizhevsky, 2010.
+
+    >>> import torch
+    >>> Relu6()(torch.tensor([-1.0, 2.0, 8.0]))
+    tensor([0., 2., 6.])
+    """
+
+
+class LeakyRelu(Module, torch.nn.LeakyReLU, init=False):
+    r"""ReLU with a slope for negative values: :math:`y = \max(x, 0) + a \min(x, 0)`, of any shape.
+
+    Args:
+        negative_slope: :math:`a`, 0.01 as in Burn.
+        inplace: overwrite the input.
+
+    Maas et al., 2013.
+
+    >>> import torch
+    >>> LeakyRelu(0.1)(torch.tensor([-1.0, 2.0]))
+    tensor([-0.1000,  2.0000])
+    """
+
+
+class Prelu(Module, torch.nn.PReLU):
+    r"""ReLU with a learned slope for negative values: :math:`y = \max(x, 0) + a \min(x, 0)`.
+
+    Args:
+        num_parameters: number of slopes: 1, or one for each channel.
+        alpha: value that the slopes start with (torch's ``init``, which is a method of each Config).
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[*]``, or ``[batch, num_parameters, *]`` if there are several; output the same; ``weight`` is
+        ``[num_parameters]``.
+
+    As :class:`torch.nn.PReLU`. Weight decay pulls the slopes to 0, which is rarely wanted. He et al., 2015.
+
+    >>> import torch
+    >>> Prelu()(torch.tensor([-1.0, 2.0])).tolist()
+    [-0.25, 2.0]
+    """
+
+    def __init__(
+        self,
+        num_parameters: int = 1,
+        alpha: float = 0.25,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_parameters, alpha, device, dtype)
+
+
+class Rrelu(Module, torch.nn.RReLU):
+    r"""ReLU with a random slope for negative values: :math:`y = \max(x, 0) + a \min(x, 0)`, of any shape.
+
+    While training, :math:`a` is drawn for each element, uniform between `lower` and `upper`; in evaluation
+    it is their mean.
+
+    Args:
+        lower: smallest slope.
+        upper: largest slope.
+        inplace: overwrite the input.
+
+    Raises:
+        InputValueError: `lower` is above `upper`.
+
+    Xu et al., 2015.
+
+    >>> import torch
+    >>> Rrelu(0.1, 0.3).eval()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.2000,  2.0000])
+    """
+
+    def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3, inplace: bool = False) -> None:
+        if lower > upper:
+            raise InputValueError(
+                "the slopes of a Rrelu have no range", expected="lower <= upper", found=f"{lower} and {upper}"
+            )
+        super().__init__(lower, upper, inplace)
+
+
+class ThresholdedRelu(Module):
+    r"""Values above a threshold, and zeros: :math:`y = x` where :math:`x > \alpha`, else 0; of any shape.
+
+    Args:
+        alpha: the threshold, 1 as in Burn and ONNX.
+
+    `Threshold` gives another value than 0. Konda et al., 2014.
+
+    >>> import torch
+    >>> ThresholdedRelu()(torch.tensor([-1.0, 0.5, 2.0]))
+    tensor([0., 0., 2.])
+    """
+
+    alpha: float
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, activated."""
+        return F.threshold(input, self.alpha, 0.0)
+
+
+class Threshold(Module, torch.nn.Threshold, init=False):
+    r"""Values above a threshold, and a constant: :math:`y = x` where :math:`x > t`, else :math:`v`.
+
+    Args:
+        threshold: :math:`t`.
+        value: :math:`v`.
+        inplace: overwrite the input.
+
+    Shapes:
+        any; the output has the input's shape.
+
+    >>> import torch
+    >>> Threshold(0.1, 20.0)(torch.tensor([-1.0, 2.0]))
+    tensor([20.,  2.])
+    """
+
+
+class Elu(Module, torch.nn.ELU, init=False):
+    r"""The exponential linear unit: :math:`y = \max(x, 0) + \min(\alpha(e^x - 1), 0)`, of any shape.
+
+    Args:
+        alpha: minus the limit for small `x`.
+        inplace: overwrite the input.
+
+    Clevert et al., 2015.
+
+    >>> import torch
+    >>> Elu()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.6321,  2.0000])
+    """
+
+
+class Celu(Module, torch.nn.CELU, init=False):
+    r"""ELU with a continuous derivative: :math:`y = \max(x, 0) + \min(\alpha(e^{x/\alpha} - 1), 0)`.
+
+    Args:
+        alpha: minus the limit for small `x`.
+        inplace: overwrite the input.
+
+    Shapes:
+        any; the output has the input's shape.
+
+    Barron, 2017.
+
+    >>> import torch
+    >>> Celu(2.0)(torch.tensor([-1.0, 2.0]))
+    tensor([-0.7869,  2.0000])
+    """
+
+
+class Selu(Module, torch.nn.SELU, init=False):
+    r"""A scaled ELU: :math:`y = s\,(\max(x, 0) + \min(\alpha(e^x - 1), 0))`, of any shape.
+
+    With :math:`s = 1.0507` and :math:`\alpha = 1.6733`, mean 0 and variance 1 are a fixed point of deep
+    networks, if weights start with variance ``1 / in_features`` (`AlphaDropout` keeps both).
+
+    Args:
+        inplace: overwrite the input.
+
+    Klambauer et al., 2017.
+
+    >>> import torch
+    >>> Selu()(torch.tensor([-1.0, 2.0]))
+    tensor([-1.1113,  2.1014])
     """
 
 
@@ -73,3 +311,492 @@ class Silu(Module, torch.nn.SiLU):
         if torch.compiler.is_compiling() or self.inplace:
             return super().forward(input)
         return kernels.silu(input)
+
+
+class Mish(Module, torch.nn.Mish, init=False):
+    r"""A smooth unit: :math:`y = x \tanh(\log(1 + e^x))`, of any shape.
+
+    Args:
+        inplace: overwrite the input.
+
+    Misra, 2019.
+
+    >>> import torch
+    >>> Mish()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.3034,  1.9440])
+    """
+
+
+class Hardswish(Module, torch.nn.Hardswish, init=False):
+    r"""SiLU from straight lines: :math:`y = x \min(\max(x + 3, 0), 6) / 6`, of any shape.
+
+    Args:
+        inplace: overwrite the input.
+
+    Howard et al., 2019.
+
+    >>> import torch
+    >>> Hardswish()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.3333,  1.6667])
+    """
+
+
+class Glu(Module, torch.nn.GLU, init=False):
+    r"""The gated linear unit: :math:`y = a\,\sigma(b)` for the two halves :math:`a` and :math:`b` of an axis.
+
+    Args:
+        dim: the axis that is halved.
+
+    Shapes:
+        input ``[*, 2 d, *]``, output ``[*, d, *]``.
+
+    Dauphin et al., 2016.
+
+    >>> import torch
+    >>> Glu()(torch.tensor([1.0, 2.0, 0.0, 8.0]))
+    tensor([0.5000, 1.9993])
+    """
+
+
+class Sigmoid(Module, torch.nn.Sigmoid):
+    r"""The logistic function: :math:`y = 1 / (1 + e^{-x})`, of any shape.
+
+    >>> import torch
+    >>> Sigmoid()(torch.tensor([-1.0, 2.0]))
+    tensor([0.2689, 0.8808])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class LogSigmoid(Module, torch.nn.LogSigmoid):
+    r"""The logarithm of the logistic function: :math:`y = -\log(1 + e^{-x})`, of any shape.
+
+    >>> import torch
+    >>> LogSigmoid()(torch.tensor([-1.0, 2.0]))
+    tensor([-1.3133, -0.1269])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Hardsigmoid(Module, torch.nn.Hardsigmoid, init=False):
+    r"""The logistic function from straight lines: :math:`y = \min(\max(x / 6 + 1 / 2, 0), 1)`, of any shape.
+
+    Args:
+        inplace: overwrite the input.
+
+    (Burn and ONNX have slope and offset as arguments, 0.2 and 0.5 by default.) Courbariaux et al., 2015.
+
+    >>> import torch
+    >>> Hardsigmoid()(torch.tensor([-3.0, 0.0, 2.0]))
+    tensor([0.0000, 0.5000, 0.8333])
+    """
+
+
+class Tanh(Module, torch.nn.Tanh):
+    r"""The hyperbolic tangent: :math:`y = \tanh x`, of any shape.
+
+    >>> import torch
+    >>> Tanh()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.7616,  0.9640])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Hardtanh(Module, torch.nn.Hardtanh):
+    r"""Limits to a range: :math:`y = \min(\max(x, a), b)`, of any shape.
+
+    Args:
+        min_val: :math:`a`.
+        max_val: :math:`b`.
+        inplace: overwrite the input.
+
+    Raises:
+        InputValueError: `min_val` is not below `max_val`.
+
+    As :class:`torch.nn.Hardtanh` without its deprecated arguments.
+
+    >>> import torch
+    >>> Hardtanh()(torch.tensor([-2.0, 0.5, 2.0]))
+    tensor([-1.0000,  0.5000,  1.0000])
+    """
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        if min_val >= max_val:
+            raise InputValueError(
+                "a Hardtanh has no range", expected="min_val < max_val", found=f"{min_val} and {max_val}"
+            )
+        super().__init__(min_val, max_val, inplace)
+
+
+class Tanhshrink(Module, torch.nn.Tanhshrink):
+    r"""What the hyperbolic tangent takes away: :math:`y = x - \tanh x`, of any shape.
+
+    >>> import torch
+    >>> Tanhshrink()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.2384,  1.0360])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Softplus(Module, torch.nn.Softplus, init=False):
+    r"""A smooth ReLU: :math:`y = \frac{1}{\beta} \log(1 + e^{\beta x})`, of any shape.
+
+    Args:
+        beta: sharpness of the bend at 0.
+        threshold: where :math:`\beta x` is above, `y` is `x`. (Burn computes without a threshold.)
+
+    >>> import torch
+    >>> Softplus()(torch.tensor([-1.0, 2.0]))
+    tensor([0.3133, 2.1269])
+    """
+
+
+class Softsign(Module, torch.nn.Softsign):
+    r"""A slow saturation: :math:`y = x / (1 + |x|)`, of any shape.
+
+    >>> import torch
+    >>> Softsign()(torch.tensor([-1.0, 3.0]))
+    tensor([-0.5000,  0.7500])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Shrink(Module):
+    r"""Zeros around 0, and other values moved towards 0, of any shape.
+
+    .. math:: y = x - b\,\mathrm{sign}(x) \text{ where } |x| > \lambda, \text{ else } 0
+
+    Args:
+        lambd: :math:`\lambda`, not negative.
+        bias: :math:`b`: 0 is a `Hardshrink`, and `lambd` a `Softshrink`.
+
+    Raises:
+        InputValueError: a negative `lambd`.
+
+    As in Burn and ONNX.
+
+    >>> import torch
+    >>> Shrink(0.5, bias=0.25)(torch.tensor([-1.0, 0.4, 2.0]))
+    tensor([-0.7500,  0.0000,  1.7500])
+    """
+
+    lambd: float
+    bias: float
+
+    def __init__(self, lambd: float = 0.5, bias: float = 0.0) -> None:
+        _check_lambd("Shrink", lambd)
+        super().__init__()
+        self.lambd = lambd
+        self.bias = bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, activated."""
+        # A NaN stays one, since it is not within the limits.
+        return torch.where(input.abs() <= self.lambd, 0.0, input - self.bias * input.sign())
+
+
+class Hardshrink(Module, torch.nn.Hardshrink):
+    r"""Zeros around 0: :math:`y = x` where :math:`|x| > \lambda`, else 0; of any shape.
+
+    Args:
+        lambd: :math:`\lambda`, not negative.
+
+    Raises:
+        InputValueError: a negative `lambd`.
+
+    >>> import torch
+    >>> Hardshrink()(torch.tensor([-1.0, 0.4, 2.0]))
+    tensor([-1.,  0.,  2.])
+    """
+
+    lambd: float
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        _check_lambd("Hardshrink", lambd)
+        super().__init__(lambd)
+
+
+class Softshrink(Module, torch.nn.Softshrink):
+    r"""Moves values to 0: :math:`y = x - \lambda\,\mathrm{sign}(x)` where :math:`|x| > \lambda`, else 0.
+
+    Args:
+        lambd: :math:`\lambda`, not negative.
+
+    Shapes:
+        any; the output has the input's shape.
+
+    Raises:
+        InputValueError: a negative `lambd`.
+
+    >>> import torch
+    >>> Softshrink()(torch.tensor([-1.0, 0.4, 2.0]))
+    tensor([-0.5000,  0.0000,  1.5000])
+    """
+
+    lambd: float
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        _check_lambd("Softshrink", lambd)
+        super().__init__(lambd)
+
+
+def _check_lambd(name: str, lambd: float) -> None:
+    if lambd < 0:
+        raise InputValueError(f"{name} has a negative limit", expected="lambd >= 0", found=lambd)
+
+
+class Softmax(Module, torch.nn.Softmax):
+    r"""Positive values with the sum 1 along an axis: :math:`y_i = e^{x_i} / \sum_j e^{x_j}`.
+
+    Args:
+        dim: the axis. (torch guesses one if there is none, which it deprecates.)
+
+    Shapes:
+        any with that axis; the output has the input's shape.
+
+    >>> import torch
+    >>> Softmax(-1)(torch.tensor([0.0, 1.0]))
+    tensor([0.2689, 0.7311])
+    """
+
+    dim: int
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, exponentiated and divided by the sums along the axis."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        return kernels.softmax(input, self.dim)
+
+
+class LogSoftmax(Module, torch.nn.LogSoftmax):
+    r"""The logarithm of a softmax: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
+
+    Args:
+        dim: the axis. (torch guesses one if there is none, which it deprecates.)
+
+    Shapes:
+        any with that axis; the output has the input's shape.
+
+    `CrossEntropy` takes logits, and needs no LogSoftmax before it.
+
+    >>> import torch
+    >>> LogSoftmax(-1)(torch.tensor([0.0, 1.0]))
+    tensor([-1.3133, -0.3133])
+    """
+
+    dim: int
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]`` less the logarithms of the sums of exponentials along the axis."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        return kernels.log_softmax(input, self.dim)
+
+
+class Softmin(Module, torch.nn.Softmin):
+    r"""The softmax of negated values: :math:`y_i = e^{-x_i} / \sum_j e^{-x_j}`.
+
+    Args:
+        dim: the axis. (torch guesses one if there is none, which it deprecates.)
+
+    Shapes:
+        any with that axis; the output has the input's shape.
+
+    >>> import torch
+    >>> Softmin(-1)(torch.tensor([0.0, 1.0]))
+    tensor([0.7311, 0.2689])
+    """
+
+    dim: int
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, negated, exponentiated and divided by the sums along the axis."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        return kernels.softmax(-input, self.dim)
+
+
+class Softmax2d(Module, torch.nn.Softmax2d):
+    r"""The softmax over the channels of each pixel.
+
+    Shapes:
+        input ``[batch, channels, height, width]`` or without batch, output the same.
+
+    >>> import torch
+    >>> Softmax2d()(torch.zeros(1, 4, 2, 2)).unique()
+    tensor([0.2500])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[batch, channels, height, width]``, exponentiated and divided by the channels' sums."""
+        if torch.compiler.is_compiling() or input.dim() not in (3, 4):
+            return super().forward(input)
+        return kernels.softmax(input, -3)
+
+
+ActivationName = Literal[
+    "celu",
+    "elu",
+    "gelu",
+    "gelu_tanh",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "log_sigmoid",
+    "mish",
+    "prelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "rrelu",
+    "selu",
+    "shrink",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "tanh",
+    "tanhshrink",
+    "thresholded_relu",
+]
+
+ActivationConfig: TypeAlias = (
+    ActivationName
+    | Celu.Config
+    | Elu.Config
+    | Gelu.Config
+    | Hardshrink.Config
+    | Hardsigmoid.Config
+    | Hardswish.Config
+    | Hardtanh.Config
+    | LeakyRelu.Config
+    | LogSigmoid.Config
+    | LogSoftmax.Config
+    | Mish.Config
+    | Prelu.Config
+    | Relu.Config
+    | Relu2.Config
+    | Relu6.Config
+    | Rrelu.Config
+    | Selu.Config
+    | Shrink.Config
+    | Sigmoid.Config
+    | Silu.Config
+    | Softmax.Config
+    | Softmax2d.Config
+    | Softmin.Config
+    | Softplus.Config
+    | Softshrink.Config
+    | Softsign.Config
+    | Tanh.Config
+    | Tanhshrink.Config
+    | Threshold.Config
+    | ThresholdedRelu.Config
+)
+"""An activation in a Config or as an argument: its name, for the defaults, or its Config.
+
+All but `Glu`, which halves an axis. A Config writes its class as ``"type"``:
+
+>>> class NetConfig(Config):
+...     activation: ActivationConfig = "gelu"
+>>> NetConfig.from_json('{"activation": {"type": "LeakyRelu", "negative_slope": 0.2}}')
+NetConfig(activation=Config(negative_slope=0.2, inplace=False))
+"""
+
+_BY_NAME: dict[str, Config] = {
+    "celu": Celu.Config(),
+    "elu": Elu.Config(),
+    "gelu": Gelu.Config(),
+    "gelu_tanh": Gelu.Config(approximate="tanh"),
+    "hardshrink": Hardshrink.Config(),
+    "hardsigmoid": Hardsigmoid.Config(),
+    "hardswish": Hardswish.Config(),
+    "hardtanh": Hardtanh.Config(),
+    "leaky_relu": LeakyRelu.Config(),
+    "log_sigmoid": LogSigmoid.Config(),
+    "mish": Mish.Config(),
+    "prelu": Prelu.Config(),
+    "relu": Relu.Config(),
+    "relu2": Relu2.Config(),
+    "relu6": Relu6.Config(),
+    "rrelu": Rrelu.Config(),
+    "selu": Selu.Config(),
+    "shrink": Shrink.Config(),
+    "sigmoid": Sigmoid.Config(),
+    "silu": Silu.Config(),
+    "softplus": Softplus.Config(),
+    "softshrink": Softshrink.Config(),
+    "softsign": Softsign.Config(),
+    "tanh": Tanh.Config(),
+    "tanhshrink": Tanhshrink.Config(),
+    "thresholded_relu": ThresholdedRelu.Config(),
+}
+
+
+def build_activation(
+    activation: ActivationConfig | Mapping[str, Any] | torch.nn.Module,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.nn.Module:
+    """Build an activation from its name or Config.
+
+    Args:
+        activation: a name, such as ``"gelu"`` or ``"leaky_relu"``, for the layer with its defaults; the
+            Config of an activation, or a dict of it; or a layer, which is returned as it is.
+        device: where parameters live; those of a layer stay where they are.
+        dtype: dtype of parameters.
+
+    Raises:
+        ConfigError: there is no such activation, or it has no such argument.
+
+    (Burn's ``ActivationConfig``.)
+
+    >>> build_activation("gelu")
+    Gelu(approximate='none')
+    >>> build_activation({"type": "LeakyRelu", "negative_slope": 0.2})
+    LeakyRelu(negative_slope=0.2)
+    """
+    if isinstance(activation, torch.nn.Module):
+        return activation
+    if isinstance(activation, Mapping):
+        activation = Activation.from_dict({"activation": dict(activation)}).activation
+    config = _BY_NAME.get(activation) if isinstance(activation, str) else activation
+    if not isinstance(config, Config):
+        close = nearest(activation, _BY_NAME) if isinstance(activation, str) else None
+        raise ConfigError(
+            "there is no such activation",
+            expected=f"{', '.join(_BY_NAME)}; or the Config of an activation, or a layer",
+            found=repr(activation),
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    layer: torch.nn.Module = config.init(device=device, dtype=dtype)  # type: ignore[attr-defined]
+    return layer
+
+
+class Activation(Config):  # its name is in messages
+    activation: ActivationConfig

@@ -36,6 +36,10 @@ def same_arguments(twin: type, **left_out: Any) -> Callable[..., torch.nn.Module
     return build
 
 
+def prelu(torch_class: type, num_parameters: int = 1, init: float = 0.25, **placed: Any) -> torch.nn.Module:
+    return nn.Prelu(num_parameters, init, **placed)
+
+
 def from_torch(twin: Any) -> Callable[..., torch.nn.Module]:
     """Builds a twin by its adapter, from torch's module."""
 
@@ -72,18 +76,41 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "BatchNorm1d": same_arguments(nn.BatchNorm, bias=True),
     "BatchNorm2d": same_arguments(nn.BatchNorm, bias=True),
     "BatchNorm3d": same_arguments(nn.BatchNorm, bias=True),
+    "CELU": same_arguments(nn.Celu),
     "Conv2d": same_arguments(nn.Conv2d),
     "CrossEntropyLoss": same_arguments(nn.CrossEntropy, **deprecated),
+    "ELU": same_arguments(nn.Elu),
     "Embedding": same_arguments(nn.Embedding),
     "GELU": same_arguments(nn.Gelu),
+    "GLU": same_arguments(nn.Glu),
+    "Hardshrink": same_arguments(nn.Hardshrink),
+    "Hardswish": same_arguments(nn.Hardswish),
+    "Hardtanh": same_arguments(nn.Hardtanh, min_value=None, max_value=None),
     "LayerNorm": same_arguments(nn.LayerNorm),
+    "LeakyReLU": same_arguments(nn.LeakyRelu),
     "Linear": same_arguments(nn.Linear),
+    "LogSigmoid": same_arguments(nn.LogSigmoid),
+    "LogSoftmax": same_arguments(nn.LogSoftmax),
     "MSELoss": same_arguments(nn.Mse, **deprecated),
     "MaxPool2d": same_arguments(nn.MaxPool2d),
+    "Mish": same_arguments(nn.Mish),
     "MultiheadAttention": from_torch(nn.MultiHeadAttention),
+    "PReLU": prelu,
     "RMSNorm": same_arguments(nn.RmsNorm),
     "ReLU": same_arguments(nn.Relu),
+    "ReLU6": same_arguments(nn.Relu6),
+    "SELU": same_arguments(nn.Selu),
     "SiLU": same_arguments(nn.Silu),
+    "Sigmoid": same_arguments(nn.Sigmoid),
+    "Softmax": same_arguments(nn.Softmax),
+    "Softmax2d": same_arguments(nn.Softmax2d),
+    "Softmin": same_arguments(nn.Softmin),
+    "Softplus": same_arguments(nn.Softplus),
+    "Softshrink": same_arguments(nn.Softshrink),
+    "Softsign": same_arguments(nn.Softsign),
+    "Tanh": same_arguments(nn.Tanh),
+    "Tanhshrink": same_arguments(nn.Tanhshrink),
+    "Threshold": same_arguments(nn.Threshold),
     "TransformerEncoder": from_torch(nn.TransformerEncoder),
     "TransformerEncoderLayer": from_torch(nn.TransformerEncoderLayer),
 }
@@ -198,6 +225,7 @@ def run(name: str, training: bool, sample: ModuleInput) -> None:
 
 
 def test_no_twin_is_forgotten() -> None:
-    bases = {base.__name__ for name in nn.__all__ for base in getattr(nn, name).__mro__}
+    layers = [layer for layer in map(vars(nn).get, nn.__all__) if isinstance(layer, type)]
+    bases = {base.__name__ for layer in layers for base in layer.__mro__}
     assert bases & INFOS.keys() <= TWINS.keys()
     assert {name for name, _ in EXPECTED} <= TWINS.keys()

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from burnt import nn
 
+LAYERS = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
