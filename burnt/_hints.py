@@ -28,6 +28,8 @@ ELSEWHERE = {
     "CrossEntropyLoss": "burnt.nn.CrossEntropy",
     "DataLoader": "burnt.data.Loader",
     "Dense": "burnt.nn.Linear",
+    "Interpolate1d": "burnt.nn.Upsample",
+    "Interpolate2d": "burnt.nn.Upsample",
     "LightningModule": "burnt.Module",
     "LinearLR": "burnt.optim.Linear",
     "lr_scheduler": "burnt.optim.Schedule",
@@ -37,6 +39,8 @@ ELSEWHERE = {
     "MSELoss": "burnt.nn.Mse",
     "SequentialLR": "burnt.optim.Sequential",
     "Trainer": "burnt.train.SupervisedTraining",
+    "UpsamplingBilinear2d": "burnt.nn.Upsample",
+    "UpsamplingNearest2d": "burnt.nn.Upsample",
 }
 """Names of other frameworks -> what burnt has for it."""
 

@@ -9,45 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from burnt.inspect.misfit import Misfit
 from burnt.inspect.specs import shape_text
+from burnt.inspect.torch_layers import SAME_INPUTS, misfit_by_class
 
 __all__ = ["Misfit", "describe", "dtype_misfit", "has_known_inputs", "misfit", "output_features"]
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_SOFTMAX = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d)
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _INSTANCE_NORM_RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
-
-
-@dataclass(frozen=True)
-class Misfit:
-    """An input that a layer does not accept.
-
-    Args:
-        expected: the shapes that fit, as text.
-        found: the shape, or dtype and shape, of the input.
-        size: the input's number of features or channels, if that is what does not fit.
-        unit: "features" or "channels".
-        instead: the layer that would fit, as Python code.
-        hint: what to do, if it is known without other layers; for a dtype the method that converts.
-        dtype: the input's dtype, if that is what does not fit.
-    """
-
-    expected: str
-    found: str
-    size: int | None = None
-    unit: str = "features"
-    instead: str | None = None
-    hint: str | None = None
-    dtype: torch.dtype | None = None
 
 
 def describe(module: nn.Module) -> str:
@@ -60,6 +37,8 @@ def describe(module: nn.Module) -> str:
     match _attributes(module):
         case {"in_features": int(a), "out_features": int(b)}:
             return f"{name}({a} -> {b})"
+        case {"in1_features": int(a), "in2_features": int(b), "out_features": int(c)}:
+            return f"{name}({a}, {b} -> {c})"
         case {"in_channels": int(a), "out_channels": int(b), "kernel_size": kernel}:
             sizes = kernel if isinstance(kernel, tuple) else (kernel,)
             return f"{name}({a} -> {b}, {'x'.join(map(str, sizes))})"
@@ -91,10 +70,10 @@ def has_known_inputs(module: nn.Module) -> bool:
     """Whether a module's attributes determine what it accepts, because its ``forward`` is torch's.
 
     Subclasses with their own ``forward`` may accept other layouts, as a LayerNorm over channels does.
-    Transposed convolutions and softmaxes are the exception: their subclasses do not.
+    Transposed convolutions and `SAME_INPUTS` are the exception: their subclasses do not.
     """
     home = getattr(type(module).forward, "__module__", "")
-    return home.startswith("torch.nn.modules.") or isinstance(module, (*_TRANSPOSED, *_SOFTMAX))
+    return home.startswith("torch.nn.modules.") or isinstance(module, (*_TRANSPOSED, *SAME_INPUTS))
 
 
 def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Misfit | None:
@@ -118,7 +97,7 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         case {"in_channels": int(a), "out_channels": int(b), "kernel_size": tuple(kernel)}:
             return _channels(x, a, (len(kernel) + 2,), f"{name}({{}}, {b}, ...)", unbatched=True)
         case {"num_embeddings": int(), "embedding_dim": int()}:
-            return _indices(x)
+            return _indices(module, x, args, kwargs)
         case {"embed_dim": int(a), "num_heads": int(b)}:
             return _attention(module, a, args, kwargs) or _last_axis(x, a, f"{name}({{}}, {b})")
         case {"input_size": int(a), "hidden_size": int(b)}:
@@ -133,7 +112,7 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             return _features_norm(module, x, a)
         case {"num_parameters": int(a)} if a > 1:
             return _channels(x, a, None, f"{name}({{}})")
-    return _misfit_by_class(module, x)
+    return misfit_by_class(module, inputs)
 
 
 def dtype_misfit(module: nn.Module, x: Any) -> Misfit | None:
@@ -167,6 +146,8 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 _SHAPE_ATTRIBUTES = (
     "in_features",
+    "in1_features",
+    "in2_features",
     "out_features",
     "in_channels",
     "out_channels",
@@ -183,27 +164,6 @@ _SHAPE_ATTRIBUTES = (
     "num_features",
     "num_parameters",
 )
-
-
-def _misfit_by_class(module: nn.Module, x: torch.Tensor) -> Misfit | None:
-    """Check the input of a layer of torch whose attributes have no names of their own."""
-    match module:
-        case nn.Softmax(dim=int(dim)) | nn.LogSoftmax(dim=int(dim)) | nn.Softmin(dim=int(dim)):
-            return _axis(x, dim)
-        case nn.GLU(dim=dim):
-            if (problem := _axis(x, dim)) is not None or (x.dim() > 0 and x.shape[dim] % 2 == 0):
-                return problem
-            return Misfit(f"an even size of axis {dim}, which is halved", shape_text(x))
-        case nn.Softmax2d() if x.dim() not in (3, 4):
-            return Misfit("(N, C, H, W)", shape_text(x))
-    return None
-
-
-def _axis(x: torch.Tensor, dim: int) -> Misfit | None:
-    # A scalar has the axes 0 and -1.
-    if -max(x.dim(), 1) <= dim < max(x.dim(), 1):
-        return None
-    return Misfit(f"an axis {dim}", shape_text(x))
 
 
 def _last_axis(x: torch.Tensor, size: int, instead: str) -> Misfit | None:
@@ -256,11 +216,18 @@ def _trailing(x: torch.Tensor, shape: Any, instead: str) -> Misfit | None:
     return Misfit(expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]))
 
 
-def _indices(x: torch.Tensor) -> Misfit | None:
-    if x.dtype in (torch.int64, torch.int32):
-        return None
-    dtype = str(x.dtype).removeprefix("torch.")
-    return Misfit("indices of dtype int64 or int32", f"{dtype} {shape_text(x)}", hint="indices.long()?")
+def _indices(
+    module: nn.Module, x: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Misfit | None:
+    if x.dtype not in (torch.int64, torch.int32):
+        dtype = str(x.dtype).removeprefix("torch.")
+        return Misfit("indices of dtype int64 or int32", f"{dtype} {shape_text(x)}", hint="indices.long()?")
+    if isinstance(module, nn.EmbeddingBag):
+        offsets = args[1] if len(args) > 1 else kwargs.get("offsets")
+        if x.dim() != (2 if offsets is None else 1):
+            found = shape_text(x) + (" without offsets" if offsets is None else " and offsets")
+            return Misfit("indices (N, L), or (L) and offsets (N)", found)
+    return None
 
 
 def _attention(

@@ -46,31 +46,85 @@ from burnt.nn.activation import (
     build_activation,
 )
 from burnt.nn.attention import MultiHeadAttention
+from burnt.nn.container import Sequential
 from burnt.nn.conv import Conv2d
-from burnt.nn.dropout import Dropout
-from burnt.nn.embedding import Embedding
-from burnt.nn.flatten import Flatten
-from burnt.nn.linear import Linear
+from burnt.nn.distance import CosineSimilarity, PairwiseDistance
+from burnt.nn.dropout import (
+    AlphaDropout,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    FeatureAlphaDropout,
+    GaussianNoise,
+)
+from burnt.nn.embedding import Embedding, EmbeddingBag
+from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import CrossEntropy, Mse
-from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm
+from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm, SyncBatchNorm
+from burnt.nn.padding import (
+    CircularPad1d,
+    CircularPad2d,
+    CircularPad3d,
+    ConstantPad1d,
+    ConstantPad2d,
+    ConstantPad3d,
+    ReflectionPad1d,
+    ReflectionPad2d,
+    ReflectionPad3d,
+    ReplicationPad1d,
+    ReplicationPad2d,
+    ReplicationPad3d,
+    ZeroPad1d,
+    ZeroPad2d,
+    ZeroPad3d,
+)
 from burnt.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from burnt.nn.position import PositionalEncoding
 from burnt.nn.recurrent import Gru, Lstm
+from burnt.nn.shape import (
+    ChannelShuffle,
+    Flatten,
+    Fold,
+    Identity,
+    PixelShuffle,
+    PixelUnshuffle,
+    Unflatten,
+    Unfold,
+)
 from burnt.nn.transformer import TransformerEncoder, TransformerEncoderLayer
+from burnt.nn.upsample import Upsample
 
 __all__ = [
     "ActivationConfig",
     "ActivationName",
     "AdaptiveAvgPool2d",
+    "AlphaDropout",
     "AvgPool2d",
     "BatchNorm",
+    "Bilinear",
     "Celu",
+    "ChannelShuffle",
+    "CircularPad1d",
+    "CircularPad2d",
+    "CircularPad3d",
+    "ConstantPad1d",
+    "ConstantPad2d",
+    "ConstantPad3d",
     "Conv2d",
+    "CosineSimilarity",
     "CrossEntropy",
     "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
     "Elu",
     "Embedding",
+    "EmbeddingBag",
+    "FeatureAlphaDropout",
     "Flatten",
+    "Fold",
+    "GaussianNoise",
     "Gelu",
     "Glu",
     "Gru",
@@ -78,6 +132,7 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "Identity",
     "LayerNorm",
     "LeakyRelu",
     "Linear",
@@ -88,14 +143,24 @@ __all__ = [
     "Mish",
     "Mse",
     "MultiHeadAttention",
+    "PairwiseDistance",
+    "PixelShuffle",
+    "PixelUnshuffle",
     "PositionalEncoding",
     "Prelu",
+    "ReflectionPad1d",
+    "ReflectionPad2d",
+    "ReflectionPad3d",
     "Relu",
     "Relu2",
     "Relu6",
+    "ReplicationPad1d",
+    "ReplicationPad2d",
+    "ReplicationPad3d",
     "RmsNorm",
     "Rrelu",
     "Selu",
+    "Sequential",
     "Shrink",
     "Sigmoid",
     "Silu",
@@ -105,12 +170,19 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SyncBatchNorm",
     "Tanh",
     "Tanhshrink",
     "Threshold",
     "ThresholdedRelu",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "Unflatten",
+    "Unfold",
+    "Upsample",
+    "ZeroPad1d",
+    "ZeroPad2d",
+    "ZeroPad3d",
     "build_activation",
 ]
 

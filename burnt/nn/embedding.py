@@ -1,6 +1,8 @@
-"""Embedding: a learned vector for each id."""
+"""Embedding, a learned vector for each id, and EmbeddingBag, which reduces the vectors of several."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from burnt import kernels
 from burnt.errors import InputIndexError
 from burnt.module import Module
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "EmbeddingBag"]
 
 
 class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch annotates a `freeze` it lacks
@@ -71,15 +73,97 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
                 return super().forward(input)
             return kernels.embedding(input, self.weight, self.padding_idx)
         except IndexError:
-            smallest, largest = int(input.min()), int(input.max())
-            if smallest >= 0 and largest < self.num_embeddings:
-                raise
-            raise InputIndexError(
-                "an id has no embedding",
-                where=f"Embedding({self.num_embeddings}, {self.embedding_dim})",
-                expected=f"ids from 0 to {self.num_embeddings - 1}",
-                found=f"ids from {smallest} to {largest}",
-                hint=f"num_embeddings={largest + 1}, or is the tokenizer another one?"
-                if smallest >= 0
-                else "negative ids are often padding: give padding an id of its own and set padding_idx",
-            ) from None
+            _check_ids(self, input)
+            raise
+
+
+def _check_ids(layer: Embedding | EmbeddingBag, ids: Tensor) -> None:
+    smallest, largest = int(ids.min()), int(ids.max())
+    if smallest >= 0 and largest < layer.num_embeddings:
+        return
+    raise InputIndexError(
+        "an id has no embedding",
+        where=f"{type(layer).__name__}({layer.num_embeddings}, {layer.embedding_dim})",
+        expected=f"ids from 0 to {layer.num_embeddings - 1}",
+        found=f"ids from {smallest} to {largest}",
+        hint=f"num_embeddings={largest + 1}, or is the tokenizer another one?"
+        if smallest >= 0
+        else "negative ids are often padding: give padding an id of its own and set padding_idx",
+    ) from None
+
+
+class EmbeddingBag(Module, torch.nn.EmbeddingBag):
+    """The sum, mean or maximum of the vectors of several ids, without a tensor of all vectors.
+
+    Args:
+        num_embeddings: number of ids.
+        embedding_dim: size of a vector.
+        max_norm: vectors that are looked up are first shortened, in place, to this norm.
+        norm_type: the p of that norm.
+        scale_grad_by_freq: divide a vector's gradient by how often its id occurs in the batch; not for
+            ``"max"``.
+        mode: how the vectors of a bag are reduced.
+        sparse: gradients are sparse tensors; not for ``"max"``.
+        include_last_offset: whether the offsets end with the number of ids.
+        padding_idx: id whose vector starts at zero, is not trained, and does not count in a bag; negative
+            counts from the end.
+        device: where the table lives.
+        dtype: dtype of the table.
+
+    Shapes:
+        input integers ``[bags, ids]``, or ``[ids]`` with the offsets ``[bags]`` at which bags start (with
+        `include_last_offset` ``[bags + 1]``); output ``[bags, embedding_dim]``, zeros for an empty bag;
+        ``weight`` is ``[num_embeddings, embedding_dim]``, from a standard normal distribution.
+
+    Raises:
+        InputIndexError: an id outside the table, on the CPU; a GPU reports it later, as a failed assertion.
+
+    >>> import torch
+    >>> EmbeddingBag(10, 4)(torch.tensor([1, 2, 4, 5, 4]), torch.tensor([0, 3])).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: Literal["mean", "sum", "max"] = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            include_last_offset=include_last_offset,
+            padding_idx=padding_idx,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Reduce the vectors of bags of ids.
+
+        Args:
+            input: ids, ``[bags, ids]`` or ``[ids]``, int64 or int32.
+            offsets: index of the first id of each bag, for `input` ``[ids]``.
+            per_sample_weights: a factor for each id, in the shape of `input`; only for ``"sum"``.
+        """
+        try:
+            return super().forward(input, offsets, per_sample_weights)
+        except RuntimeError:
+            if input.numel() and not (input.is_meta or input.is_floating_point()):
+                _check_ids(self, input)
+            raise

@@ -1,4 +1,4 @@
-"""The fully connected layer."""
+"""Linear, the fully connected layer, and Bilinear, of two inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from burnt import _torch, kernels
 from burnt.module import Module
 
-__all__ = ["Linear"]
+__all__ = ["Bilinear", "Linear"]
 
 _LARGE = 1 << 20  # multiplications; below, selecting a faster matmul than torch's takes too long
 
@@ -53,3 +53,36 @@ class Linear(Module, torch.nn.Linear):
         if recorded or input.numel() * self.out_features < _LARGE:
             return F.linear(input, self.weight, self.bias)
         return kernels.linear(input, self.weight, self.bias)
+
+
+class Bilinear(Module, torch.nn.Bilinear):
+    r"""A map that is linear in each of two inputs: :math:`y_k = a^\top W_k\, b + c_k`.
+
+    Args:
+        in1_features: size of the first input's last axis.
+        in2_features: size of the second input's last axis.
+        out_features: size of the output's last axis.
+        bias: whether to add ``c``.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        inputs ``[*, in1_features]`` and ``[*, in2_features]`` with equal axes ``*``, output
+        ``[*, out_features]``; ``weight`` is ``[out_features, in1_features, in2_features]``, ``bias``
+        ``[out_features]``.
+
+    >>> import torch
+    >>> Bilinear(3, 4, 2)(torch.zeros(5, 3), torch.zeros(5, 4)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in1_features, in2_features, out_features, bias, device, dtype)

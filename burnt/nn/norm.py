@@ -11,7 +11,7 @@ from burnt._torch import BatchNormBase
 from burnt.errors import ShapeError
 from burnt.module import Module
 
-__all__ = ["BatchNorm", "LayerNorm", "RmsNorm"]
+__all__ = ["BatchNorm", "LayerNorm", "RmsNorm", "SyncBatchNorm"]
 
 
 class BatchNorm(Module, BatchNormBase):
@@ -204,3 +204,46 @@ class RmsNorm(Module, torch.nn.RMSNorm):
         if torch.compiler.is_compiling() or self.weight is None:
             return super().forward(input)
         return kernels.rms_norm(input, self.weight, self.eps)  # type: ignore[return-value]
+
+
+class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
+    """A `BatchNorm` whose statistics are those of all processes of a distributed training.
+
+    Args:
+        num_features: number of channels.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running averages; None averages all batches alike.
+        affine: whether there are ``weight`` and ``bias``.
+        track_running_stats: whether there are running averages; else the batch's statistics always serve.
+        process_group: the processes, None for all. A Config leaves it out.
+        device: where parameters and buffers live.
+        dtype: dtype of the parameters and averages.
+
+    Shapes:
+        as `BatchNorm`, with the same parameters and buffers.
+
+    Raises:
+        ValueError: fewer than two axes, or an input on the CPU in a distributed training.
+
+    As :class:`torch.nn.SyncBatchNorm`; without a distributed training, a BatchNorm. Its
+    ``convert_sync_batchnorm(model)`` replaces every BatchNorm of a model, also burnt's.
+
+    >>> import torch
+    >>> SyncBatchNorm(3)(torch.randn(4, 3, 8, 8)).shape
+    torch.Size([4, 3, 8, 8])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: torch.distributed.ProcessGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
+        )

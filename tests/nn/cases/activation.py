@@ -10,7 +10,7 @@ CASES = [
     Case("Elu", {"alpha": 2.0}, lambda: tnn.ELU(2.0), vectors, "-2"),
     Case("Gelu", {}, lambda: tnn.GELU(), vectors),
     Case("Gelu", {"approximate": "tanh"}, lambda: tnn.GELU("tanh"), vectors, "-tanh"),
-    Case("Glu", {}, lambda: tnn.GLU(), vectors, misfit=((torch.zeros(2, 5),), "an even size of axis -1")),
+    Case("Glu", {}, lambda: tnn.GLU(), vectors, misfit=((torch.zeros(2, 5),), "an even size on axis -1")),
     Case("Glu", {"dim": 1}, lambda: tnn.GLU(1), images, "-channels"),
     Case("Hardshrink", {}, lambda: tnn.Hardshrink(), vectors),
     Case("Hardsigmoid", {}, lambda: tnn.Hardsigmoid(), vectors),

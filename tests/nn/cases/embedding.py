@@ -18,4 +18,18 @@ CASES = [
         ids,
         "-padded",
     ),
+    Case(
+        "EmbeddingBag",
+        {"num_embeddings": 11, "embedding_dim": 3},
+        lambda: tnn.EmbeddingBag(11, 3),
+        ids,
+        misfit=((torch.zeros(2, 3),), "int64 or int32"),
+    ),
+    Case(
+        "EmbeddingBag",
+        {"num_embeddings": 11, "embedding_dim": 3, "mode": "max", "padding_idx": 2},
+        lambda: tnn.EmbeddingBag(11, 3, mode="max", padding_idx=2),
+        ids,
+        "-max",
+    ),
 ]

@@ -3,6 +3,11 @@ from torch import nn as tnn
 
 from tests.nn.case import Case, vectors
 
+
+def vectors_of_two_sizes(batch: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(batch, 5, 12), torch.randn(batch, 5, 3)
+
+
 CASES = [
     Case(
         "Linear",
@@ -16,6 +21,20 @@ CASES = [
         {"in_features": 12, "out_features": 5, "bias": False},
         lambda: tnn.Linear(12, 5, False),
         vectors,
+        "-no-bias",
+    ),
+    Case(
+        "Bilinear",
+        {"in1_features": 12, "in2_features": 3, "out_features": 5},
+        lambda: tnn.Bilinear(12, 3, 5),
+        vectors_of_two_sizes,
+        misfit=((torch.zeros(2, 3), torch.zeros(2, 12)), "(..., 12) and (..., 3)"),
+    ),
+    Case(
+        "Bilinear",
+        {"in1_features": 12, "in2_features": 3, "out_features": 5, "bias": False},
+        lambda: tnn.Bilinear(12, 3, 5, False),
+        vectors_of_two_sizes,
         "-no-bias",
     ),
 ]

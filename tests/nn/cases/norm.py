@@ -53,4 +53,11 @@ CASES = [
         vectors,
         "-bare",
     ),
+    Case(
+        "SyncBatchNorm",
+        {"num_features": 4},
+        lambda: tnn.SyncBatchNorm(4),
+        images,
+        misfit=((torch.zeros(2, 3, 8),), "(N, 4, ...)"),
+    ),
 ]
