@@ -1,3 +1,5 @@
+from typing import Literal
+
 import pytest
 import torch
 
@@ -43,3 +45,29 @@ def test_it_calls_the_op_but_for_what_torch_alone_has(monkeypatch: pytest.Monkey
         nn.Embedding(5, 3, **other)(ids)  # type: ignore[arg-type]
     torch.compile(nn.Embedding(5, 3), backend="eager", fullgraph=True)(ids)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_a_bag_is_the_reduction_of_an_embedding(mode: Literal["sum", "mean", "max"]) -> None:
+    bag, ids = nn.EmbeddingBag(10, 4, mode=mode), torch.randint(10, (3, 5))
+    vectors = bag.weight[ids]
+    expected = vectors.amax(1) if mode == "max" else getattr(vectors, mode)(1)
+    torch.testing.assert_close(bag(ids), expected)
+    torch.testing.assert_close(bag(ids.flatten(), torch.tensor([0, 5, 10])), expected)
+    assert torch.equal(bag(ids[0], torch.tensor([0, 5]))[1], torch.zeros(4))  # an empty bag
+
+
+def test_a_bag_weighs_its_ids() -> None:
+    bag, ids, weights = nn.EmbeddingBag(10, 4, mode="sum"), torch.randint(10, (3, 5)), torch.rand(3, 5)
+    expected = (bag.weight[ids] * weights[..., None]).sum(1)
+    torch.testing.assert_close(bag(ids, per_sample_weights=weights), expected)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_an_id_of_a_bag_without_a_vector(mode: Literal["sum", "mean", "max"]) -> None:
+    with pytest.raises(InputIndexError) as caught:
+        nn.EmbeddingBag(10, 4, mode=mode)(torch.tensor([[3, 10]]))
+    assert caught.value.where == "EmbeddingBag(10, 4)"
+    assert caught.value.found == "ids from 3 to 10"
+    with pytest.raises(RuntimeError, match="scalar types: Long, Int"):
+        nn.EmbeddingBag(10, 4, mode=mode)(torch.zeros(1, 2))

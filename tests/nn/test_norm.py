@@ -121,3 +121,12 @@ def test_rms_norm_by_its_formula(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         layer(x).double(), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2e-2
     )
+
+
+def test_sync_batch_norm_replaces_batch_norms() -> None:
+    model = torch.nn.Sequential(nn.BatchNorm(3), nn.Relu())
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(synced[0], torch.nn.SyncBatchNorm)
+    x = torch.randn(4, 3, 5)
+    torch.testing.assert_close(synced.eval()(x), model.eval()(x))
+    assert nn.SyncBatchNorm.Config(num_features=3).to_dict()["process_group"] is None

@@ -1,0 +1,64 @@
+"""Upsample: anti-aliasing against Pillow, and refused arguments."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from burnt import nn
+from burnt.errors import InputValueError
+
+HAS_LANCZOS = hasattr(torch.ops.aten, "_upsample_lanczos2d_aa")
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "bilinear",
+        "bicubic",
+        pytest.param("lanczos", marks=pytest.mark.skipif(not HAS_LANCZOS, reason="from torch 2.13 on")),
+    ],
+)
+@pytest.mark.parametrize("size", [(5, 7), (20, 9)], ids=str)
+def test_antialias_is_pillows(mode: Any, size: tuple[int, int]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).random((16, 18), dtype=np.float32)
+    filters = {"bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
+    filter = getattr(image.Resampling, filters[mode])
+    expected = np.array(image.fromarray(pixels).resize(size[::-1], filter))
+    layer = nn.Upsample(size, mode=mode, antialias=True)
+    result = layer(torch.from_numpy(pixels)[None, None])[0, 0]
+    torch.testing.assert_close(result, torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
+    plain = nn.Upsample(size, mode="bilinear")(torch.from_numpy(pixels)[None, None])
+    assert (plain - result).abs().max() > 1e-3
+
+
+def test_it_shrinks_too_and_takes_every_mode_and_rank() -> None:
+    for rank, modes in {3: ["linear"], 4: ["bilinear", "bicubic"], 5: ["trilinear"]}.items():
+        x = torch.randn(2, 3, *(6,) * (rank - 2))
+        for mode in ["nearest", "nearest-exact", "area", *modes]:
+            assert nn.Upsample(scale_factor=0.5, mode=mode)(x).shape[2:] == (3,) * (rank - 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "found"),
+    [
+        ({}, "Upsample needs one size", "neither"),
+        ({"size": 3, "scale_factor": 2.0}, "Upsample needs one size", "both"),
+        ({"size": 3, "mode": "cubic"}, "Upsample has no such mode", "'cubic'"),
+        ({"size": 3, "align_corners": True}, "Upsample has no align_corners in this mode", "'nearest'"),
+        (
+            {"size": 3, "mode": "area", "antialias": True},
+            "Upsample has no antialias in this mode",
+            "'area'",
+        ),
+        ({"size": 3, "mode": "lanczos"}, "Upsample has Lanczos filters only with antialias", None),
+    ],
+    ids=str,
+)
+def test_refused_arguments(arguments: dict[str, Any], what: str, found: str | None) -> None:
+    with pytest.raises(InputValueError) as caught:
+        nn.Upsample(**arguments)
+    assert (caught.value.what, caught.value.found) == (what, found)
+    assert caught.value.expected
