@@ -35,7 +35,8 @@ def _softmax_library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> boo
     """Whether torch's kernel is expected to be at least as fast as the generated one.
 
     Along the last axis torch's is vectorized by hand: with gradients it is as fast as the generated kernel.
-    Without gradients the generated one is 1.05 to 1.7 times as fast (Zen 5, 512-bit and 256-bit vectors).
+    Without gradients the generated one is 1.05 to 1.7 times as fast (Zen 5, 512-bit and 256-bit vectors), but
+    0.2 to 1.1 times on rows of 16 to 127 elements, and 1 to 10 times on shorter ones (Xeon, 512-bit vectors).
     Along other axes it is 1.1 to 5 times as fast, also with gradients; exceptions are float16 (0.4 to 1.3),
     bfloat16 with few columns (0.8 to 1.2) and short axes with a large stride (0.9 to 1.8). In float64
     torch's exponential is faster.
@@ -44,7 +45,7 @@ def _softmax_library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> boo
         return True
     length, stride, _ = _axis_layout(x, dim)
     if stride == 1:
-        return wants_gradient(x)
+        return wants_gradient(x) or 16 <= length < 128
     is_narrow_bfloat16 = x.dtype == torch.bfloat16 and x.numel() < 512 * length
     return x.dtype == torch.float16 or is_narrow_bfloat16 or (length < 128 and stride > 64)
 
