@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import explain_arguments, no_attribute
 from burnt.nn.activation import (
     ActivationConfig,
-    ActivationName,
     Celu,
     Elu,
     Gelu,
@@ -97,7 +96,6 @@ from burnt.nn.upsample import Upsample
 
 __all__ = [
     "ActivationConfig",
-    "ActivationName",
     "AdaptiveAvgPool2d",
     "AlphaDropout",
     "AvgPool2d",

@@ -501,8 +501,8 @@ class Shrink(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, activated."""
-        # A NaN stays one, since it is not within the limits.
-        return torch.where(input.abs() <= self.lambd, 0.0, input - self.bias * input.sign())
+        outer = F.hardshrink(input, self.lambd)
+        return outer if self.bias == 0 else outer - self.bias * outer.sign()
 
 
 class Hardshrink(Module, torch.nn.Hardshrink):

@@ -64,6 +64,11 @@ def test_every_exported_layer_is_here() -> None:
     assert {case.name for case in CASES} == set(LAYERS)
 
 
+def test_every_public_name_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "layers.md").read_text()
+    assert [name for name in nn.__all__ if f"`{name}`" not in page and f"`nn.{name}`" not in page] == []
+
+
 @twins
 def test_names_values_for_a_seed_and_state_are_torchs(case: Case) -> None:
     ours, theirs = pair(case)

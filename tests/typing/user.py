@@ -42,6 +42,7 @@ class Net(burnt.Module):
 class NetConfig(burnt.Config):
     hidden: int = 32
     rate: optim.Cosine | optim.Constant = optim.Constant(1e-2)
+    activation: nn.ActivationConfig = "gelu"
 
     def init(self) -> Net:
         return Net(nn.Linear(8, self.hidden), nn.Linear(self.hidden, 2), scale=2.0)
@@ -93,6 +94,12 @@ def by_hand(model: Net, x: Tensor) -> float:
     return float(gradients.norm())
 
 
+def activations(config: NetConfig) -> torch.nn.Module:
+    slope = nn.LeakyRelu.Config(negative_slope=0.2)
+    layers = [nn.build_activation(config.replace(activation=slope).activation), nn.LeakyRelu(0.2)]
+    return nn.Sequential(*layers, nn.build_activation("mish"), NetConfig(activation=slope).init())
+
+
 def mistakes() -> None:
     Net(nn.Linear(8, 4), nn.Conv2d(1, 2, 3))  # error: arg-type
     Net(nn.Linear(8, 4), nn.Linear(4, 2), scale="large")  # error: arg-type
@@ -100,6 +107,9 @@ def mistakes() -> None:
     Net(nn.Linear(8, 4), nn.Linear(4, 2), sclae=2.0)  # error: call-arg
     NetConfig(hidden="many")  # error: arg-type
     NetConfig(32)  # error: call-arg
+    NetConfig(activation="gelo")  # error: arg-type
+    nn.build_activation("gelo")  # error: arg-type
+    nn.LeakyRelu("steep")  # error: arg-type
     NetConfig().hidden = 3  # error: misc
     nn.Linear("8", 4)  # error: arg-type
     Learner(NetConfig().init(), torch.optim.AdamW([]), 0.1)  # error: arg-type
