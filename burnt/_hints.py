@@ -102,6 +102,7 @@ SYNONYMS = {
     "eval_dataset": ("valid",),
     "filters": ("out_channels",),
     "gradient_clip_val": ("clip_norm",),
+    "init": ("alpha",),
     "input_dim": ("in_features", "num_embeddings"),
     "learning_rate": ("lr", "schedule"),
     "lr": ("schedule",),

@@ -68,6 +68,7 @@ def test_case_is_a_hint(name):
         (nn, "BatchNorm2d", "use burnt.nn.BatchNorm"),
         (nn, "CrossEntropyLoss", "use burnt.nn.CrossEntropy"),
         (nn, "LSTMM", "did you mean burnt.nn.Lstm?"),
+        (nn, "Activation", "did you mean burnt.nn.build_activation?"),
         (nn, "functional", "use torch.nn.functional, it works inside a burnt Module"),
         (nn, "ModuleList", "use torch.nn.ModuleList, it works inside a burnt Module"),
         (optim, "SGD", "did you mean burnt.optim.Sgd?"),
@@ -138,6 +139,7 @@ def test_every_constructor_explains_an_argument_that_it_lacks(kind):
         (lambda: nn.Linear(4, 2, units=3), "did you mean 'out_features'?"),
         (lambda: nn.Linear.Config(in_feature=3, out_features=3), "did you mean 'in_features'?"),
         (lambda: nn.Dropout(rate=0.5), "did you mean 'p'?"),
+        (lambda: nn.Prelu(init=0.1), "did you mean 'alpha'?"),
         (
             lambda: nn.Conv2d(1, filters=3, kernel=5),
             "filters: did you mean 'out_channels'?\nkernel: did you mean 'kernel_size'?",

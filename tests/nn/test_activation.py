@@ -74,10 +74,12 @@ def test_every_name_builds_the_layer_of_that_name(name: str) -> None:
 
 
 def test_every_activation_has_a_name_unless_it_has_required_arguments_or_other_shapes() -> None:
-    layers = {name.lower() for name in nn.activation.__all__ if isinstance(getattr(nn, name), type)}
+    layers = {name.lower() for name in nn.activation.__all__ if isinstance(getattr(nn.activation, name), type)}
     named = {name.replace("_", "") for name in get_args(ActivationName)}
     assert named - layers == {"gelutanh"}
     assert layers - named == {"glu", "softmax", "logsoftmax", "softmin", "softmax2d", "threshold"}
+    configs = {kind.__qualname__ for kind in get_args(nn.ActivationConfig) if isinstance(kind, type)}
+    assert {name.removesuffix(".Config").lower() for name in configs} == layers - {"glu"}
 
 
 def test_what_it_builds_from() -> None:
