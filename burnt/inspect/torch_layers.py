@@ -21,7 +21,7 @@ SAME_INPUTS = (nn.EmbeddingBag, nn.LogSoftmax, nn.Softmax, nn.Softmax2d, nn.Soft
 """Layers whose subclasses accept the same inputs, also those with a ``forward`` of their own."""
 
 _AXES = {1: ("L",), 2: ("H", "W"), 3: ("D", "H", "W")}
-_UPSAMPLE_AXES = {"linear": (1,), "bilinear": (2,), "bicubic": (2,), "lanczos": (2,), "trilinear": (3,)}
+_UPSAMPLE_MODES = {1: ("linear", "cubic"), 2: ("bilinear", "bicubic", "lanczos"), 3: ("trilinear",)}
 _CONSTANT_PADS = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)  # and ZeroPads, which are theirs
 _CIRCULAR_PADS = (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
 _REFLECTION_PADS = (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d)
@@ -124,7 +124,8 @@ def _blocks(size: tuple[int, ...], module: Any) -> list[int]:
 
 def _upsample_axes(module: nn.Upsample) -> tuple[int, ...]:
     """Return the numbers of axes after the channels that an Upsample accepts."""
-    axes = (2,) if getattr(module, "antialias", False) else _UPSAMPLE_AXES.get(module.mode, (1, 2, 3))
+    # The other modes are for all ranks.
+    axes = tuple(n for n, modes in _UPSAMPLE_MODES.items() if module.mode in modes) or (1, 2, 3)
     given = module.size if module.size is not None else module.scale_factor
     return (len(given),) if isinstance(given, tuple) and len(given) in axes else axes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from burnt.module import Module
 
 __all__ = ["Upsample"]
 
-_SMOOTH = ("linear", "bilinear", "bicubic", "trilinear")
+_SMOOTH = ("linear", "cubic", "bilinear", "bicubic", "trilinear")
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")
 
 
@@ -24,9 +24,9 @@ class Upsample(Module, torch.nn.Upsample):
         size: size of each axis of the output.
         scale_factor: what each axis is multiplied by, instead of `size`.
         mode: for all ranks ``"nearest"`` (which rounds positions down, as OpenCV), ``"nearest-exact"`` (as
-            Pillow) or ``"area"`` (means); for sequences ``"linear"``; for images ``"bilinear"``,
-            ``"bicubic"`` or, with `antialias`, ``"lanczos"`` (on the CPU, from torch 2.13 on); for volumes
-            ``"trilinear"``.
+            Pillow) or ``"area"`` (means); for sequences ``"linear"`` or ``"cubic"``; for images
+            ``"bilinear"``, ``"bicubic"`` or, with `antialias`, ``"lanczos"`` (on the CPU, from torch 2.13
+            on); for volumes ``"trilinear"``.
         align_corners: whether the centres of the outermost elements stay in place, in the linear and cubic
             modes; None is False. (Burn: True by default.)
         recompute_scale_factor: compute positions from the sizes of input and output, and not from a
@@ -43,9 +43,9 @@ class Upsample(Module, torch.nn.Upsample):
         InputValueError: neither or both of `size` and `scale_factor`, an unknown mode, or an option that the
             mode does not have.
 
-    As :class:`torch.nn.Upsample`, with `antialias` (Burn: ``Interpolate1d`` and ``Interpolate2d``).
-    :class:`torch.nn.UpsamplingNearest2d` is the default mode, and :class:`torch.nn.UpsamplingBilinear2d` is
-    ``mode="bilinear", align_corners=True``.
+    As :class:`torch.nn.Upsample`, with `antialias` and ``"cubic"`` (Burn: ``Interpolate1d`` and
+    ``Interpolate2d``). :class:`torch.nn.UpsamplingNearest2d` is the default mode, and
+    :class:`torch.nn.UpsamplingBilinear2d` is ``mode="bilinear", align_corners=True``.
 
     >>> import torch
     >>> Upsample(scale_factor=2, mode="bilinear")(torch.zeros(1, 3, 4, 5)).shape
@@ -59,7 +59,15 @@ class Upsample(Module, torch.nn.Upsample):
         size: int | tuple[int, ...] | None = None,
         scale_factor: float | tuple[float, ...] | None = None,
         mode: Literal[
-            "nearest", "nearest-exact", "area", "linear", "bilinear", "bicubic", "trilinear", "lanczos"
+            "nearest",
+            "nearest-exact",
+            "area",
+            "linear",
+            "cubic",
+            "bilinear",
+            "bicubic",
+            "trilinear",
+            "lanczos",
         ] = "nearest",
         align_corners: bool | None = None,
         recompute_scale_factor: bool | None = None,
@@ -87,15 +95,17 @@ class Upsample(Module, torch.nn.Upsample):
 
     def forward(self, input: Tensor) -> Tensor:
         """Resize ``[batch, channels, *]``."""
-        return F.interpolate(
-            input,
-            self.size,
-            self.scale_factor,
-            self.mode,
-            self.align_corners,
-            self.recompute_scale_factor,
-            self.antialias,
-        )
+        options = self.align_corners, self.recompute_scale_factor, self.antialias
+        if self.mode != "cubic":
+            return F.interpolate(input, self.size, self.scale_factor, self.mode, *options)
+        # torch has cubic filters for images alone: a sequence is an image of one row.
+        size, factor = _of_row(self.size, 1), _of_row(self.scale_factor, 1.0)
+        return F.interpolate(input.unsqueeze(-2), size, factor, "bicubic", *options).squeeze(-2)
+
+
+def _of_row(value: Any, height: float) -> Any:
+    """Return the size or factor of an image of one row, from that of a sequence."""
+    return value if value is None else (height, *value) if isinstance(value, tuple) else (height, value)
 
 
 def _option_error(option: str, modes: tuple[str, ...], mode: str) -> InputValueError:

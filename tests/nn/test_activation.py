@@ -74,7 +74,8 @@ def test_every_name_builds_the_layer_of_that_name(name: str) -> None:
 
 
 def test_every_activation_has_a_name_unless_it_has_required_arguments_or_other_shapes() -> None:
-    layers = {name.lower() for name in nn.activation.__all__ if isinstance(getattr(nn.activation, name), type)}
+    family = nn.activation
+    layers = {name.lower() for name in family.__all__ if isinstance(getattr(family, name), type)}
     named = {name.replace("_", "") for name in get_args(ActivationName)}
     assert named - layers == {"gelutanh"}
     assert layers - named == {"glu", "softmax", "logsoftmax", "softmin", "softmax2d", "threshold"}

@@ -41,12 +41,36 @@ def test_it_shrinks_too_and_takes_every_mode_and_rank() -> None:
             assert nn.Upsample(scale_factor=0.5, mode=mode)(x).shape[2:] == (3,) * (rank - 2)
 
 
+def keys(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
+    """Cubic convolution's kernel (Keys, 1981), with the `a` of torch."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = a * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("size", [3, 11])
+def test_cubic_of_sequences(size: int, align_corners: bool) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 6))
+    i = np.arange(size)
+    position = i * 5 / (size - 1) if align_corners else (i + 0.5) * 6 / size - 0.5
+    taps = np.floor(position)[:, None] + np.arange(-1, 3)
+    weights = keys(np.abs(position[:, None] - taps))
+    expected = (x[..., taps.astype(int).clip(0, 5)] * weights).sum(-1)
+    for given in (size, (size,)):
+        layer = nn.Upsample(given, mode="cubic", align_corners=align_corners)
+        torch.testing.assert_close(layer(torch.from_numpy(x)), torch.from_numpy(expected))
+    if not align_corners:
+        layer = nn.Upsample(scale_factor=size / 6, mode="cubic", recompute_scale_factor=True)
+        torch.testing.assert_close(layer(torch.from_numpy(x)), torch.from_numpy(expected))
+
+
 @pytest.mark.parametrize(
     ("arguments", "what", "found"),
     [
         ({}, "Upsample needs one size", "neither"),
         ({"size": 3, "scale_factor": 2.0}, "Upsample needs one size", "both"),
-        ({"size": 3, "mode": "cubic"}, "Upsample has no such mode", "'cubic'"),
+        ({"size": 3, "mode": "quintic"}, "Upsample has no such mode", "'quintic'"),
         ({"size": 3, "align_corners": True}, "Upsample has no align_corners in this mode", "'nearest'"),
         (
             {"size": 3, "mode": "area", "antialias": True},

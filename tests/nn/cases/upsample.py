@@ -32,4 +32,12 @@ CASES = [
     ),
     Case("Upsample", {"size": 3, "mode": "area"}, lambda: tnn.Upsample(3, mode="area"), images, "-area"),
     Case("Upsample", {"size": 5, "mode": "bilinear", "antialias": True}, None, images, "-antialias"),
+    Case(
+        "Upsample",
+        {"scale_factor": 1.5, "mode": "cubic"},
+        None,
+        vectors,
+        "-cubic",
+        misfit=((torch.zeros(2, 3, 4, 5),), "(N, C, L)"),
+    ),
 ]
