@@ -4,6 +4,7 @@ Everything here works on any `torch.nn.Module`; layers are recognised by torch's
 their attributes, never by burnt's own.
 
     params.py    parameters by path: num_params, visit, map_params, freeze, unfreeze
+    patterns.py  globs on these paths
     specs.py     TensorSpec, and traversal of nested inputs and outputs
     layers.py    the short description of a layer, and which inputs it accepts
     trail.py     record module calls, and find the module where a failure occurred

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
 
-from burnt.errors import ConfigError, nearest
+from burnt.errors import ConfigError
+from burnt.inspect.patterns import matches, near
 
 __all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
 
@@ -81,8 +81,9 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
 
     Args:
         model: any module.
-        patterns: globs on parameter paths (``"encoder.*.bias"``; ``*`` also crosses dots). One that matches
-            a module's path includes everything below it (``"encoder"``). Without patterns, every parameter.
+        patterns: globs on parameter paths (``"encoder.*.bias"``; ``*`` also crosses dots), or several in one
+            string (``"*.bias|*norm*"``). One that matches a module's path includes everything below it
+            (``"encoder"``). Without patterns, every parameter.
 
     Returns:
         The paths of the matching parameters, in the model's order.
@@ -113,7 +114,7 @@ def _set_requires_grad(model: nn.Module, patterns: tuple[str, ...], value: bool)
         parameters[id(parameter)] = parameter
     chosen = set() if patterns else set(names)
     for pattern in patterns:
-        matching = {key for key, paths in names.items() if any(_covers(pattern, path) for path in paths)}
+        matching = {key for key, paths in names.items() if any(matches(pattern, path) for path in paths)}
         if not matching:
             raise _no_match(model, pattern, [path for paths in names.values() for path in paths])
         chosen |= matching
@@ -122,23 +123,12 @@ def _set_requires_grad(model: nn.Module, patterns: tuple[str, ...], value: bool)
     return [paths[0] for key, paths in names.items() if key in chosen]
 
 
-def _covers(pattern: str, path: str) -> bool:
-    parts = path.split(".")
-    return any(fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
-
-
 def _no_match(model: nn.Module, pattern: str, paths: list[str]) -> ConfigError:
     modules = [path for path, _ in model.named_modules() if path]
-    hint = None
-    if any(fnmatchcase(path, pattern) for path in modules):
-        hint = "this module exists, but has no parameters"
-    elif close := nearest(pattern, [*modules, *paths]):
-        hint = f"did you mean {close!r}?"
-    elif paths:
-        hint = f"the first path is {paths[0]!r}"
+    is_module = any(matches(pattern, path) for path in modules)
     return ConfigError(
         f"the pattern {pattern!r} matches no parameter of {type(model).__name__}",
         expected="a glob on parameter paths, or the path of a module",
         found=repr(pattern),
-        hint=hint,
+        hint="this module exists, but has no parameters" if is_module else near(pattern, [*paths, *modules]),
     )

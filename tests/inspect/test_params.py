@@ -87,6 +87,7 @@ def test_map_params_refuses_what_is_no_tensor_and_leaves_the_model():
         (("decoder", "encoder.0.bias"), ["encoder.0.bias", "decoder.weight"]),
         (("tied.weight",), ["decoder.weight"]),  # the other name of a shared parameter
         (("*coder.[0]",), ["encoder.0.weight", "encoder.0.bias"]),
+        (("decoder | encoder.*.bias",), ["encoder.0.bias", "encoder.1.bias", "decoder.weight"]),
     ],
 )
 def test_freeze_and_unfreeze(patterns, paths):
@@ -104,6 +105,7 @@ def test_freeze_and_unfreeze(patterns, paths):
         ("encoder.0.weigth", "did you mean 'encoder.0.weight'?"),
         ("encoder.2", "this module exists, but has no parameters"),
         ("zzz", "the first path is 'encoder.0.weight'"),
+        ("zzz|decodr", "did you mean 'decoder'?"),
         ("coder", None),
         ("encoder.0.w", None),  # a prefix is no match
     ],
