@@ -21,7 +21,7 @@ CALLABLES = [
     *(
         getattr(optim, name)
         for name in optim.__all__
-        if name not in ("Optimizer", "OptimizerRecord", "Schedule")
+        if name not in ("Optimizer", "OptimizerRecord", "Schedule", "matrices")
     ),
     data.Loader,
     train.Learner,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
 from burnt.optim.adam import Adam, AdamW
+from burnt.optim.groups import Group, Groups, matrices
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 from burnt.optim.schedules import Constant, Cosine, Linear, Schedule, Sequential, Warmup
@@ -16,6 +17,8 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "Group",
+    "Groups",
     "Linear",
     "Muon",
     "Optimizer",
@@ -24,6 +27,7 @@ __all__ = [
     "Sequential",
     "Sgd",
     "Warmup",
+    "matrices",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -23,7 +23,7 @@ from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.record import read_tensors, write_tensors
 
-__all__ = ["Optimizer", "OptimizerRecord"]
+__all__ = ["Optimizer", "OptimizerRecord", "no_parameter", "state_path"]
 
 # Devices for which torch has a fused kernel for the whole step; its step counters are on that device.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -36,7 +36,9 @@ class OptimizerRecord:
     Args:
         optimizer: the class's name, ``"AdamW"``.
         options: the options that the optimizer was built with, without the learning rate.
-        tensors: state tensors by parameter path and name, ``"head.weight/exp_avg"``.
+        tensors: state tensors by parameter path and name, ``"head.weight/exp_avg"``. Those of the optimizers
+            inside `Groups` and averages have a prefix, ``"0/head.weight/exp_avg"``; those of no parameter
+            have an empty path.
     """
 
     optimizer: str
@@ -94,7 +96,9 @@ class Optimizer:
     """
 
     _torch: ClassVar[type[torch.optim.Optimizer]]
-    needs_closure: ClassVar[bool] = False
+    needs_closure: bool = False  # whether the training calls `step_with`
+    # Of the learning rates that the optimizer schedules itself. The training sets it after `burnt ctl lr`.
+    rate_factor: float = 1.0
     _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that every such optimizer accepts
 
     if TYPE_CHECKING:
@@ -184,34 +188,12 @@ class Optimizer:
                 rate is below 0.
             InputRuntimeError: a gradient does not fit its parameter.
         """
-        if not lr >= 0:
-            raise OptimError(
-                f"{type(self).__name__} cannot step with this learning rate",
-                where="lr",
-                expected="a number of at least 0",
-                found=lr,
-            )
-        if isinstance(model, torch.nn.Module):
-            # The module may have been params, or have other parameters, since the last step.
-            named = dict(model.named_parameters())
-            binding: object = [(path, id(p), p.device, p.dtype) for path, p in named.items()]
-            if binding != self._bound_to:
-                self._bind(named)
-                self._bound_to = binding
-        elif model is not self._bound_to:
-            self._bind(model)
-            self._bound_to = model
+        self._check_rate(lr)
+        self._bind_if_changed(model)
         assert self._inner is not None
         for path in grads:
             if path not in self._params:
-                close = nearest(path, self._params)
-                raise OptimError(
-                    "a gradient belongs to no parameter of the model",
-                    where=path,
-                    hint=f"did you mean {close!r}?"
-                    if close
-                    else "were the gradients computed with another model?",
-                )
+                raise no_parameter(path, self._params)
         params = [self._params[path] for path in grads]
         averages = None if ema is None else self._averages(ema)
         limits: dict[str, Any] = {"max_norm": clip_norm, "grad_scale": grad_scale, "ema_decay": ema_decay}
@@ -260,6 +242,30 @@ class Optimizer:
     def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters to evaluate and save in place; `train` undoes it."""
 
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """The learning rates of the last step that are not the one `step` was given, by group."""
+        return {}
+
+    def _check_rate(self, lr: float, where: str = "lr") -> None:
+        if not lr >= 0:
+            raise OptimError(
+                f"{type(self).__name__} cannot step with this learning rate",
+                where=where,
+                expected="a number of at least 0",
+                found=lr,
+            )
+
+    def _check_record(self, record: OptimizerRecord) -> None:
+        """Raise if a record is of another optimizer."""
+        if record.optimizer != type(self).__name__:
+            raise OptimError(
+                "the state of one optimizer does not fit another",
+                expected=type(self).__name__,
+                found=record.optimizer,
+                hint=f"resume with optim.{record.optimizer}, or start afresh",
+            )
+
     def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the average of every parameter, by path."""
         named = dict(ema.named_parameters()) if isinstance(ema, torch.nn.Module) else ema
@@ -289,13 +295,7 @@ class Optimizer:
         Raises:
             OptimError: the record is of another optimizer, or lacks `amsgrad` state that this one needs.
         """
-        if record.optimizer != type(self).__name__:
-            raise OptimError(
-                "the state of one optimizer does not fit another",
-                expected=type(self).__name__,
-                found=record.optimizer,
-                hint=f"resume with optim.{record.optimizer}, or start afresh",
-            )
+        self._check_record(record)
         if self._options.get("amsgrad") and record.tensors and not record.options.get("amsgrad"):
             raise OptimError(
                 "the saved state lacks the maximum second moments that amsgrad needs",
@@ -360,6 +360,19 @@ class Optimizer:
                 parameter.grad = None
         return StepResult(norm, skipped, "torch.optim: sparse or complex")
 
+    def _bind_if_changed(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Call `_bind`, unless these are the parameters of the last call."""
+        if isinstance(model, torch.nn.Module):
+            # The module may have been moved, or have other parameters, since the last step.
+            named = dict(model.named_parameters())
+            binding: object = [(path, id(p), p.device, p.dtype) for path, p in named.items()]
+            if binding != self._bound_to:
+                self._bind(named)
+                self._bound_to = binding
+        elif model is not self._bound_to:
+            self._bind(model)
+            self._bound_to = model
+
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         """Create torch's optimizer for these parameters, with the state of their paths."""
         state, params = self.into_record().tensors, dict(named)
@@ -372,7 +385,7 @@ class Optimizer:
             raise OptimError(
                 f"{type(self).__name__} cannot step this model",
                 found=str(error),
-                hint="pass it only suitable parameters, by path, and the others to another optimizer",
+                hint="optim.Groups gives the other parameters to another optimizer",
             ) from None
         for key, value in state.items():
             path, _, name = key.rpartition("/")
@@ -397,3 +410,22 @@ class Optimizer:
                 )
             inner.state[parameter][name] = value.clone().to(parameter.device, parameter.dtype)
         self._inner, self._params, self._has_kernel, self._pending_state = inner, params, fused, {}
+
+
+def state_path(key: str) -> str:
+    """Return the parameter path in the key of a state tensor.
+
+    >>> state_path("0/head.weight/exp_avg")
+    'head.weight'
+    """
+    return key.split("/")[-2]
+
+
+def no_parameter(path: str, params: Iterable[str]) -> OptimError:
+    """Return the error for a gradient whose path is not among those of the parameters."""
+    close = nearest(path, params)
+    return OptimError(
+        "a gradient belongs to no parameter of the model",
+        where=path,
+        hint=f"did you mean {close!r}?" if close else "were the gradients computed with another model?",
+    )

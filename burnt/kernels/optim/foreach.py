@@ -22,7 +22,15 @@ from burnt.kernels.optim import foreach_c
 from burnt.kernels.optim.foreach_c import Update
 from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
-__all__ = ["HostPasses", "Passes", "can_fuse", "check_lists", "check_steps", "run_step"]
+__all__ = [
+    "HostPasses",
+    "Passes",
+    "can_fuse",
+    "check_lists",
+    "check_steps",
+    "measure_gradients",
+    "run_step",
+]
 
 _FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # device types with fused steps in torch
 
@@ -159,6 +167,14 @@ def run_step(
         passes = _make_passes(request, aligned_grads)
         burnt_step(passes, aligned_grads)
         return passes.result
+
+
+def measure_gradients(
+    grads: Sequence[Tensor], *, max_norm: float | None, grad_scale: float | Tensor | None
+) -> StepResult:
+    """Return what a step with these gradients would return; nothing is changed."""
+    request = Request("measure_gradients", grad_scale, max_norm, None, 0.0, None)
+    return run_step(request, grads, grads, [], lambda passes, grads: None, lambda grads: None)
 
 
 def _make_passes(request: Request, grads: Sequence[Tensor]) -> Passes:

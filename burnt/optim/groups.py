@@ -1,0 +1,340 @@
+"""Groups: each group of parameters with an optimizer, a schedule and a clipping norm of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt._hints import explain_arguments
+from burnt.config import Config
+from burnt.errors import OptimError
+from burnt.inspect.patterns import matches, near
+from burnt.kernels import StepResult
+from burnt.kernels.optim.foreach import measure_gradients
+from burnt.kernels.optim.request import CLIP_EPS
+from burnt.optim.optimizer import Optimizer, OptimizerRecord, no_parameter, state_path
+from burnt.optim.schedules import Constant
+
+__all__ = ["Group", "Groups", "matrices"]
+
+Pattern = str | Callable[[str, torch.nn.Parameter], bool]
+
+
+def matrices(path: str, parameter: torch.nn.Parameter) -> bool:
+    """Whether a parameter has two axes: a pattern of `Groups`.
+
+    Weights of embeddings are matrices too; put a group with their paths before this one.
+
+    >>> matrices("head.weight", torch.nn.Parameter(torch.ones(3, 2)))
+    True
+    """
+    return parameter.dim() == 2
+
+
+class Group:
+    """A group of `Groups`; the tuple of its arguments does as well.
+
+    Args:
+        pattern: a glob on parameter paths, or several separated by ``|``, as in `burnt.freeze`; or a function
+            ``(path, parameter) -> bool``.
+        optimizer: steps the parameters of the group.
+        schedule: the group's learning rate: a schedule, a number, or a function of the group's finished
+            steps. None is the rate that `Groups.step` is given.
+        clip_norm: maximum norm of the gradients of this group.
+
+    Raises:
+        OptimError: an argument is invalid.
+
+    >>> from burnt import optim
+    >>> Group("head", optim.Sgd(momentum=0.9), schedule=0.1, clip_norm=1.0)
+    ('head', Sgd(momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=False), Constant(lr=0.1), 1.0)
+    """
+
+    @explain_arguments(lr="the learning rate of a group is its schedule: a number, such as 1e-3, is constant")
+    def __init__(
+        self,
+        pattern: Pattern,
+        optimizer: Optimizer,
+        schedule: float | Callable[[int], float] | None = None,
+        clip_norm: float | None = None,
+    ) -> None:
+        is_number = isinstance(schedule, int | float)
+        for name, is_valid, expected, found in (
+            ("pattern", isinstance(pattern, str) or _is_function(pattern), _PATTERN, pattern),
+            ("optimizer", isinstance(optimizer, Optimizer), "an optimizer of burnt.optim", optimizer),
+            ("schedule", schedule is None or is_number or _is_function(schedule), _SCHEDULE, schedule),
+            ("clip_norm", clip_norm is None or clip_norm > 0, "a number above 0", clip_norm),
+        ):
+            if not is_valid:
+                raise OptimError("a group cannot be built", where=name, expected=expected, found=repr(found))
+        if optimizer.needs_closure:
+            raise OptimError(
+                f"{type(optimizer).__name__} cannot step a group of parameters",
+                hint="it evaluates the loss several times in a step, so it steps all parameters or none",
+            )
+        self.pattern = pattern
+        self.optimizer = optimizer
+        self.schedule = Constant(schedule) if isinstance(schedule, int | float) else schedule
+        self.clip_norm = clip_norm
+
+    def __repr__(self) -> str:
+        schedule = None if self.schedule is None else _text(self.schedule)
+        arguments = [_text(self.pattern), repr(self.optimizer), schedule, self.clip_norm]
+        while arguments[-1] is None:
+            arguments.pop()
+        return f"({', '.join(map(str, arguments))})"
+
+    @property
+    def name(self) -> str:
+        """The pattern as text."""
+        return self.pattern if isinstance(self.pattern, str) else _text(self.pattern)
+
+    def matches(self, path: str, parameter: torch.nn.Parameter) -> bool:
+        """Whether the pattern matches a parameter."""
+        if isinstance(self.pattern, str):
+            return matches(self.pattern, path)
+        return self.pattern(path, parameter)
+
+
+class Groups(Optimizer):
+    """Several optimizers, each for a group of the parameters, as one.
+
+    Args:
+        groups: `Group` objects, or tuples of their arguments: pattern, optimizer and optionally schedule and
+            clipping norm. A parameter belongs to the first group whose pattern matches it; the last pattern
+            is ``"*"``.
+
+    A group without a schedule takes the learning rate of `step`, in a training that of the Learner. The
+    schedule of a group counts the steps in which the group had a gradient. ``burnt ctl lr`` sets the
+    Learner's rate, and multiplies the schedules of the groups by the same factor: the rate it sets over the
+    one that was scheduled (1 if that is 0).
+
+    `step(clip_norm=)` limits the norm of all gradients together; afterwards each group limits its own. With
+    `grad_scale`, one gradient that is NaN or infinite skips the step of all groups, and the step synchronises
+    with the device.
+
+    Raises:
+        OptimError: a group is invalid, the last pattern is not ``"*"``, or two groups share an optimizer; at
+            the first step, a pattern matches no parameter, or only those of groups before it.
+
+    >>> from burnt import optim
+    >>> no_decay = optim.AdamW(weight_decay=0)
+    >>> Groups([("*.bias|*norm*", no_decay), (matrices, optim.Muon(), 0.02), ("*", optim.AdamW())]).names
+    ('*.bias|*norm*', 'matrices', '*')
+    """
+
+    def __init__(self, groups: Sequence[Group | tuple[Any, ...]]) -> None:
+        self.groups = [group if isinstance(group, Group) else Group(*group) for group in groups]
+        if not self.groups or self.groups[-1].pattern != "*":
+            raise OptimError(
+                "the last group of Groups must take every parameter that is left",
+                expected='a last group ("*", optimizer)',
+                found=repr(self.groups[-1]) if self.groups else "no groups",
+            )
+        optimizers = {id(group.optimizer) for group in self.groups}
+        if len(optimizers) < len(self.groups):
+            raise OptimError(
+                "two groups share one optimizer object", hint="build an optimizer for each group"
+            )
+        self._steps = [0] * len(self.groups)
+        self._rates: dict[str, float] = {}
+        self._bound_to: object = None
+        self._parts: list[dict[str, torch.nn.Parameter]] = []
+        self._group_of: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Groups([{', '.join(map(repr, self.groups))}])"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The patterns as text."""
+        return tuple(group.name for group in self.groups)
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """The learning rates of the last step, by the pattern, of groups with a schedule."""
+        return self._rates
+
+    def step(
+        self,
+        lr: float,
+        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        grads: Mapping[str, Tensor],
+        *,
+        clip_norm: float | None = None,
+        grad_scale: float | Tensor | None = None,
+        ema: torch.nn.Module | Mapping[str, Tensor] | None = None,
+        ema_decay: float = 0.999,
+    ) -> StepResult:
+        """Update the parameters of each group in place by its optimizer; see `Optimizer.step`."""
+        self._check_rate(lr)
+        self._bind_if_changed(model)
+        parts: list[dict[str, Tensor]] = [{} for _ in self.groups]
+        for path, gradient in grads.items():
+            index = self._group_of.get(path)
+            if index is None:
+                raise no_parameter(path, self._group_of)
+            parts[index][path] = gradient
+        rates = [lr if rate is None else rate for rate in map(self._scheduled_rate, range(len(parts)))]
+        dense = [g.coalesce().values() if g.is_sparse else g for g in grads.values()]
+        total = measure_gradients(dense, max_norm=clip_norm, grad_scale=grad_scale)
+        if grad_scale is not None and bool(total.skipped):
+            return total
+        factor = None if clip_norm is None or total.norm is None else _clip_factor(total.norm, clip_norm)
+        self._rates = {}
+        used = []
+        for index, (group, rate, part) in enumerate(zip(self.groups, rates, parts, strict=True)):
+            if group.schedule is not None:
+                self._rates[group.name] = rate
+            if not self._parts[index] or (not part and ema is None):
+                continue
+            if factor is not None:
+                part = {path: gradient * factor.to(gradient.device) for path, gradient in part.items()}
+            group.optimizer.rate_factor = self.rate_factor
+            result = group.optimizer.step(
+                rate,
+                self._parts[index],
+                part,
+                clip_norm=group.clip_norm,
+                grad_scale=grad_scale,
+                ema=ema,
+                ema_decay=ema_decay,
+            )
+            self._steps[index] += bool(part)
+            used.append(result.by)
+        return total._replace(by="; ".join(dict.fromkeys(used)))
+
+    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters for training in place, after `eval`."""
+        self._bind_if_changed(model)
+        for group, part in zip(self.groups, self._parts, strict=True):
+            group.optimizer.train(part)
+
+    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters to evaluate and save in place."""
+        self._bind_if_changed(model)
+        for group, part in zip(self.groups, self._parts, strict=True):
+            group.optimizer.eval(part)
+
+    def into_record(self) -> OptimizerRecord:
+        """Return the state as a record, which shares memory with the optimizers."""
+        records = [group.optimizer.into_record() for group in self.groups]
+        tensors = {
+            f"{index}/{name}": tensor
+            for index, record in enumerate(records)
+            for name, tensor in record.tensors.items()
+        }
+        options = [
+            {
+                "pattern": group.name,
+                "optimizer": record.optimizer,
+                "options": dict(record.options),
+                "schedule": None if group.schedule is None else _text(group.schedule),
+                "clip_norm": group.clip_norm,
+            }
+            for group, record in zip(self.groups, records, strict=True)
+        ]
+        return OptimizerRecord(
+            "Groups", {"groups": options}, {**tensors, "/steps": torch.tensor(self._steps)}
+        )
+
+    def load_record(self, record: OptimizerRecord) -> None:
+        """Load a saved state; it is applied at the next step.
+
+        Raises:
+            OptimError: the record is of another optimizer, or of groups with other patterns or optimizers.
+        """
+        self._check_record(record)
+        saved = record.options["groups"]
+        expected = [f"{group.name}: {type(group.optimizer).__name__}" for group in self.groups]
+        found = [f"{group['pattern']}: {group['optimizer']}" for group in saved]
+        if expected != found:
+            raise OptimError(
+                "the state of some groups does not fit others",
+                expected="; ".join(expected),
+                found="; ".join(found),
+                hint="resume with the groups of the saved state, or start afresh",
+            )
+        for index, (group, old) in enumerate(zip(self.groups, saved, strict=True)):
+            prefix = f"{index}/"
+            tensors = {
+                name.removeprefix(prefix): t for name, t in record.tensors.items() if name.startswith(prefix)
+            }
+            group.optimizer.load_record(OptimizerRecord(old["optimizer"], old["options"], tensors))
+        self._steps = record.tensors["/steps"].tolist()
+        self._bound_to, self._parts, self._group_of = None, [], {}
+
+    def _scheduled_rate(self, index: int) -> float | None:
+        """Return the rate of a group's own schedule, or None."""
+        schedule = self.groups[index].schedule
+        if schedule is None:
+            return None
+        rate = schedule(self._steps[index]) * self.rate_factor
+        self._check_rate(rate, f"the schedule of the group {self.groups[index].name!r}")
+        return rate
+
+    def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        """Divide the parameters among the groups."""
+        parts: list[dict[str, torch.nn.Parameter]] = [{} for _ in self.groups]
+        matched: dict[int, str] = {}  # one path that each group's pattern matches
+        group_of = {}
+        for path, parameter in named.items():
+            hits = [index for index, group in enumerate(self.groups) if group.matches(path, parameter)]
+            matched |= dict.fromkeys(hits, path)
+            parts[hits[0]][path] = parameter
+            group_of[path] = hits[0]
+        for index, group in enumerate(self.groups[:-1]):
+            if index not in matched:
+                pattern, paths = group.pattern, _with_modules(named)
+                raise OptimError(
+                    f"the pattern of a group matches no parameter: {group.name}",
+                    expected="a glob on parameter paths, the path of a module, or a function",
+                    hint=near(pattern, paths) if isinstance(pattern, str) else None,
+                )
+            if not parts[index]:
+                first = self.groups[group_of[matched[index]]].name
+                raise OptimError(
+                    f"a group gets no parameter: {group.name}",
+                    found=f"all that it matches, such as {matched[index]}, belong to groups before it",
+                    hint=f"put it before the group {first!r}: the first pattern that matches wins",
+                )
+        for index, group in enumerate(self.groups):
+            for path in map(state_path, group.optimizer.into_record().tensors):
+                if group_of.get(path, index) != index:
+                    raise OptimError(
+                        "the state of a parameter belongs to another group",
+                        where=path,
+                        expected=f"the group {group.name!r}, which stepped it before",
+                        found=f"the group {self.groups[group_of[path]].name!r}",
+                        hint="resume with the groups of the saved state, or start afresh",
+                    )
+        self._parts, self._group_of = parts, group_of
+
+
+_PATTERN = 'a pattern, such as "*.bias|*norm*", or a function (path, parameter) -> bool'
+_SCHEDULE = "a number, such as 1e-3, a schedule of burnt.optim, or a function of the steps done"
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _text(value: object) -> str:
+    """Return a pattern or schedule as text that is the same in every process."""
+    return repr(value) if isinstance(value, str | Config) else getattr(value, "__qualname__", "a function")
+
+
+def _clip_factor(norm: Tensor, limit: float) -> Tensor | None:
+    """Return the factor that clips gradients of this norm, as in torch's `clip_grad_norm_`; None for 1."""
+    factor = (limit / (norm + CLIP_EPS)).clamp(max=1.0)
+    # On a GPU the comparison would wait for the norm.
+    return None if factor.device.type == "cpu" and float(factor) == 1.0 else factor
+
+
+def _with_modules(paths: Mapping[str, object]) -> list[str]:
+    """Return the paths, and those of the modules above them."""
+    modules = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "."}
+    return [*paths, *sorted(modules)]
