@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
 from burnt.optim.adam import Adam, AdamW
+from burnt.optim.averages import Ema, Swa
 from burnt.optim.groups import Group, Groups, matrices
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
@@ -17,6 +18,7 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "Ema",
     "Group",
     "Groups",
     "Linear",
@@ -26,6 +28,7 @@ __all__ = [
     "Schedule",
     "Sequential",
     "Sgd",
+    "Swa",
     "Warmup",
     "matrices",
 ]
