@@ -12,6 +12,7 @@ from burnt._lazy import attach
 
 if TYPE_CHECKING:
     from burnt.train import metrics, store
+    from burnt.train.batch_norm import update_batch_norm
     from burnt.train.checkpoint import Checkpoints, KeepBest, KeepLast, Saved
     from burnt.train.duration import Duration, Position
     from burnt.train.interrupt import Interrupted
@@ -43,6 +44,7 @@ _HOMES = {
     "find_runs": "burnt.train.store",
     "metrics": "burnt.train.metrics",
     "store": "burnt.train.store",
+    "update_batch_norm": "burnt.train.batch_norm",
 }
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
     __getattr__, __dir__ = attach(globals(), _HOMES)
@@ -68,4 +70,5 @@ __all__ = [
     "find_runs",
     "metrics",
     "store",
+    "update_batch_norm",
 ]

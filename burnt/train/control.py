@@ -67,10 +67,13 @@ class Control(AbstractContextManager["Control"]):
         position: the current position of the training.
         schedule: step -> learning rate, used unless a command set another one.
         learning_rate: the learning rate that a command set before the run was resumed, or None.
+        rate_factor: the factor that belongs to it.
         keeps_checkpoints: whether the run writes checkpoints.
 
     Attributes:
         override: the learning rate set by a command, or None.
+        override_factor: `override` over the rate that was scheduled for its first step, or 1 if that is 0;
+            None before this step.
         stopped_by: the sender of the stop command, or None.
         paused_seconds: total seconds paused.
     """
@@ -84,10 +87,12 @@ class Control(AbstractContextManager["Control"]):
         schedule: Callable[[int], float],
         *,
         learning_rate: float | None = None,
+        rate_factor: float | None = None,
         keeps_checkpoints: bool = True,
     ) -> None:
         self.schedule = schedule
         self.override = learning_rate
+        self.override_factor = rate_factor
         self.stopped_by: str | None = None
         self.paused_seconds = 0.0
         self._writer, self._reporter = writer, reporter
@@ -135,7 +140,18 @@ class Control(AbstractContextManager["Control"]):
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate after `step` steps: the one set by a command, else the schedule's."""
-        return self.schedule(step) if self.override is None else self.override
+        if self.override is None:
+            return self.schedule(step)
+        if self.override_factor is None:
+            # Only once: relative to a schedule that decays to 0, a constant rate becomes infinite.
+            scheduled = self.schedule(step)
+            self.override_factor = self.override / scheduled if scheduled > 0 else 1.0
+        return self.override
+
+    @property
+    def rate_factor(self) -> float:
+        """The factor by which a command changed the learning rate; for rates that the optimizer schedules."""
+        return 1.0 if self.override is None or self.override_factor is None else self.override_factor
 
     def process_commands(self) -> bool:
         """Execute new commands and wait while the run is paused; return whether the training continues."""
@@ -189,6 +205,7 @@ class Control(AbstractContextManager["Control"]):
                 self._save_now(command)
             case "lr":
                 self.override = command.value if isinstance(command.value, float) else None
+                self.override_factor = None
                 self._writer.event("learning_rate", self._position.step, value=self.override)
                 self._answer(command, "done")
             case _:

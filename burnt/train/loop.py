@@ -30,6 +30,7 @@ from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables
+from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 
@@ -86,7 +87,8 @@ class Loop:
         self.validated_step, self.saved_at = -1, (-1, -1)
         # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
         self.measured_at = dict.fromkeys(self.measured, self.position.step)
-        self.is_saved_kept = False
+        self.is_saved_kept = self.is_evaluating = False
+        self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
         self.steps.train()
         self.report_progress()
         reason = None
@@ -99,29 +101,20 @@ class Loop:
             reason = "stopped early"
         while reason is None:
             reason = self.epoch()
+        self.learner.optimizer.eval(self.params)
         return reason
 
     def epoch(self) -> str | None:
         """Run the remaining steps of the epoch; return why the training ends, or None to continue."""
-        position, optimizer, control = self.position, self.learner.optimizer, self.control
+        position = self.position
         first_batch = position.batch
         wait_start = perf_counter()
         for batch in self.batches():
             self.data_wait_seconds += perf_counter() - wait_start
-            with self.autocast():
-                output = self.steps(self.to_device(batch))
-            grads = Gradients.of(output.loss, self.params)
-            self.learning_rate = control.learning_rate(position.step)
-            if self.clip_norm is None:
-                optimizer.step(self.learning_rate, self.params, grads)
-            elif self.step_clips_norm:
-                optimizer.step(self.learning_rate, self.params, grads, clip_norm=self.clip_norm)
-            else:
-                optimizer.step(self.learning_rate, self.params, grads.clip_norm(self.clip_norm))
+            output = self.step(self.to_device(batch))
             for metric in self.train_metrics:
                 metric.update(output)
-            # Free this step's gradients and outputs before the next step allocates its own.
-            del output, grads
+            del output  # free this step's outputs before the next step allocates its own
             position.step += 1
             position.batch += 1
             if position.step % self.log_every == 0:
@@ -139,6 +132,39 @@ class Loop:
         position.epoch, position.batch = position.epoch + 1, 0
         self.end_epoch()
         return self.run_due_tasks(epoch_ended=True)
+
+    def step(self, batch: Any) -> StepOutput:
+        """Update the parameters by a batch; return the output of its training step."""
+        optimizer = self.learner.optimizer
+        if optimizer.needs_closure:
+            outputs: list[StepOutput] = []
+
+            def closure() -> tuple[torch.Tensor, Gradients]:
+                with torch.enable_grad(), self.autocast():
+                    output = self.steps(batch)
+                if not outputs:  # the metrics are of the parameters before the step
+                    outputs.append(output)
+                return output.loss.detach(), Gradients.of(output.loss, self.params)
+
+            self.set_learning_rate()
+            optimizer.step_with(self.learning_rate, self.params, closure, clip_norm=self.clip_norm)
+            return outputs[0]
+        with self.autocast():
+            output: StepOutput = self.steps(batch)
+        grads = Gradients.of(output.loss, self.params)
+        self.set_learning_rate()
+        if self.clip_norm is None:
+            optimizer.step(self.learning_rate, self.params, grads)
+        elif self.step_clips_norm:
+            optimizer.step(self.learning_rate, self.params, grads, clip_norm=self.clip_norm)
+        else:
+            optimizer.step(self.learning_rate, self.params, grads.clip_norm(self.clip_norm))
+        return output
+
+    def set_learning_rate(self) -> None:
+        """Set the learning rate of the next step, and the factor of rates that the optimizer schedules."""
+        self.learning_rate = self.control.learning_rate(self.position.step)
+        self.learner.optimizer.rate_factor = self.control.rate_factor
 
     def batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
@@ -189,6 +215,7 @@ class Loop:
         seconds = max(now - self.logged_seconds, 1e-9)
         speed = {
             "learning_rate": self.learning_rate,
+            **{f"learning_rate/{name}": rate for name, rate in self.learner.optimizer.rates.items()},
             "steps_per_second": steps / seconds,
             "samples_per_second": (sums[0][1] - self.logged_sums[0][1]) / seconds,
             "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
@@ -232,6 +259,20 @@ class Loop:
             self.activity = before
             self.report_progress()
             self.reporter.activity(before)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have the optimizer put the parameters to evaluate and save in place while the block runs."""
+        if self.is_evaluating:  # a checkpoint saved during a validation
+            yield
+            return
+        self.learner.optimizer.eval(self.params)
+        self.is_evaluating = True
+        try:
+            yield
+        finally:
+            self.is_evaluating = False
+            self.learner.optimizer.train(self.params)
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
@@ -278,7 +319,7 @@ class Loop:
         for metric in self.valid_metrics:
             metric.reset()
         self.before_validation = RandomStates.capture()
-        with self.show_activity("validating"):
+        with self.show_activity("validating"), self.evaluating():
             batches_until_stop = itertools.takewhile(
                 lambda _: self.control.process_commands(), self.valid.epoch(0)
             )
@@ -341,17 +382,18 @@ class Loop:
                 )
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
-            saved = self.checkpoints.save(
-                self.learner.model,
-                self.learner.optimizer.into_record(),
-                self.train_metrics,
-                dataclasses.replace(self.position, pending=self.position.pending or validating),
-                self.values_here(),
-                self.epoch_rng,
-                {"last_values": dict(self.values), **self.document()},
-                rng=self.before_validation,
-                kept=kept,
-            )
+            with self.evaluating():
+                saved = self.checkpoints.save(
+                    self.learner.model,
+                    self.learner.optimizer.into_record(),
+                    self.train_metrics,
+                    dataclasses.replace(self.position, pending=self.position.pending or validating),
+                    self.values_here(),
+                    self.epoch_rng,
+                    {"last_values": dict(self.values), **self.document()},
+                    rng=self.before_validation,
+                    kept=kept,
+                )
             self.writer.event("checkpoint", self.position.step, path=saved.path.name,
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
         self.saved_at = (-1, -1) if validating else (self.position.step, self.position.epoch)

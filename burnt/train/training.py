@@ -66,7 +66,8 @@ class TrainingResult:
     """The result of a training.
 
     Args:
-        model: the trained model, in its state after the last step.
+        model: the trained model, in its state after the last step; with the averages if the optimizer is an
+            `optim.Ema` or `optim.Swa`.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
@@ -257,6 +258,7 @@ class SupervisedTraining:
                     position,
                     learner.schedule,
                     learning_rate=None if loaded is None else loaded.document.get("learning_rate"),
+                    rate_factor=None if loaded is None else loaded.document.get("rate_factor"),
                     keeps_checkpoints=checkpoints is not None,
                 )
             )
@@ -496,6 +498,7 @@ class SupervisedTraining:
             "clip_norm": self.clip_norm,
             "stopping": None if self.stopping is None else self.stopping.state(),
             "learning_rate": control.override,
+            "rate_factor": control.override_factor,
             "kernels": chosen_kernels(),
         }
 

@@ -110,8 +110,9 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
     """
 
     def rank(name: str) -> tuple[int, str]:
-        if name in _TRAINING_METRICS:
-            return 3 + _TRAINING_METRICS.index(name), name
+        kind, _, _ = name.partition("/")  # learning_rate/<group>
+        if kind in _TRAINING_METRICS:
+            return 3 + _TRAINING_METRICS.index(kind), name
         return 0 if name == "loss" else 1 if better_direction(name) else 2, name
 
     return sorted({one.name for one in series}, key=rank)

@@ -1,0 +1,371 @@
+"""Trainings with groups, averages of weights, and an optimizer that evaluates the loss itself."""
+
+import copy
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import burnt
+from burnt import optim
+from burnt.data import Loader, TensorDataset
+from burnt.errors import OptimError
+from burnt.kernels import StepResult
+from burnt.train import (
+    ClassificationOutput,
+    Interrupted,
+    KeepLast,
+    Learner,
+    RunReader,
+    SupervisedTraining,
+    evaluate,
+    update_batch_norm,
+)
+from burnt.train.metrics import Accuracy
+from burnt.train.store.control import send
+from tests import forked
+
+PER_EPOCH, STEPS = 4, 12
+
+
+class Halving(optim.Sgd):
+    """Tries a step, and half of it where the loss has grown."""
+
+    needs_closure = True
+
+    def step_with(self, lr, model, closure, *, clip_norm=None) -> StepResult:
+        loss, grads = closure()
+        before = {path: p.detach().clone() for path, p in model.items()}
+        result = self.step(lr, model, grads, clip_norm=clip_norm)
+        if closure()[0] > loss:
+            for path, p in model.items():
+                p.data.lerp_(before[path], 0.5)
+        return result
+
+
+def rate(step: int) -> float:
+    return 0.05 / (1 + step)
+
+
+def own_rate(step: int) -> float:
+    return 0.1 / (2 + step)
+
+
+def groups() -> optim.Groups:
+    return optim.Groups(
+        [
+            ("*.bias|1", optim.AdamW(weight_decay=0), own_rate),
+            (optim.matrices, optim.Muon(), optim.Warmup(3, optim.Cosine(0.02, 9)), 1.0),
+            ("*", optim.Sgd(momentum=0.9)),
+        ]
+    )
+
+
+MAKERS = {
+    "groups": groups,
+    "ema": lambda: optim.Ema(optim.AdamW(), decay=0.9),
+    "swa": lambda: optim.Swa(optim.Sgd(momentum=0.9), start=4, every=3),
+    "closure": lambda: Halving(momentum=0.9),
+    "ema-groups": lambda: optim.Ema(groups()),
+    "swa-closure": lambda: optim.Swa(Halving(momentum=0.9), start=2),
+}
+
+
+class Trial:
+    """A training of 3 epochs with 4 steps each.
+
+    At step `stop_at` the process gets a signal; `at` has commands by step, or for the first validation.
+    """
+
+    def __init__(
+        self, folder, optimizer, *, stop_at=None, sign=signal.SIGINT, init_seed=0, at=None, **settings: Any
+    ) -> None:
+        torch.manual_seed(init_seed)
+        self.folder, self.optimizer, self.at = folder, optimizer, dict(at or {})
+        self.model = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)
+        )
+        self.evaluated: list[torch.Tensor] = []  # the first weight in each validation
+
+        scheduled = settings.pop("scheduled", rate)
+
+        def schedule(step: int) -> float:
+            if step + 1 == stop_at:
+                os.kill(os.getpid(), sign)
+            return scheduled(step)
+
+        data = TensorDataset(**tensors())
+        training = SupervisedTraining(
+            folder,
+            train=Loader(data, 5, shuffle=True, seed=3),
+            valid=Loader(data, 20),
+            metrics=[Accuracy()],
+            **{
+                "duration": f"{STEPS} steps",
+                "checkpoints": [KeepLast(20)],
+                "device": "cpu",
+                "log_every": 1,
+                "monitor": "off",
+                **settings,
+            },
+        )
+        self.learner = Learner(self.model, optimizer, schedule, step=self.step)
+        self.interrupted = False
+        try:
+            self.result = training.run(self.learner)
+        except Interrupted:
+            self.interrupted = True
+        self.rng = torch.get_rng_state()
+
+    def step(self, model: nn.Module, batch) -> ClassificationOutput:
+        logits = model(batch.x)
+        now: Any = None  # the check before the first step
+        if (self.folder / "run.db").exists() and not model.training:
+            self.evaluated.append(model[0].weight.detach().clone())
+            now = "validation"
+        elif self.at:
+            now = int(self.optimizer.into_record().tensors["/steps"].max()) + 1
+        for kind, value in self.at.pop(now, ()):
+            send(self.folder, kind, value)
+        return ClassificationOutput(F.cross_entropy(logits, batch.y), logits, batch.y)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**self.model.state_dict(), **self.optimizer.into_record().tensors, "rng": self.rng}
+
+    def history(self) -> dict[tuple[str, str], list[float]]:
+        with RunReader(self.folder) as run:
+            return {
+                (s.name, s.split): list(run.points(s.name, s.split).values)
+                for s in run.series()
+                if "second" not in s.name and "wait" not in s.name
+            }
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(7))
+    return {"x": x, "y": (x.sum(1) > 0).long()}
+
+
+def assert_same(one: Trial, other: Trial) -> None:
+    ours, theirs = one.state(), other.state()
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert one.result.values == other.result.values
+    assert one.history() == other.history()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.full] * (n not in ("groups", "ema", "closure"))) for n in MAKERS],
+)
+def test_stopped_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, name):
+    make = MAKERS[name]
+    whole = Trial(tmp_path / "whole", make(), clip_norm=1.0)
+    for k in random.Random(name).sample(range(1, STEPS + 1), 2):
+        folder = tmp_path / f"stopped-{k}"
+        assert Trial(folder, make(), stop_at=k, clip_norm=1.0).interrupted
+        assert_same(Trial(folder, make(), resume=True, init_seed=1000 + k, clip_norm=1.0), whole)
+
+
+KILLED = """
+import importlib.util, pathlib, signal, sys
+spec = importlib.util.spec_from_file_location("trial", sys.argv[1])
+trial = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(trial)
+make = trial.MAKERS[sys.argv[3]]
+settings = {"checkpoint_every": "2 steps", "resume": sys.argv[5] == "True"}
+trial.Trial(pathlib.Path(sys.argv[2]), make(), stop_at=int(sys.argv[4]), sign=signal.SIGKILL, **settings)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MAKERS)
+def test_killed_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, name):
+    whole = Trial(tmp_path / "whole", MAKERS[name](), checkpoint_every="2 steps")
+    folder, resume = tmp_path / "run", False
+    for k in sorted(random.Random(name).sample(range(1, STEPS + 1), 3)):
+        killed = forked.run(KILLED, __file__, folder, name, k, resume)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        resume = True
+    resumed = Trial(folder, MAKERS[name](), resume=True, init_seed=9, checkpoint_every="2 steps")
+    ours, theirs = resumed.state(), whole.state()
+    for key, value in ours.items():
+        assert torch.equal(value, theirs[key]), key
+    assert resumed.result.values == whole.result.values
+
+
+# averages
+
+
+@pytest.mark.parametrize("name", ["ema", "swa-closure"])
+def test_the_averages_are_evaluated_saved_and_returned_and_others_trained(tmp_path, name):
+    """Against the optimizer alone: the same training, whose weights are averaged by hand."""
+    plain = Trial(tmp_path / "plain", MAKERS[name]().optimizer, checkpoint_every="1 step")
+    trial = Trial(tmp_path / "run", MAKERS[name]())
+    weights = [
+        burnt.load(tmp_path / "plain", step, model=plain.model)[0].weight.detach().clone()
+        for step in range(1, STEPS + 1)
+    ]
+    average, averages = weights[0], []
+    for step, weight in enumerate(weights, 1):
+        if name == "ema":
+            average = average.lerp(weight, 1 - min(0.9, (1 + step) / (10 + step)))
+        else:
+            average = weight if step <= 2 else torch.stack(weights[2:step]).mean(0)
+        averages.append(average)
+    ends = averages[PER_EPOCH - 1 :: PER_EPOCH]
+    for evaluated, right in zip(trial.evaluated, ends, strict=True):
+        torch.testing.assert_close(evaluated, right)
+        assert not torch.equal(right, weights[-1])
+    saved = trial.result.checkpoints[-1].path
+    assert torch.equal(
+        burnt.record.Record.load(saved / "model.safetensors").tensors["0.weight"], trial.evaluated[-1]
+    )
+    result = trial.result.model
+    assert result is trial.model
+    assert torch.equal(result[0].weight, trial.evaluated[-1])
+    metrics = evaluate(trial.learner, Loader(TensorDataset(**tensors()), 20))
+    assert metrics["loss"] == trial.result.values["valid/loss"]
+    trial.optimizer.train(trial.model)
+    torch.testing.assert_close(trial.model[0].weight.detach(), weights[-1], rtol=0, atol=0)
+    # The training saw none of it.
+    assert trial.history()["loss", "train"] == plain.history()["loss", "train"]
+
+
+def test_stopped_in_a_validation_it_validates_the_averages_anew(tmp_path):
+    whole = Trial(tmp_path / "whole", MAKERS["ema"]())
+    at = {"validation": [("save", None), ("stop", None)]}
+    first = Trial(tmp_path / "run", MAKERS["ema"](), at=at)
+    assert first.result.reason == "stopped"
+    assert torch.equal(first.model[0].weight, whole.evaluated[0])
+    resumed = Trial(tmp_path / "run", MAKERS["ema"](), resume=True, init_seed=9)
+    assert torch.equal(resumed.evaluated[0], whole.evaluated[0])
+    assert_same(resumed, whole)
+
+
+def test_a_learner_goes_on_from_the_weights_that_it_trained(tmp_path):
+    whole = Trial(tmp_path / "whole", MAKERS["ema"](), duration="12 steps")
+    trial = Trial(tmp_path / "run", MAKERS["ema"](), duration="8 steps")
+    again = SupervisedTraining(
+        tmp_path / "run",
+        train=Loader(TensorDataset(**tensors()), 5, shuffle=True, seed=3),
+        duration="12 steps",
+        device="cpu",
+        monitor="off",
+        resume=True,
+    )
+    again.run(trial.learner)
+    assert torch.equal(trial.model[0].weight, whole.model[0].weight)
+
+
+def test_without_averages_the_optimizer_of_a_checkpoint_is_refused(tmp_path):
+    Trial(tmp_path / "run", MAKERS["ema"](), duration="4 steps")
+    with pytest.raises(OptimError) as caught:
+        Trial(tmp_path / "run", optim.AdamW(), resume=True)
+    assert "found     Ema" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["learner", "model"])
+def test_statistics_of_batch_norm_are_recomputed_as_by_torch(given):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), burnt.nn.BatchNorm(8, momentum=0.3), nn.Linear(8, 2)
+    )
+    model[3].eval()
+    twin, data = copy.deepcopy(model), tensors()
+    loader = Loader(TensorDataset(**data), 6)
+
+    def step(model, batch):
+        return ClassificationOutput(F.cross_entropy(model(batch.x), batch.y), None, batch.y)
+
+    learner = Learner(model, optim.Sgd(), 0.1, step=step)
+    update_batch_norm(
+        learner if given == "learner" else model, loader, step=None if given == "learner" else step
+    )
+    torch.optim.swa_utils.update_bn(data["x"].split(6), twin)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name])
+    assert [(m.training, getattr(m, "momentum", None)) for m in model] == [
+        (True, None), (True, 0.1), (True, 0.3), (False, None),
+    ]  # fmt: skip
+    update_batch_norm(nn.Linear(1, 1), None, step=step)  # has none: the batches are not looked at
+
+
+# groups
+
+
+def test_the_rates_of_groups_are_series_and_a_command_scales_them(tmp_path):
+    at = {4: [("lr", 0.5)], 6: [("lr", "auto")], 8: [("lr", 0.25)]}
+    trial = Trial(tmp_path / "run", groups(), at=at)
+    history = trial.history()
+    factor = {4: 0.5 / rate(4), 5: 0.5 / rate(4)} | {step: 0.25 / rate(8) for step in range(8, STEPS)}
+    set_to = {4: 0.5, 5: 0.5} | dict.fromkeys(range(8, STEPS), 0.25)
+    # The factor is that of the first step after the command.
+    assert history["learning_rate", "train"] == [set_to.get(step, rate(step)) for step in range(STEPS)]
+    expected = [own_rate(step) * factor.get(step, 1.0) for step in range(STEPS)]
+    assert history["learning_rate/*.bias|1", "train"] == pytest.approx(expected)
+    assert ("learning_rate/matrices", "train") in history
+    assert ("learning_rate/*", "train") not in history
+
+
+def test_relative_to_a_scheduled_rate_of_0_groups_keep_their_rates(tmp_path):
+    trial = Trial(tmp_path / "run", groups(), at={4: [("lr", 0.5)]}, scheduled=lambda step: 0.0)
+    assert trial.history()["learning_rate", "train"] == [0.0] * 4 + [0.5] * 8
+    assert trial.history()["learning_rate/*.bias|1", "train"] == [own_rate(step) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("stop_at", [4, 9])
+def test_the_factor_of_a_command_survives_a_resume(tmp_path, stop_at):
+    at = {4: [("lr", 0.5)]}
+    whole = Trial(tmp_path / "whole", groups(), at=at)
+    first = Trial(tmp_path / "run", groups(), at={**at, stop_at: [*at.get(stop_at, ()), ("stop", None)]})
+    assert first.result.position.step == stop_at
+    assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9), whole)
+
+
+def test_other_groups_are_refused_and_other_options_reported(tmp_path, capsys):
+    Trial(tmp_path / "run", optim.Groups([("0", optim.AdamW()), ("*", optim.Sgd())]), duration="4 steps")
+    with pytest.raises(OptimError) as caught:
+        Trial(tmp_path / "run", optim.Groups([("5", optim.AdamW()), ("*", optim.Sgd())]), resume=True)
+    assert "expected  5: AdamW; *: Sgd\n  found     0: AdamW; *: Sgd" in str(caught.value)
+    other = optim.Groups([("0", optim.AdamW(weight_decay=0.2), 0.1), ("*", optim.Sgd())])
+    Trial(tmp_path / "run", other, resume=True, monitor="plain")
+    assert (
+        "Warning: the optimizer changed since the checkpoint: was Groups([('0', AdamW("
+        in capsys.readouterr().out
+    )
+
+
+# an optimizer that evaluates the loss
+
+
+class Noting(optim.Sgd):
+    """Evaluates the loss three times, in a context without gradients, and notes what it was given."""
+
+    needs_closure = True
+    noted: list[Any]
+
+    def step_with(self, lr, model, closure, *, clip_norm=None) -> StepResult:
+        with torch.no_grad():
+            given = [closure() for _ in range(3)]
+        self.noted.append((lr, clip_norm, [float(loss) for loss, _ in given]))
+        assert not given[0][0].requires_grad
+        assert given[0][1].keys() == model.keys()
+        return self.step(lr, model, given[0][1], clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_the_metrics_are_of_the_first_evaluation(tmp_path, clip_norm):
+    optimizer = Noting()
+    optimizer.noted = []
+    trial = Trial(tmp_path / "run", optimizer, clip_norm=clip_norm, precision="bfloat16")
+    assert [lr for lr, _, _ in optimizer.noted] == [rate(step) for step in range(STEPS)]
+    assert {clip for _, clip, _ in optimizer.noted} == {clip_norm}
+    assert trial.history()["loss", "train"] == pytest.approx([losses[0] for _, _, losses in optimizer.noted])
+    assert all(losses[0] != losses[1] for _, _, losses in optimizer.noted)  # dropout draws anew
