@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,11 @@ class _Averaging(Optimizer):
         """Those of the optimizer inside."""
         return self.optimizer.rates
 
+    @property
+    def schedules(self) -> Sequence[Callable[[int], float]]:
+        """Those of the optimizer inside."""
+        return self.optimizer.schedules
+
     def step(
         self,
         lr: float,
@@ -93,7 +98,7 @@ class _Averaging(Optimizer):
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters for training in place, after `eval`."""
         if self._trained is not None:
-            self._bind_if_changed(model)
+            self._bind_model(model)
             self._copy(self._trained)
             self._trained = None
         self.optimizer.train(model)
@@ -102,7 +107,7 @@ class _Averaging(Optimizer):
         """Put the averages in place of the parameters, of which the record then has a copy."""
         self.optimizer.eval(model)
         if self._trained is None:
-            self._bind_if_changed(model)
+            self._bind_model(model)
             self._trained = {path: self._params[path].detach().clone() for path in self._average}
             self._copy(self._average)
 
@@ -150,7 +155,7 @@ class _Averaging(Optimizer):
                 "the model has its averages in place of the parameters",
                 hint="call optimizer.train(model) before the gradients are computed",
             )
-        self._bind_if_changed(model)
+        self._bind_model(model)
         self.optimizer.rate_factor = self.rate_factor
 
     def _update(self) -> None:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
-from burnt.config import Config
 from burnt.errors import OptimError
 from burnt.inspect.patterns import matches, near
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
-from burnt.optim.optimizer import Optimizer, OptimizerRecord, no_parameter, state_path
+from burnt.optim.optimizer import Optimizer, OptimizerRecord, state_path
 from burnt.optim.schedules import Constant
 
 __all__ = ["Group", "Groups", "matrices"]
@@ -142,6 +141,7 @@ class Groups(Optimizer):
         self._steps = [0] * len(self.groups)
         self._rates: dict[str, float] = {}
         self._bound_to: object = None
+        self._params: dict[str, torch.nn.Parameter] = {}
         self._parts: list[dict[str, torch.nn.Parameter]] = []
         self._group_of: dict[str, int] = {}
 
@@ -158,6 +158,12 @@ class Groups(Optimizer):
         """The learning rates of the last step, by the pattern, of groups with a schedule."""
         return self._rates
 
+    @property
+    def schedules(self) -> Sequence[Callable[[int], float]]:
+        """The schedules of the groups, and those inside of their optimizers."""
+        own = [group.schedule for group in self.groups if group.schedule is not None]
+        return [*own, *(schedule for group in self.groups for schedule in group.optimizer.schedules)]
+
     def step(
         self,
         lr: float,
@@ -171,13 +177,11 @@ class Groups(Optimizer):
     ) -> StepResult:
         """Update the parameters of each group in place by its optimizer; see `Optimizer.step`."""
         self._check_rate(lr)
-        self._bind_if_changed(model)
+        self._bind_model(model)
         parts: list[dict[str, Tensor]] = [{} for _ in self.groups]
+        self._check_paths(grads)
         for path, gradient in grads.items():
-            index = self._group_of.get(path)
-            if index is None:
-                raise no_parameter(path, self._group_of)
-            parts[index][path] = gradient
+            parts[self._group_of[path]][path] = gradient
         rates = [lr if rate is None else rate for rate in map(self._scheduled_rate, range(len(parts)))]
         dense = [g.coalesce().values() if g.is_sparse else g for g in grads.values()]
         total = measure_gradients(dense, max_norm=clip_norm, grad_scale=grad_scale)
@@ -209,13 +213,13 @@ class Groups(Optimizer):
 
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters for training in place, after `eval`."""
-        self._bind_if_changed(model)
+        self._bind_model(model)
         for group, part in zip(self.groups, self._parts, strict=True):
             group.optimizer.train(part)
 
     def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters to evaluate and save in place."""
-        self._bind_if_changed(model)
+        self._bind_model(model)
         for group, part in zip(self.groups, self._parts, strict=True):
             group.optimizer.eval(part)
 
@@ -273,7 +277,13 @@ class Groups(Optimizer):
         if schedule is None:
             return None
         rate = schedule(self._steps[index]) * self.rate_factor
-        self._check_rate(rate, f"the schedule of the group {self.groups[index].name!r}")
+        if not rate >= 0:
+            raise OptimError(
+                "a group cannot step with this learning rate",
+                where=f"the schedule of the group {self.groups[index].name!r}",
+                expected="a number of at least 0",
+                found=rate,
+            )
         return rate
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
@@ -311,7 +321,7 @@ class Groups(Optimizer):
                         found=f"the group {self.groups[group_of[path]].name!r}",
                         hint="resume with the groups of the saved state, or start afresh",
                     )
-        self._parts, self._group_of = parts, group_of
+        self._params, self._parts, self._group_of = dict(named), parts, group_of
 
 
 _PATTERN = 'a pattern, such as "*.bias|*norm*", or a function (path, parameter) -> bool'
@@ -324,7 +334,8 @@ def _is_function(value: object) -> bool:
 
 def _text(value: object) -> str:
     """Return a pattern or schedule as text that is the same in every process."""
-    return repr(value) if isinstance(value, str | Config) else getattr(value, "__qualname__", "a function")
+    text: str = getattr(value, "__qualname__", repr(value))
+    return type(value).__name__ if " at 0x" in text else text
 
 
 def _clip_factor(norm: Tensor, limit: float) -> Tensor | None:

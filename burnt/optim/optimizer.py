@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -23,7 +23,7 @@ from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.record import read_tensors, write_tensors
 
-__all__ = ["Optimizer", "OptimizerRecord", "no_parameter", "state_path"]
+__all__ = ["Optimizer", "OptimizerRecord", "state_path"]
 
 # Devices for which torch has a fused kernel for the whole step; its step counters are on that device.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -189,11 +189,9 @@ class Optimizer:
             InputRuntimeError: a gradient does not fit its parameter.
         """
         self._check_rate(lr)
-        self._bind_if_changed(model)
+        self._bind_model(model)
         assert self._inner is not None
-        for path in grads:
-            if path not in self._params:
-                raise no_parameter(path, self._params)
+        self._check_paths(grads)
         params = [self._params[path] for path in grads]
         averages = None if ema is None else self._averages(ema)
         limits: dict[str, Any] = {"max_norm": clip_norm, "grad_scale": grad_scale, "ema_decay": ema_decay}
@@ -247,14 +245,44 @@ class Optimizer:
         """The learning rates of the last step that are not the one `step` was given, by group."""
         return {}
 
-    def _check_rate(self, lr: float, where: str = "lr") -> None:
+    @property
+    def schedules(self) -> Sequence[Callable[[int], float]]:
+        """The schedules that the optimizer has of its own, for groups of parameters."""
+        return ()
+
+    def _check_rate(self, lr: float) -> None:
         if not lr >= 0:
             raise OptimError(
                 f"{type(self).__name__} cannot step with this learning rate",
-                where=where,
+                where="lr",
                 expected="a number of at least 0",
                 found=lr,
             )
+
+    def _bind_model(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Step the parameters of this model from now on, if it is not the one of the last step."""
+        if isinstance(model, torch.nn.Module):
+            # The module may have been moved, or have other parameters, since the last step.
+            named = dict(model.named_parameters())
+            binding: object = [(path, id(p), p.device, p.dtype) for path, p in named.items()]
+            if binding != self._bound_to:
+                self._bind(named)
+                self._bound_to = binding
+        elif model is not self._bound_to:
+            self._bind(model)
+            self._bound_to = model
+
+    def _check_paths(self, grads: Mapping[str, Tensor]) -> None:
+        for path in grads:
+            if path not in self._params:
+                close = nearest(path, self._params)
+                raise OptimError(
+                    "a gradient belongs to no parameter of the model",
+                    where=path,
+                    hint=f"did you mean {close!r}?"
+                    if close
+                    else "were the gradients computed with another model?",
+                )
 
     def _check_record(self, record: OptimizerRecord) -> None:
         """Raise if a record is of another optimizer."""
@@ -360,19 +388,6 @@ class Optimizer:
                 parameter.grad = None
         return StepResult(norm, skipped, "torch.optim: sparse or complex")
 
-    def _bind_if_changed(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
-        """Call `_bind`, unless these are the parameters of the last call."""
-        if isinstance(model, torch.nn.Module):
-            # The module may have been moved, or have other parameters, since the last step.
-            named = dict(model.named_parameters())
-            binding: object = [(path, id(p), p.device, p.dtype) for path, p in named.items()]
-            if binding != self._bound_to:
-                self._bind(named)
-                self._bound_to = binding
-        elif model is not self._bound_to:
-            self._bind(model)
-            self._bound_to = model
-
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         """Create torch's optimizer for these parameters, with the state of their paths."""
         state, params = self.into_record().tensors, dict(named)
@@ -419,13 +434,3 @@ def state_path(key: str) -> str:
     'head.weight'
     """
     return key.split("/")[-2]
-
-
-def no_parameter(path: str, params: Iterable[str]) -> OptimError:
-    """Return the error for a gradient whose path is not among those of the parameters."""
-    close = nearest(path, params)
-    return OptimError(
-        "a gradient belongs to no parameter of the model",
-        where=path,
-        hint=f"did you mean {close!r}?" if close else "were the gradients computed with another model?",
-    )
