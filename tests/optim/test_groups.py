@@ -147,13 +147,15 @@ def test_sparse_and_complex_gradients_have_a_part_in_the_norm():
     assert result.by == "torch.optim: sparse or complex"
 
 
-def test_a_group_counts_the_steps_in_which_it_had_a_gradient():
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_group_counts_the_steps_in_which_it_had_a_gradient(averaged):
     model, seen = net(), []
+    limits = {"ema": copy.deepcopy(model)} if averaged else {}
     optimizer = optim.Groups([("3", optim.Sgd(), lambda step: seen.append(step) or 0.1), ("*", optim.Sgd())])
     burnt.freeze(model, "3")
-    advance(optimizer, model, 0, 2)
+    advance(optimizer, model, 0, 2, **limits)
     burnt.unfreeze(model, "3")
-    advance(optimizer, model, 2, 4)
+    advance(optimizer, model, 2, 4, **limits)
     assert seen == [0, 0, 0, 1]
 
 
