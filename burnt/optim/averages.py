@@ -68,6 +68,10 @@ class _Averaging(Optimizer):
     ) -> StepResult:
         """Update the parameters by the optimizer inside, then the averages; see `Optimizer.step`."""
         self._prepare(model)
+        weight = self._weight(self._steps + 1)
+        is_fused = False
+        if ema is None and weight is not None and self._can_fuse():
+            ema, ema_decay, is_fused = self._average, 1 - weight, True
         result = self.optimizer.step(
             lr,
             model,
@@ -78,7 +82,9 @@ class _Averaging(Optimizer):
             ema_decay=ema_decay,
         )
         if grad_scale is None or not bool(result.skipped):  # synchronises with the device
-            self._update()
+            self._steps += 1
+            if weight is not None and not is_fused:
+                self._update(weight)
         return result
 
     def step_with(
@@ -92,7 +98,9 @@ class _Averaging(Optimizer):
         """Update the parameters by the optimizer inside, then the averages; see `Optimizer.step_with`."""
         self._prepare(model)
         result = self.optimizer.step_with(lr, model, closure, clip_norm=clip_norm)
-        self._update()
+        self._steps += 1
+        if (weight := self._weight(self._steps)) is not None:
+            self._update(weight)
         return result
 
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
@@ -146,8 +154,8 @@ class _Averaging(Optimizer):
         self._bound_to = None
 
     @abstractmethod
-    def _weight(self) -> float | None:
-        """Return the weight of the parameters in the averages after this step; None for no change."""
+    def _weight(self, step: int) -> float | None:
+        """Return the weight of the parameters in the averages after a step; None for no change."""
 
     def _prepare(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         if self._trained is not None:
@@ -158,11 +166,13 @@ class _Averaging(Optimizer):
         self._bind_model(model)
         self.optimizer.rate_factor = self.rate_factor
 
-    def _update(self) -> None:
-        self._steps += 1
-        weight = self._weight()
-        if weight is None:
-            return
+    def _can_fuse(self) -> bool:
+        """Whether the step of the optimizer inside can update the averages in its passes over memory."""
+        return len(self._average) == len(self._params) and all(
+            average.dtype == self._params[path].dtype for path, average in self._average.items()
+        )
+
+    def _update(self, weight: float) -> None:
         averages, values = [], []
         for path, parameter in self._params.items():
             average = self._average.get(path)
@@ -226,9 +236,9 @@ class Ema(_Averaging):
         if not 0 <= decay < 1:
             raise _invalid("Ema", "decay", "a number of at least 0 and below 1", decay)
 
-    def _weight(self) -> float:
+    def _weight(self, step: int) -> float:
         decay: float = self._options["decay"]
-        return 1 - (min(decay, (1 + self._steps) / (10 + self._steps)) if self._options["warmup"] else decay)
+        return 1 - (min(decay, (1 + step) / (10 + step)) if self._options["warmup"] else decay)
 
 
 class Swa(_Averaging):
@@ -259,8 +269,8 @@ class Swa(_Averaging):
             if value < least:
                 raise _invalid("Swa", name, f"a number of at least {least}", value)
 
-    def _weight(self) -> float | None:
-        count, rest = divmod(self._steps - self._options["start"], self._options["every"])
+    def _weight(self, step: int) -> float | None:
+        count, rest = divmod(step - self._options["start"], self._options["every"])
         return 1 / count if count > 0 and not rest else None
 
 

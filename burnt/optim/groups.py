@@ -183,20 +183,22 @@ class Groups(Optimizer):
         for path, gradient in grads.items():
             parts[self._group_of[path]][path] = gradient
         rates = [lr if rate is None else rate for rate in map(self._scheduled_rate, range(len(parts)))]
-        dense = [g.coalesce().values() if g.is_sparse else g for g in grads.values()]
-        total = measure_gradients(dense, max_norm=clip_norm, grad_scale=grad_scale)
-        if grad_scale is not None and bool(total.skipped):
-            return total
-        factor = None if clip_norm is None or total.norm is None else _clip_factor(total.norm, clip_norm)
+        norm = None
+        if clip_norm is not None or grad_scale is not None:
+            dense = [g.coalesce().values() if g.is_sparse else g for g in grads.values()]
+            measured = measure_gradients(dense, max_norm=clip_norm, grad_scale=grad_scale)
+            if grad_scale is not None and bool(measured.skipped):
+                return measured
+            norm = measured.norm
+            if clip_norm is not None and norm is not None:
+                parts, grad_scale = _clip(parts, norm, clip_norm, grad_scale)
         self._rates = {}
-        used = []
+        results = []
         for index, (group, rate, part) in enumerate(zip(self.groups, rates, parts, strict=True)):
             if group.schedule is not None:
                 self._rates[group.name] = rate
             if not self._parts[index] or (not part and ema is None):
                 continue
-            if factor is not None:
-                part = {path: gradient * factor.to(gradient.device) for path, gradient in part.items()}
             group.optimizer.rate_factor = self.rate_factor
             result = group.optimizer.step(
                 rate,
@@ -208,8 +210,9 @@ class Groups(Optimizer):
                 ema_decay=ema_decay,
             )
             self._steps[index] += bool(part)
-            used.append(result.by)
-        return total._replace(by="; ".join(dict.fromkeys(used)))
+            results.append(result)
+        skipped = results[0].skipped if results else torch.zeros((), dtype=torch.bool)
+        return StepResult(norm, skipped, "; ".join(dict.fromkeys(result.by for result in results)))
 
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters for training in place, after `eval`."""
@@ -338,11 +341,18 @@ def _text(value: object) -> str:
     return type(value).__name__ if " at 0x" in text else text
 
 
-def _clip_factor(norm: Tensor, limit: float) -> Tensor | None:
-    """Return the factor that clips gradients of this norm, as in torch's `clip_grad_norm_`; None for 1."""
+def _clip(
+    parts: list[dict[str, Tensor]], norm: Tensor, limit: float, grad_scale: float | Tensor | None
+) -> tuple[list[dict[str, Tensor]], float | Tensor | None]:
+    """Return gradients and a loss scale that together are clipped as by torch's `clip_grad_norm_`."""
     factor = (limit / (norm + CLIP_EPS)).clamp(max=1.0)
     # On a GPU the comparison would wait for the norm.
-    return None if factor.device.type == "cpu" and float(factor) == 1.0 else factor
+    if factor.device.type == "cpu" and 0 < float(factor) <= 1:
+        if float(factor) == 1:
+            return parts, grad_scale
+        # The steps divide by the loss scale as they read the gradients.
+        return parts, (1.0 if grad_scale is None else float(grad_scale)) / float(factor)
+    return [{path: g * factor.to(g.device) for path, g in part.items()} for part in parts], grad_scale
 
 
 def _with_modules(paths: Mapping[str, object]) -> list[str]:

@@ -105,8 +105,9 @@ def curve_on_axis(
 def metrics_in_order(series: Sequence[Series]) -> list[str]:
     """Return metric names in display order: loss, with a better direction, others, training metrics.
 
-    >>> metrics_in_order([Series(name, "train") for name in ("learning_rate", "accuracy", "loss")])
-    ['loss', 'accuracy', 'learning_rate']
+    >>> names = ("learning_rate/*.bias", "learning_rate", "accuracy", "loss")
+    >>> metrics_in_order([Series(name, "train") for name in names])
+    ['loss', 'accuracy', 'learning_rate', 'learning_rate/*.bias']
     """
 
     def rank(name: str) -> tuple[int, str]:
