@@ -231,15 +231,6 @@ class Optimizer:
         """
         raise NotImplementedError(f"{type(self).__name__} steps with gradients: step(lr, model, grads)")
 
-    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
-        """Put the parameters for training in place, after `eval`.
-
-        An optimizer whose results are other parameters than those it trains (averages) overrides both.
-        """
-
-    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
-        """Put the parameters to evaluate and save in place; `train` undoes it."""
-
     @property
     def rates(self) -> Mapping[str, float]:
         """The learning rates of the last step that are not the one `step` was given, by group."""
@@ -249,6 +240,15 @@ class Optimizer:
     def schedules(self) -> Sequence[Callable[[int], float]]:
         """The schedules that the optimizer has of its own, for groups of parameters."""
         return ()
+
+    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters for training in place, after `eval`.
+
+        An optimizer whose results are other parameters than those it trains (averages) overrides both.
+        """
+
+    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters to evaluate and save in place; `train` undoes it."""
 
     def _check_rate(self, lr: float) -> None:
         if not lr >= 0:
@@ -284,16 +284,6 @@ class Optimizer:
                     else "were the gradients computed with another model?",
                 )
 
-    def _check_record(self, record: OptimizerRecord) -> None:
-        """Raise if a record is of another optimizer."""
-        if record.optimizer != type(self).__name__:
-            raise OptimError(
-                "the state of one optimizer does not fit another",
-                expected=type(self).__name__,
-                found=record.optimizer,
-                hint=f"resume with optim.{record.optimizer}, or start afresh",
-            )
-
     def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the average of every parameter, by path."""
         named = dict(ema.named_parameters()) if isinstance(ema, torch.nn.Module) else ema
@@ -306,6 +296,16 @@ class Optimizer:
                 hint="create them with model.fork() before the first step",
             )
         return {path: named[path] for path in self._params}
+
+    def _check_record(self, record: OptimizerRecord) -> None:
+        """Raise if a record is of another optimizer."""
+        if record.optimizer != type(self).__name__:
+            raise OptimError(
+                "the state of one optimizer does not fit another",
+                expected=type(self).__name__,
+                found=record.optimizer,
+                hint=f"resume with optim.{record.optimizer}, or start afresh",
+            )
 
     def into_record(self) -> OptimizerRecord:
         """Return the state as a record, which shares memory with the optimizer."""

@@ -91,6 +91,8 @@ def by_hand(model: Net, x: Tensor) -> float:
     record: burnt.Record = copied.into_record()
     copied.load_record(record)
     Learner(torch.nn.Linear(1, 1), optim.Adam(), 1e-3, step=step)
+    groups = [("*.bias", optim.AdamW()), (optim.matrices, optim.Muon(), 0.02), ("*", optim.Adam(), None, 1.0)]
+    Learner(model, optim.Ema(optim.Groups(groups), decay=0.99), 1e-3)
     return float(gradients.norm())
 
 
