@@ -84,7 +84,7 @@ class _Averaging(Optimizer):
         if grad_scale is None or not bool(result.skipped):  # synchronises with the device
             self._steps += 1
             if weight is not None and not is_fused:
-                self._update(weight)
+                self._average_params(weight)
         return result
 
     def step_with(
@@ -100,7 +100,7 @@ class _Averaging(Optimizer):
         result = self.optimizer.step_with(lr, model, closure, clip_norm=clip_norm)
         self._steps += 1
         if (weight := self._weight(self._steps)) is not None:
-            self._update(weight)
+            self._average_params(weight)
         return result
 
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
@@ -172,7 +172,7 @@ class _Averaging(Optimizer):
             average.dtype == self._params[path].dtype for path, average in self._average.items()
         )
 
-    def _update(self, weight: float) -> None:
+    def _average_params(self, weight: float) -> None:
         averages, values = [], []
         for path, parameter in self._params.items():
             average = self._average.get(path)
