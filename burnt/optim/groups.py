@@ -14,7 +14,7 @@ from burnt.inspect.patterns import matches, near
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
-from burnt.optim.optimizer import Optimizer, OptimizerRecord, state_path
+from burnt.optim.optimizer import Optimizer, OptimizerRecord
 from burnt.optim.schedules import Constant
 
 __all__ = ["Group", "Groups", "matrices"]
@@ -315,7 +315,7 @@ class Groups(Optimizer):
                     hint=f"put it before the group {first!r}: the first pattern that matches wins",
                 )
         for index, group in enumerate(self.groups):
-            for path in map(state_path, group.optimizer.into_record().tensors):
+            for path in map(_state_path, group.optimizer.into_record().tensors):
                 if group_of.get(path, index) != index:
                     raise OptimError(
                         "the state of a parameter belongs to another group",
@@ -339,6 +339,15 @@ def _text(value: object) -> str:
     """Return a pattern or schedule as text that is the same in every process."""
     text: str = getattr(value, "__qualname__", repr(value))
     return type(value).__name__ if " at 0x" in text else text
+
+
+def _state_path(key: str) -> str:
+    """Return the parameter path in the key of a state tensor.
+
+    >>> _state_path("0/head.weight/exp_avg")
+    'head.weight'
+    """
+    return key.split("/")[-2]
 
 
 def _clip(

@@ -23,7 +23,7 @@ from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.record import read_tensors, write_tensors
 
-__all__ = ["Optimizer", "OptimizerRecord", "state_path"]
+__all__ = ["Optimizer", "OptimizerRecord"]
 
 # Devices for which torch has a fused kernel for the whole step; its step counters are on that device.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -400,7 +400,7 @@ class Optimizer:
             raise OptimError(
                 f"{type(self).__name__} cannot step this model",
                 found=str(error),
-                hint="optim.Groups gives the other parameters to another optimizer",
+                hint="pass it only suitable parameters, by path, and the others to another optimizer",
             ) from None
         for key, value in state.items():
             path, _, name = key.rpartition("/")
@@ -425,12 +425,3 @@ class Optimizer:
                 )
             inner.state[parameter][name] = value.clone().to(parameter.device, parameter.dtype)
         self._inner, self._params, self._has_kernel, self._pending_state = inner, params, fused, {}
-
-
-def state_path(key: str) -> str:
-    """Return the parameter path in the key of a state tensor.
-
-    >>> state_path("0/head.weight/exp_avg")
-    'head.weight'
-    """
-    return key.split("/")[-2]
