@@ -107,6 +107,26 @@ def test_optimizers_step_as_on_the_cpu_in_float64(
     torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-6)
 
 
+def test_averaged_groups_clip_and_skip_as_on_the_cpu_in_float64(device: torch.device) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(7, 5), torch.randn(3, 7)
+    results = []
+    for place, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32)):
+        groups = optim.Groups([("bias", optim.Sgd(momentum=0.9), 0.1), ("*", optim.AdamW())])
+        model, optimizer = copy.deepcopy(layer).to(place, dtype), optim.Ema(groups, decay=0.9)
+        skipped = []
+        for scale in (None, 8.0, torch.inf, 8.0):
+            loss = model(x.to(place, dtype)).square().mean() * (scale or 1)
+            grads = burnt.Gradients.of(loss, model)
+            scale = None if scale is None else 8.0
+            result = optimizer.step(0.01, model, grads, clip_norm=0.1, grad_scale=scale)
+            skipped.append(bool(result.skipped))
+        assert skipped == [False, False, True, False]
+        optimizer.eval(model)
+        results.append([p.detach().cpu().double() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-6)
+
+
 def test_an_optimizer_state_of_the_cpu_goes_on_on_the_device(device: torch.device) -> None:
     torch.manual_seed(0)
     model, optimizer = nn.Linear(7, 5), optim.AdamW()
