@@ -108,8 +108,8 @@ class Groups(Optimizer):
 
     A group without a schedule takes the learning rate of `step`, in a training that of the Learner. The
     schedule of a group counts the steps in which the group had a gradient. ``burnt ctl lr`` sets the
-    Learner's rate, and multiplies the schedules of the groups by the same factor: the rate it sets over the
-    one that was scheduled (1 if that is 0).
+    Learner's rate, and multiplies the rates of groups with a schedule by the same factor: the new rate over
+    the one that was scheduled for the next step (1 if that is 0).
 
     `step(clip_norm=)` limits the norm of all gradients together; afterwards each group limits its own. With
     `grad_scale`, one gradient that is NaN or infinite skips the step of all groups, and the step synchronises
