@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import explain_arguments, no_attribute
+from burnt.nn import rope_scaling as rope_scaling
 from burnt.nn.activation import (
     ActivationConfig,
     Celu,
@@ -79,7 +80,7 @@ from burnt.nn.padding import (
     ZeroPad3d,
 )
 from burnt.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from burnt.nn.position import PositionalEncoding
+from burnt.nn.position import PositionalEncoding, RotaryEncoding
 from burnt.nn.recurrent import Gru, Lstm
 from burnt.nn.shape import (
     ChannelShuffle,
@@ -156,6 +157,7 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "RmsNorm",
+    "RotaryEncoding",
     "Rrelu",
     "Selu",
     "Sequential",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from burnt import kernels
 from burnt.errors import ShapeError
 from burnt.module import Module
+from burnt.nn import rope_scaling
 
-__all__ = ["PositionalEncoding"]
+__all__ = ["PositionalEncoding", "RotaryEncoding"]
 
 
 class PositionalEncoding(Module):
@@ -84,3 +88,133 @@ class PositionalEncoding(Module):
                 else None,
             )
         return input + self.encoding[: input.shape[-2]].to(input.dtype)
+
+
+class RotaryEncoding(Module):
+    r"""Rotates pairs of features of queries and keys by angles that grow with the position.
+
+    .. math:: (a_i, b_i) \mapsto (a_i \cos t\theta_i - b_i \sin t\theta_i, \;
+              b_i \cos t\theta_i + a_i \sin t\theta_i), \quad \theta_i = \mathrm{base}^{-2i/\mathrm{rotary\_dim}}
+
+    so that the product of a query and a key depends on the distance of their positions :math:`t`.
+
+    Args:
+        head_dim: size D of a head (Burn's ``d_model``).
+        base: the longest wavelength is :math:`2\pi` times about this (``rope_theta``; Burn's ``theta``).
+        rotary_dim: number of features that are rotated, the first ones; None is all.
+        interleaved: pair the features :math:`2i` and :math:`2i + 1` (GPT-J, Burn) instead of :math:`i` and
+            :math:`i + \mathrm{rotary\_dim} / 2` (GPT-NeoX, Llama).
+        scaling: for longer sequences than in training: one of `burnt.nn.rope_scaling`.
+        device: where the frequencies live.
+
+    Shapes:
+        input ``[..., L, head_dim]``, such as ``[B, H, L, D]``, output the same, in the input's dtype. The
+        buffer ``inv_freq`` ``[rotary_dim / 2]`` is float32, whatever the model is cast to, and no part of the
+        state.
+
+    Raises:
+        ShapeError: vectors of another size; or a `rotary_dim` that is odd or larger than `head_dim`.
+
+    There is no longest sequence. Su et al., 2021; torch has no such layer.
+
+    >>> import torch
+    >>> RotaryEncoding(2)(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    tensor([[1.0000, 0.0000],
+            [0.5403, 0.8415]])
+    """
+
+    head_dim: int
+    base: float
+    rotary_dim: int
+    interleaved: bool
+    scaling: rope_scaling.Scaling | None
+    inv_freq: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10000.0,
+        *,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: rope_scaling.Scaling | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.base = base
+        self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        self.interleaved = interleaved
+        self.scaling = scaling
+        if not 0 < self.rotary_dim <= head_dim or self.rotary_dim % 2:
+            raise ShapeError(
+                "features cannot be rotated in pairs",
+                where=self._name(),
+                expected=f"rotary_dim, even and at most {head_dim}",
+                found=self.rotary_dim,
+            )
+        self.register_buffer("inv_freq", self._frequencies(device), persistent=False)
+
+    def forward(self, input: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Rotate `input` ``[..., L, head_dim]``.
+
+        Args:
+            input: queries or keys.
+            offset: the position of the first vector, as when keys before it are cached; or one for each
+                sequence of a batch, integers ``[B]`` for an input ``[B, H, L, head_dim]``.
+        """
+        if isinstance(offset, Tensor) and offset.dim() == 1:
+            fits, expected = input.dim() == 4 and len(input) == len(offset), f"({len(offset)}, H, L, "
+        else:
+            fits, expected = input.dim() >= 2, "(..., L, "
+        if not fits or input.shape[-1] != self.head_dim:
+            raise ShapeError(
+                "the vectors do not fit the rotary encoding",
+                where=self._name(),
+                expected=f"{expected}{self.head_dim})",
+                found=tuple(input.shape),
+            )
+        return kernels.rope(input, *self.cos_sin(input.shape[-2], offset), self.interleaved)
+
+    def cos_sin(self, length: int, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the angles, to share them between queries, keys and layers.
+
+        Args:
+            length: number L of positions.
+            offset: as in `forward`.
+
+        Returns:
+            two float32 tensors ``[L, rotary_dim / 2]``, or ``[B, 1, L, rotary_dim / 2]`` for an offset of
+            each sequence: arguments of `burnt.kernels.rope`.
+        """
+        if isinstance(offset, Tensor) and offset.dim() == 1:
+            offset = offset[:, None, None, None]
+        positions = torch.arange(length, device=self.inv_freq.device)[:, None] + offset
+        frequencies = self.inv_freq
+        if isinstance(self.scaling, rope_scaling.DynamicNtk):
+            factor, trained = self.scaling.factor, self.scaling.original_max_len
+            count = torch.as_tensor(offset + length, device=frequencies.device).clamp(min=trained)
+            steps = torch.arange(len(frequencies), device=frequencies.device) / max(len(frequencies) - 1, 1)
+            frequencies = frequencies * (factor * count / trained - factor + 1) ** -steps
+        angles = positions * frequencies
+        amplitude = 1.0 if self.scaling is None else self.scaling.amplitude()
+        if amplitude == 1.0:
+            return angles.cos(), angles.sin()
+        return angles.cos() * amplitude, angles.sin() * amplitude
+
+    def _frequencies(self, device: torch.device | str | None) -> Tensor:
+        d = self.rotary_dim
+        frequencies = [float(self.base) ** (-i / d) for i in range(0, d, 2)]
+        if self.scaling is not None:
+            frequencies = self.scaling.scale(frequencies, self.base)
+        return torch.tensor(frequencies, dtype=torch.float32, device=device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # A model in 16 bits needs exact angles: the frequencies follow the device, not the dtype, and are
+        # right after `to_empty`.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.inv_freq = self._frequencies(self.inv_freq.device)
+        return self
+
+    def _name(self) -> str:
+        return f"RotaryEncoding({self.head_dim})"
