@@ -59,6 +59,7 @@ from burnt.nn.dropout import (
     GaussianNoise,
 )
 from burnt.nn.embedding import Embedding, EmbeddingBag
+from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import CrossEntropy, Mse
 from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm, SyncBatchNorm
@@ -123,7 +124,9 @@ __all__ = [
     "FeatureAlphaDropout",
     "Flatten",
     "Fold",
+    "GatedFeedForward",
     "GaussianNoise",
+    "GeGlu",
     "Gelu",
     "Glu",
     "Gru",
@@ -170,6 +173,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SwiGlu",
     "SyncBatchNorm",
     "Tanh",
     "Tanhshrink",

@@ -94,7 +94,8 @@ class RotaryEncoding(Module):
     r"""Rotates pairs of features of queries and keys by angles that grow with the position.
 
     .. math:: (a_i, b_i) \mapsto (a_i \cos t\theta_i - b_i \sin t\theta_i, \;
-              b_i \cos t\theta_i + a_i \sin t\theta_i), \quad \theta_i = \mathrm{base}^{-2i/\mathrm{rotary\_dim}}
+              b_i \cos t\theta_i + a_i \sin t\theta_i), \quad
+              \theta_i = \mathrm{base}^{-2i/\mathrm{rotary\_dim}}
 
     so that the product of a query and a key depends on the distance of their positions :math:`t`.
 
