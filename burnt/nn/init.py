@@ -1,0 +1,429 @@
+"""Initializers: frozen Configs that fill a tensor, and `apply`, which fills a model's parameters by path.
+
+The values for a seed are those of `torch.nn.init`, whose functions have the same names and arguments. An
+initializer is called with a tensor, and may be a field of a Config (annotate it `Initializer`).
+
+>>> import torch
+>>> Constant(val=0.5)(torch.empty(2))
+tensor([0.5000, 0.5000])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from burnt.config import Config
+from burnt.errors import ConfigError, ShapeError
+from burnt.inspect.patterns import matches, near
+
+__all__ = [
+    "Constant",
+    "Dirac",
+    "Eye",
+    "Initializer",
+    "KaimingNormal",
+    "KaimingUniform",
+    "Normal",
+    "Ones",
+    "Orthogonal",
+    "Sparse",
+    "TruncatedNormal",
+    "Uniform",
+    "XavierNormal",
+    "XavierUniform",
+    "Zeros",
+    "apply",
+]
+
+
+class _Initializer(Config):
+    """What the initializers share: the check of the shape, and the call."""
+
+    def __call__(self, tensor: Tensor, generator: Generator | None = None) -> Tensor:
+        """Fill a tensor in place, without gradients.
+
+        Args:
+            tensor: floating-point.
+            generator: draws the random numbers; None is torch's global one.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            ShapeError: the initializer is not for tensors of this shape.
+        """
+        if expected := self.expected_shape(tensor.shape):
+            raise ShapeError(
+                f"{type(self).__name__} does not fit the tensor",
+                expected=expected,
+                found=tuple(tensor.shape),
+            )
+        if tensor.numel():
+            with torch.no_grad():
+                self._fill(tensor, generator)
+        return tensor
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        return None
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        raise NotImplementedError
+
+    def _require(self, holds: bool, field: str, expected: str) -> None:
+        if not holds:
+            raise ConfigError(
+                f"{type(self).__name__} cannot be built",
+                where=field,
+                expected=expected,
+                found=getattr(self, field),
+            )
+
+
+class Constant(_Initializer, tag=True):
+    """One value everywhere.
+
+    Args:
+        val: the value.
+    """
+
+    val: float
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.constant_(tensor, self.val)
+
+
+class Zeros(_Initializer, tag=True):
+    """Zeros."""
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.zeros_(tensor)
+
+
+class Ones(_Initializer, tag=True):
+    """Ones."""
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.ones_(tensor)
+
+
+class Uniform(_Initializer, tag=True):
+    """Uniform numbers from `a` to `b`.
+
+    Args:
+        a: lower bound.
+        b: upper bound.
+    """
+
+    a: float = 0.0
+    b: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.a <= self.b, "b", f"at least a = {self.a}")
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.uniform_(tensor, self.a, self.b, generator)
+
+
+class Normal(_Initializer, tag=True):
+    """Numbers from a normal distribution.
+
+    Args:
+        mean: its mean.
+        std: its standard deviation.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.std >= 0, "std", "at least 0")
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.normal_(tensor, self.mean, self.std, generator)
+
+
+class TruncatedNormal(_Initializer, tag=True):
+    """Numbers from a normal distribution, drawn again until they are between `a` and `b`.
+
+    Args:
+        mean: mean of the distribution before it is truncated.
+        std: its standard deviation.
+        a: lower bound; a value, not a number of deviations.
+        b: upper bound.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    a: float = -2.0
+    b: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.std > 0, "std", "above 0")
+        self._require(self.a < self.b, "b", f"above a = {self.a}")
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.trunc_normal_(tensor, self.mean, self.std, self.a, self.b, generator)
+
+
+class _ByFan(_Initializer):
+    """An initializer that needs the numbers of inputs and outputs of a weight ``[out, in, *]``."""
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        return None if len(shape) >= 2 else "at least two axes, (out, in, ...)"
+
+
+class XavierUniform(_ByFan, tag=True):
+    r"""Uniform numbers, up to :math:`g \sqrt{6 / (\mathrm{fan\_in} + \mathrm{fan\_out})}`.
+
+    Args:
+        gain: :math:`g`.
+
+    Glorot and Bengio, 2010.
+    """
+
+    gain: float = 1.0
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.xavier_uniform_(tensor, self.gain, generator)
+
+
+class XavierNormal(_ByFan, tag=True):
+    r"""Normal numbers of deviation :math:`g \sqrt{2 / (\mathrm{fan\_in} + \mathrm{fan\_out})}`.
+
+    Args:
+        gain: :math:`g`.
+
+    Glorot and Bengio, 2010.
+    """
+
+    gain: float = 1.0
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.xavier_normal_(tensor, self.gain, generator)
+
+
+Nonlinearity = Literal["linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu"]
+
+
+class KaimingUniform(_ByFan, tag=True):
+    r"""Uniform numbers, up to :math:`g \sqrt{3 / \mathrm{fan}}`.
+
+    Args:
+        a: slope of a leaky ReLU; :math:`g = \sqrt{2 / (1 + a^2)}`.
+        mode: which number of a weight ``[out, in, *]`` is the fan.
+        nonlinearity: what follows the layer, which determines :math:`g`.
+
+    ``a=math.sqrt(5)`` is what Linear and convolutions start with (Burn: ``gain = 1 / sqrt(3)``). He et al.,
+    2015.
+    """
+
+    a: float = 0.0
+    mode: Literal["fan_in", "fan_out"] = "fan_in"
+    nonlinearity: Nonlinearity = "leaky_relu"
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.kaiming_uniform_(tensor, self.a, self.mode, self.nonlinearity, generator)
+
+
+class KaimingNormal(_ByFan, tag=True):
+    r"""Normal numbers of deviation :math:`g / \sqrt{\mathrm{fan}}`.
+
+    Args:
+        a: slope of a leaky ReLU; :math:`g = \sqrt{2 / (1 + a^2)}`.
+        mode: which number of a weight ``[out, in, *]`` is the fan.
+        nonlinearity: what follows the layer, which determines :math:`g`.
+
+    He et al., 2015.
+    """
+
+    a: float = 0.0
+    mode: Literal["fan_in", "fan_out"] = "fan_in"
+    nonlinearity: Nonlinearity = "leaky_relu"
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.kaiming_normal_(tensor, self.a, self.mode, self.nonlinearity, generator)
+
+
+class Orthogonal(_Initializer, tag=True):
+    """Orthonormal rows, or columns if there are fewer of them; axes after the first one count as one.
+
+    Args:
+        gain: factor of the result.
+
+    A tensor of 16 bits is computed in float32 (torch refuses it). Saxe et al., 2013.
+    """
+
+    gain: float = 1.0
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        return None if len(shape) >= 2 else "at least two axes"
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        if tensor.element_size() >= 4 and tensor.is_contiguous():
+            torch.nn.init.orthogonal_(tensor, self.gain, generator)
+            return
+        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        exact = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+        tensor.copy_(torch.nn.init.orthogonal_(exact, self.gain, generator))
+
+
+class Sparse(_Initializer, tag=True):
+    """Normal numbers, of which a fraction of each column is zero.
+
+    Args:
+        sparsity: the fraction.
+        std: standard deviation of the others.
+
+    Martens, 2010.
+    """
+
+    sparsity: float
+    std: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.sparsity <= 1, "sparsity", "from 0 to 1")
+        self._require(self.std >= 0, "std", "at least 0")
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        return None if len(shape) == 2 else "two axes"
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        # torch's function draws the rows without the generator.
+        tensor.normal_(0, self.std, generator=generator)
+        if tensor.is_meta:
+            return
+        rows, columns = tensor.shape
+        device = None if generator is None else generator.device
+        for column in range(columns):
+            order = torch.randperm(rows, generator=generator, device=device)
+            tensor[order[: math.ceil(self.sparsity * rows)], column] = 0
+
+
+class Eye(_Initializer, tag=True):
+    """The identity: ones on the diagonal of a matrix."""
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        return None if len(shape) == 2 else "two axes"
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        tensor.zero_().diagonal().fill_(1)
+
+
+class Dirac(_Initializer, tag=True):
+    """The identity of a convolution: a one in the middle of the kernel from channel i to channel i.
+
+    Args:
+        groups: groups of the convolution.
+    """
+
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.groups >= 1, "groups", "at least 1")
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        if len(shape) not in (3, 4, 5):
+            return "three to five axes, the weight of a convolution"
+        return None if shape[0] % self.groups == 0 else f"a first axis that is a multiple of {self.groups}"
+
+    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+        torch.nn.init.dirac_(tensor, self.groups)
+
+
+Initializer = (
+    Constant
+    | Zeros
+    | Ones
+    | Uniform
+    | Normal
+    | TruncatedNormal
+    | XavierUniform
+    | XavierNormal
+    | KaimingUniform
+    | KaimingNormal
+    | Orthogonal
+    | Sparse
+    | Eye
+    | Dirac
+)
+
+
+def apply(
+    model: torch.nn.Module,
+    rules: Sequence[tuple[str, Initializer]],
+    generator: Generator | None = None,
+) -> dict[str, Initializer]:
+    """Fill the parameters of a model, each by the first rule whose pattern matches its path.
+
+    Args:
+        model: any module.
+        rules: pairs of a pattern, as in `burnt.freeze`, and an initializer. A parameter without a rule is
+            unchanged; a shared one is filled once.
+        generator: draws the random numbers; None is torch's global one.
+
+    Returns:
+        The initializer of each parameter that was filled, by path, in the model's order. The vector of an
+        embedding's ``padding_idx`` is zero afterwards.
+
+    Raises:
+        ConfigError: a pattern matches no parameter, or none that an earlier one has not matched.
+        ShapeError: an initializer does not fit the shape of a parameter. In both cases nothing was filled.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
+    >>> for path, initializer in apply(model, [("*.bias", Zeros()), ("0", Eye())]).items():
+    ...     print(path, initializer)
+    0.weight Eye()
+    0.bias Zeros()
+    1.bias Zeros()
+    """
+    paths: dict[torch.nn.Parameter, list[str]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        paths.setdefault(parameter, []).append(path)
+    chosen: dict[torch.nn.Parameter, Initializer] = {}
+    for pattern, initializer in rules:
+        found = {p for p, names in paths.items() if any(matches(pattern, name) for name in names)}
+        if found <= chosen.keys():
+            raise ConfigError(
+                f"the pattern {pattern!r} initializes no parameter of {type(model).__name__}",
+                expected="a glob on parameter paths, or the path of a module",
+                found="a pattern whose parameters all match earlier ones" if found else repr(pattern),
+                hint="the first pattern that matches wins: move this one up"
+                if found
+                else near(pattern, [name for names in paths.values() for name in names]),
+            )
+        chosen |= dict.fromkeys(found - chosen.keys(), initializer)
+    filled = {names[0]: chosen[p] for p, names in paths.items() if p in chosen}
+    for parameter, initializer in chosen.items():
+        if expected := initializer.expected_shape(parameter.shape):
+            path = paths[parameter][0]
+            raise ShapeError(
+                f"{type(initializer).__name__} does not fit a parameter of {type(model).__name__}",
+                where=path,
+                expected=expected,
+                found=tuple(parameter.shape),
+                hint=f"an earlier rule for it, such as ({path!r}, Zeros())",
+            )
+    for parameter in paths:
+        if parameter in chosen:
+            chosen[parameter](parameter, generator)
+    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)]
+    for embedding in embeddings:
+        if embedding.padding_idx is not None and embedding.weight in chosen:
+            embedding.weight.detach()[embedding.padding_idx] = 0
+    return filled
