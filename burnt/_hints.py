@@ -113,6 +113,7 @@ SYNONYMS = {
     "num_train_epochs": ("duration",),
     "output_dim": ("out_features", "embedding_dim"),
     "output_dir": ("folder",),
+    "r": ("rank",),
     "rate": ("p", "dropout"),
     "start_factor": ("start",),
     "T_max": ("steps",),

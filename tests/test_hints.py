@@ -18,6 +18,7 @@ PACKAGES = [burnt, nn, optim, data, train]
 PAIRS = [(nn, torch.nn), (optim, torch.optim), (data, torch.utils.data), (burnt, torch)]
 CALLABLES = [
     *(getattr(nn, name) for name in nn.__all__ if isinstance(getattr(nn, name), type)),
+    nn.lora,
     *(
         getattr(optim, name)
         for name in optim.__all__
@@ -140,6 +141,8 @@ def test_every_constructor_explains_an_argument_that_it_lacks(kind):
         (lambda: nn.Linear.Config(in_feature=3, out_features=3), "did you mean 'in_features'?"),
         (lambda: nn.Dropout(rate=0.5), "did you mean 'p'?"),
         (lambda: nn.Prelu(init=0.1), "did you mean 'alpha'?"),
+        (lambda: nn.lora(nn.Linear(4, 2), r=8), "did you mean 'rank'?"),
+        (lambda: nn.lora(nn.Linear(4, 2), lora_alpha=8), "did you mean 'alpha'?"),
         (
             lambda: nn.Conv2d(1, filters=3, kernel=5),
             "filters: did you mean 'out_channels'?\nkernel: did you mean 'kernel_size'?",

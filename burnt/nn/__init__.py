@@ -46,6 +46,7 @@ from burnt.nn.activation import (
     ThresholdedRelu,
     build_activation,
 )
+from burnt.nn.adapter import load_lora, lora, merge_lora, remove_lora, save_lora, unmerge_lora, without_lora
 from burnt.nn.attention import MultiHeadAttention
 from burnt.nn.container import Sequential
 from burnt.nn.conv import Conv2d
@@ -189,6 +190,13 @@ __all__ = [
     "ZeroPad2d",
     "ZeroPad3d",
     "build_activation",
+    "load_lora",
+    "lora",
+    "merge_lora",
+    "remove_lora",
+    "save_lora",
+    "unmerge_lora",
+    "without_lora",
 ]
 
 for _name in [name for name in __all__ if isinstance(globals()[name], type)]:

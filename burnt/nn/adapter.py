@@ -1,0 +1,454 @@
+"""LoRA: train a model by small matrices beside its frozen weights.
+
+A layer keeps its class, its weight and the names of its parameters. It gets two small submodules, ``lora_A``
+and ``lora_B`` (peft's names), and a forward hook that adds their product to the output. So a checkpoint of
+the base model still loads (``strict=False``), and every kind of Linear works.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from burnt._hints import explain_arguments
+from burnt.config import qualified_name
+from burnt.errors import ConfigError, InputValueError, RecordError
+from burnt.inspect.patterns import matches, near
+from burnt.nn.dropout import Dropout
+from burnt.nn.linear import Linear
+from burnt.record import FORMAT, read_tensors, write_tensors
+
+__all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmerge_lora", "without_lora"]
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_KINDS = (nn.Linear, nn.Embedding, *_CONVS)
+_NAMES = ("lora_A", "lora_B", "lora_dropout", "lora_embedding_A", "lora_embedding_B")
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    """The numbers of an adapter, as in an adapter's file."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    rank_stabilized: bool
+
+    @property
+    def scale(self) -> float:
+        return float(self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank))
+
+
+@dataclasses.dataclass(eq=False)
+class _Adapter:
+    """The forward hook of a layer, which is also its attribute ``lora_adapter``.
+
+    Args:
+        settings: rank and scale.
+        handle: removes the hook.
+        enabled: False within `without_lora`.
+        merged: the parts of the adapter while it is merged, when the layer does not have them.
+    """
+
+    settings: _Settings
+    handle: Any = None
+    enabled: bool = True
+    merged: dict[str, Any] | None = None
+
+    def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        if not self.enabled:
+            return output
+        x: Tensor = args[0] if args else kwargs["input"]
+        change: Tensor
+        if hasattr(layer, "lora_embedding_A"):
+            low = F.embedding(x, layer.lora_embedding_A.t(), layer.padding_idx)
+            change = F.linear(low, layer.lora_embedding_B)
+        else:
+            x = x.to(layer.lora_A.weight.dtype)
+            x = layer.lora_dropout(x) if self.settings.dropout else x
+            change = layer.lora_B(layer.lora_A(x))
+        return (output + change * self.settings.scale).to(output.dtype)
+
+
+@explain_arguments(use_rslora="rank_stabilized=True")
+def lora(
+    model: nn.Module,
+    rank: int = 8,
+    targets: str | Sequence[str] | None = None,
+    *,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    rank_stabilized: bool = False,
+    dtype: torch.dtype | None = None,
+) -> list[str]:
+    r"""Freeze a model, and put a small trainable matrix product beside some of its weights.
+
+    .. math:: y = W x + \frac{\alpha}{r} B A x
+
+    Args:
+        model: any module; it is changed in place.
+        rank: :math:`r`, the size between `A` and `B`.
+        targets: patterns on the paths of layers, as in `burnt.freeze`: Linears, Embeddings and convolutions
+            that match get an adapter. None is every Linear.
+        alpha: :math:`\alpha`; None is `rank`, so that the factor is 1.
+        dropout: probability of dropping an input of `A` while training; Embeddings have none.
+        rank_stabilized: divide by :math:`\sqrt r` (Kalajdzievski, 2023).
+        dtype: dtype of `A` and `B`; None is float32 beside weights of 16 bits, else the weight's.
+
+    Returns:
+        The paths of the layers with an adapter. `A` is random and `B` is zero, so that outputs do not change.
+
+    Raises:
+        ConfigError: a pattern matches no layer that can be adapted.
+        InputValueError: `rank`, `alpha` or `dropout` is not possible.
+
+    May be called again with other targets, which freezes nothing more. ``burnt.unfreeze(model, "head")``
+    trains a layer as a whole. Layers whose weight another layer shares are left out, as are convolutions with
+    groups and what is inside of a :class:`torch.nn.MultiheadAttention`, which reads the weights without
+    calling the layers. Hu et al., 2021; Burn's ``apply_lora``.
+
+    >>> import burnt
+    >>> model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    >>> lora(model, rank=2, targets="0")
+    ['0']
+    >>> [path for path, p in model.named_parameters() if p.requires_grad]
+    ['0.lora_A.weight', '0.lora_B.weight']
+    """
+    settings = _Settings(rank, float(rank if alpha is None else alpha), dropout, rank_stabilized)
+    for name, holds, expected in (
+        ("rank", rank >= 1, "at least 1"),
+        ("alpha", settings.alpha > 0, "above 0"),
+        ("dropout", 0 <= dropout < 1, "from 0 to below 1"),
+    ):
+        if not holds:
+            raise InputValueError(
+                f"LoRA cannot have this {name}",
+                where="burnt.nn.lora",
+                expected=expected,
+                found=getattr(settings, name),
+            )
+    layers = _select(model, [targets] if isinstance(targets, str) else targets)
+    if not any(hasattr(module, "lora_adapter") for module in model.modules()):
+        model.requires_grad_(False)
+    for layer in layers.values():
+        _attach(layer, settings, dtype)
+    return list(layers)
+
+
+def merge_lora(model: nn.Module) -> list[str]:
+    """Add each adapter to the weight beside it, and take it out of the model, which then runs as the base.
+
+    Returns:
+        The paths of the layers.
+
+    Raises:
+        ConfigError: the model has no adapters, or they are merged already.
+
+    The adapters are kept for `unmerge_lora` until `remove_lora` drops them.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    >>> _ = lora(model, rank=2)
+    >>> merge_lora(model), list(model.state_dict())
+    (['0'], ['0.weight', '0.bias'])
+    """
+    layers = _adapted(model, merged=False)
+    for layer in layers.values():
+        _add_to_weight(layer, 1)
+        adapter: _Adapter = layer.lora_adapter
+        adapter.handle.remove()
+        adapter.merged = {}
+        for name in _NAMES:
+            if hasattr(layer, name):
+                adapter.merged[name] = getattr(layer, name)
+                delattr(layer, name)
+    return list(layers)
+
+
+def unmerge_lora(model: nn.Module) -> list[str]:
+    """Undo `merge_lora`: subtract each adapter from its weight, and put it back.
+
+    Returns:
+        The paths of the layers. The weights are as before but for rounding; to get them back exactly, load
+        the base model again, and `load_lora`.
+
+    Raises:
+        ConfigError: no adapters are merged.
+    """
+    layers = _adapted(model, merged=True)
+    for layer in layers.values():
+        adapter: _Adapter = layer.lora_adapter
+        assert adapter.merged is not None
+        for name, part in adapter.merged.items():
+            data = part.to(layer.weight.device)
+            setattr(layer, name, nn.Parameter(data) if isinstance(part, nn.Parameter) else data)
+        adapter.merged = None
+        adapter.handle = layer.register_forward_hook(adapter, with_kwargs=True)
+        _add_to_weight(layer, -1)
+    return list(layers)
+
+
+def remove_lora(model: nn.Module) -> list[str]:
+    """Drop the adapters: merged ones stay in the weights, others leave the base model as it was.
+
+    Returns:
+        The paths of the layers. The base stays frozen: see `burnt.unfreeze`.
+
+    Raises:
+        ConfigError: the model has no adapters.
+    """
+    layers = _adapted(model)
+    for layer in layers.values():
+        layer.lora_adapter.handle.remove()
+        del layer.lora_adapter
+        for name in _NAMES:
+            if hasattr(layer, name):
+                delattr(layer, name)
+    return list(layers)
+
+
+@contextmanager
+def without_lora(model: nn.Module) -> Iterator[None]:
+    """Run the model as the base model within a block, such as for the reference of a preference loss.
+
+    Raises:
+        ConfigError: the model has no adapters, or they are merged.
+    """
+    adapters = [layer.lora_adapter for layer in _adapted(model, merged=False).values()]
+    before = [adapter.enabled for adapter in adapters]
+    for adapter in adapters:
+        adapter.enabled = False
+    try:
+        yield
+    finally:
+        for adapter, enabled in zip(adapters, before, strict=True):
+            adapter.enabled = enabled
+
+
+def save_lora(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the adapters, and other parameters that are trained, to one safetensors file, atomically.
+
+    The file's metadata has rank, alpha, dropout and the paths of the layers.
+
+    Raises:
+        ConfigError: the model has no adapters, or they are merged.
+        OSError: the folder cannot be written; an old file is unchanged.
+    """
+    groups: dict[_Settings, list[str]] = {}
+    for target, layer in _adapted(model, merged=False).items():
+        groups.setdefault(layer.lora_adapter.settings, []).append(target)
+    tensors = {p: v for p, v in model.named_parameters() if v.requires_grad or _is_of_adapter(p)}
+    document = {
+        "format": FORMAT,
+        "torch": torch.__version__,
+        "aliases": {},
+        "model": qualified_name(type(model)),
+        "config_type": None,
+        "config": None,
+        "static": {},
+        "lora": [{**msgspec.structs.asdict(s), "targets": paths} for s, paths in groups.items()],
+    }
+    write_tensors(path, tensors, document)
+
+
+class _Group(_Settings, frozen=True):
+    targets: list[str]
+
+
+def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
+    """Freeze a base model, and put the adapters of a file beside its weights.
+
+    Args:
+        model: the base model, without adapters; it is changed in place.
+        path: a file that `save_lora` wrote.
+
+    Returns:
+        The paths of the layers with an adapter. Other parameters in the file are loaded and trained too.
+
+    Raises:
+        ConfigError: the model has adapters already.
+        RecordError: the file is damaged, is no adapter, or does not fit the model, which is then unchanged.
+        OSError: the file cannot be read.
+    """
+    tensors, document = read_tensors(path)
+    try:
+        groups = msgspec.convert((document or {}).get("lora"), list[_Group])
+    except msgspec.ValidationError as error:
+        raise RecordError(
+            "this is no file of LoRA adapters",
+            where=os.fspath(path),
+            expected="a file that burnt.nn.save_lora wrote",
+            found="a tensor file without adapters" if not document or "lora" not in document else str(error),
+        ) from None
+    modules = dict(model.named_modules())
+    if present := [name for name, module in modules.items() if hasattr(module, "lora_adapter")]:
+        raise ConfigError(
+            f"{type(model).__name__} has adapters already",
+            found=f"an adapter of {present[0]!r}",
+            hint="burnt.nn.remove_lora(model) drops them",
+        )
+    targets = {target: group for group in groups for target in group.targets}
+    for target in targets:
+        if not isinstance(modules.get(target), _KINDS):
+            kind = type(modules[target]).__name__ if target in modules else "nothing"
+            raise _misfit(model, path, target, f"an adapter in the file, {kind} in the model")
+    names = {name for name, _ in model.named_parameters()}
+    for target, group in targets.items():
+        settings = _Settings(group.rank, group.alpha, group.dropout, group.rank_stabilized)
+        dtype = next(
+            (t.dtype for name, t in tensors.items() if name.startswith(_join(target, "lora_"))), None
+        )
+        _attach(modules[target], settings, dtype)
+    parameters = dict(model.named_parameters())
+    for name in sorted(tensors.keys() | (parameters.keys() - names)):
+        here, there = (tuple(d[name].shape) if name in d else "nothing" for d in (parameters, tensors))
+        if here != there:
+            remove_lora(model)
+            raise _misfit(model, path, name, f"{there} in the file, {here} in the model")
+    model.requires_grad_(False)
+    for name, value in tensors.items():
+        parameters[name].detach().copy_(value)
+        parameters[name].requires_grad_(True)
+    return list(targets)
+
+
+# --- parts ------------------------------------------------------------------------------------------------
+
+
+def _select(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, Any]:
+    """Return the layers to adapt, by path."""
+    paths = {
+        path: m for path, m in model.named_modules() if isinstance(m, _KINDS) and not _is_of_adapter(path)
+    }
+    reasons = {path: _unsupported_reason(model, path, layer) for path, layer in paths.items()}
+    if patterns is None:
+        chosen = {p for p, m in paths.items() if isinstance(m, nn.Linear) and reasons[p] is None}
+        if not chosen:
+            raise _no_target(model, "None", reasons)
+    else:
+        chosen = set()
+        for pattern in patterns:
+            matching = {path for path in paths if matches(pattern, path)}
+            if not any(reasons[path] is None for path in matching):
+                raise _no_target(model, repr(pattern), {p: reasons[p] for p in matching} or reasons)
+            chosen |= {path for path in matching if reasons[path] is None}
+    return {path: layer for path, layer in paths.items() if path in chosen}
+
+
+def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
+    """Return why a layer cannot be adapted; None if it can."""
+    if hasattr(layer, "lora_adapter"):
+        return "it has an adapter already"
+    parent = model.get_submodule(path.rpartition(".")[0]) if path else None
+    if isinstance(parent, nn.MultiheadAttention):
+        return "torch.nn.MultiheadAttention reads its weight without calling it"
+    if isinstance(layer, _CONVS) and layer.groups != 1:
+        return "it is a convolution with groups"
+    sharing = [
+        name.rpartition(".")[0]
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if p is layer.weight and name != _join(path, "weight")
+    ]
+    return f"its weight is also that of {sharing[0]!r}" if sharing else None
+
+
+def _no_target(model: nn.Module, pattern: str, reasons: Mapping[str, str | None]) -> ConfigError:
+    problems = [f"{path or 'the model'}: {reason}" for path, reason in reasons.items() if reason]
+    return ConfigError(
+        f"targets={pattern} matches no layer of {type(model).__name__} that can be adapted",
+        expected="a pattern for the path of a Linear, an Embedding or a convolution",
+        found=problems[0] if problems else f"{len(reasons)} such layers",
+        hint=None if problems or pattern == "None" else near(pattern.strip("'"), reasons),
+    )
+
+
+def _attach(layer: Any, settings: _Settings, dtype: torch.dtype | None) -> None:
+    """Put the parts of an adapter, and the hook, into a layer."""
+    weight, rank = layer.weight, settings.rank
+    if dtype is None:
+        dtype = torch.float32 if weight.element_size() < 4 else weight.dtype
+    placed: dict[str, Any] = {"device": weight.device, "dtype": dtype}
+    if isinstance(layer, nn.Embedding):
+        layer.lora_embedding_A = nn.Parameter(torch.zeros(rank, layer.num_embeddings, **placed))
+        layer.lora_embedding_B = nn.Parameter(torch.randn(layer.embedding_dim, rank, **placed))
+    elif isinstance(layer, nn.Linear):
+        layer.lora_A = Linear(layer.in_features, rank, False, **placed)
+        layer.lora_B = Linear(rank, layer.out_features, False, **placed)
+    else:
+        # A convolution of the layer's kind, so that it pads alike, and then one of single pixels.
+        kind = next(c for c in type(layer).__mro__ if c.__module__.startswith(("burnt.nn.", "torch.nn.")))
+        layer.lora_A = kind(
+            layer.in_channels,
+            rank,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            bias=False,
+            padding_mode=layer.padding_mode,
+            **placed,
+        )
+        layer.lora_B = kind(rank, layer.out_channels, 1, bias=False, **placed)
+    if hasattr(layer, "lora_B"):
+        nn.init.zeros_(layer.lora_B.weight)
+        if settings.dropout:
+            layer.lora_dropout = Dropout(settings.dropout)
+    layer.lora_adapter = adapter = _Adapter(settings)
+    adapter.handle = layer.register_forward_hook(adapter, with_kwargs=True)
+
+
+def _add_to_weight(layer: Any, sign: int) -> None:
+    """Add ``sign`` times the adapter's product to a layer's weight, in place."""
+    product: Tensor
+    if hasattr(layer, "lora_embedding_A"):
+        product = (layer.lora_embedding_B @ layer.lora_embedding_A).t()
+    else:
+        product = (layer.lora_B.weight.flatten(1) @ layer.lora_A.weight.flatten(1)).view(layer.weight.shape)
+    weight = layer.weight.detach()
+    weight.copy_(weight + product.detach() * (sign * layer.lora_adapter.settings.scale))
+
+
+def _adapted(model: nn.Module, merged: bool | None = None) -> dict[str, Any]:
+    """Return the layers with an adapter by path, which must be merged or not.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    layers: dict[str, Any] = {p: m for p, m in model.named_modules() if hasattr(m, "lora_adapter")}
+    right = {
+        p: m for p, m in layers.items() if merged is None or merged == (m.lora_adapter.merged is not None)
+    }
+    if not right:
+        state = {None: "", True: "merged ", False: "active "}[merged]
+        other = "" if not layers else f"; those it has are {'active' if merged else 'merged'}"
+        raise ConfigError(
+            f"{type(model).__name__} has no {state}LoRA adapters{other}",
+            hint="burnt.nn.unmerge_lora(model) makes them active again"
+            if layers and not merged
+            else "burnt.nn.lora(model) adds adapters",
+        )
+    return right
+
+
+def _is_of_adapter(path: str) -> bool:
+    return any(name in _NAMES for name in path.split("."))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _misfit(model: nn.Module, path: str | os.PathLike[str], name: str, found: str) -> RecordError:
+    return RecordError(
+        f"the adapters do not fit {type(model).__name__}",
+        where=f"{os.fspath(path)}: {name}",
+        expected="the base model that they were trained on",
+        found=found,
+        hint="nothing was changed",
+    )

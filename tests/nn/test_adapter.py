@@ -1,0 +1,420 @@
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import burnt
+from burnt import nn, optim
+from burnt.errors import ConfigError, InputValueError, RecordError
+from burnt.record import read_document
+from burnt.train import Learner, StepOutput, SupervisedTraining
+
+
+class Net(burnt.Module):
+    embed: nn.Embedding
+    layers: list[torch.nn.Module]
+    norm: nn.LayerNorm
+    head: nn.Linear
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net(
+        nn.Embedding(11, 6), [nn.Linear(6, 6), torch.nn.Linear(6, 6)], nn.LayerNorm(6), nn.Linear(6, 3)
+    )
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Give the adapters values as after some training."""
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if "lora_" in path:
+                parameter.copy_(torch.randn(parameter.shape) * 0.3)
+
+
+IDS = torch.arange(10).reshape(2, 5)
+LINEARS = ["layers.0", "layers.1", "head"]
+
+
+def test_the_base_is_frozen_and_outputs_do_not_change() -> None:
+    model, base = net(), net()
+    assert nn.lora(model, rank=2) == LINEARS
+    assert torch.equal(model(IDS), base(IDS))
+    trained = [path for path, p in model.named_parameters() if p.requires_grad]
+    assert trained == [f"{path}.lora_{part}.weight" for path in LINEARS for part in "AB"]
+    assert model.layers[0].lora_A.weight.shape == (2, 6)
+    assert model.head.lora_B.weight.shape == (3, 2)
+    assert model.load_state_dict(base.state_dict(), strict=False).unexpected_keys == []
+
+
+# A layer, an input, and the change of the output by the adapter, written out.
+LAYERS: dict[str, tuple[Callable[[], Any], Tensor, Callable[[Any, Tensor], Tensor]]] = {
+    "Linear": (
+        lambda: nn.Linear(6, 4),
+        torch.randn(3, 5, 6),
+        lambda m, x: x @ (m.lora_B.weight @ m.lora_A.weight).t(),
+    ),
+    "torch Linear": (
+        lambda: torch.nn.Linear(6, 4, bias=False),
+        torch.randn(6),
+        lambda m, x: (m.lora_B.weight @ m.lora_A.weight) @ x,
+    ),
+    "Embedding": (
+        lambda: nn.Embedding(11, 6),
+        IDS,
+        lambda m, x: (m.lora_embedding_B @ m.lora_embedding_A).t()[x],
+    ),
+    "Conv1d": (
+        lambda: torch.nn.Conv1d(3, 4, 3, padding=2, padding_mode="circular"),
+        torch.randn(2, 3, 8),
+        lambda m, x: F.conv1d(
+            F.pad(x, (2, 2), mode="circular"),
+            torch.einsum("or,rik->oik", m.lora_B.weight[:, :, 0], m.lora_A.weight),
+        ),
+    ),
+    "Conv2d": (
+        lambda: nn.Conv2d(3, 4, (3, 2), stride=2, padding=1),
+        torch.randn(2, 3, 7, 5),
+        lambda m, x: F.conv2d(
+            x,
+            torch.einsum("or,riyx->oiyx", m.lora_B.weight[:, :, 0, 0], m.lora_A.weight),
+            stride=2,
+            padding=1,
+        ),
+    ),
+}
+every = pytest.mark.parametrize("name", LAYERS)
+
+
+@every
+@pytest.mark.parametrize("rank_stabilized", [False, True])
+def test_the_output_is_that_of_w_plus_ba(name: str, rank_stabilized: bool) -> None:
+    build, x, change = LAYERS[name]
+    layer = build()
+    base = copy.deepcopy(layer)
+    assert nn.lora(layer, rank=3, alpha=6.0, targets="*", rank_stabilized=rank_stabilized) == [""]
+    assert torch.equal(layer(x), base(x))
+    randomize(layer)
+    scale = 6 / 3**0.5 if rank_stabilized else 2.0
+    expected = base(x) + scale * change(layer, x)
+    torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer(input=x), expected, atol=1e-5, rtol=1e-5)
+    leaves = [p for p in layer.parameters() if p.requires_grad]
+    assert len(leaves) == 2
+    grad = torch.randn(expected.shape)
+    torch.testing.assert_close(
+        torch.autograd.grad(layer(x), leaves, grad),
+        torch.autograd.grad(expected, leaves, grad),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+    with nn.without_lora(layer):
+        assert torch.equal(layer(x), base(x))
+    output = layer(x)
+    nn.merge_lora(layer)
+    assert list(layer.state_dict()) == list(base.state_dict())
+    torch.testing.assert_close(layer(x), output, atol=1e-5, rtol=1e-5)
+    nn.unmerge_lora(layer)
+    torch.testing.assert_close(layer(x), output, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(layer.weight, base.weight)
+
+
+def test_gradients_of_an_embedding_s_padding_stay_zero() -> None:
+    layer = nn.Embedding(5, 4, padding_idx=1)
+    nn.lora(layer, rank=2, targets="*")
+    layer(torch.tensor([0, 1, 1])).sum().backward()
+    grad = layer.lora_embedding_A.grad
+    assert isinstance(grad, Tensor)
+    assert grad[:, 0].any()
+    assert not grad[:, 1].any()
+
+
+def test_a_weight_of_16_bits_has_an_adapter_in_float32() -> None:
+    layer = nn.Linear(6, 4, dtype=torch.bfloat16)
+    nn.lora(layer, rank=2)
+    assert layer.lora_A.weight.dtype == torch.float32
+    randomize(layer)
+    x = torch.randn(3, 6, dtype=torch.bfloat16)
+    weight = layer.weight.float() + layer.lora_B.weight @ layer.lora_A.weight
+    assert layer(x).dtype == torch.bfloat16
+    torch.testing.assert_close(
+        layer(x), F.linear(x.float(), weight, layer.bias.float()).bfloat16(), atol=0.02, rtol=0.02
+    )
+    nn.merge_lora(layer)
+    assert torch.equal(layer.weight, weight.bfloat16())
+    assert nn.lora(other := nn.Linear(2, 2), rank=1, dtype=torch.float64) == [""]
+    assert other.lora_B.weight.dtype == torch.float64
+
+
+def test_dropout_is_of_the_adapter_s_input_alone() -> None:
+    layer = nn.Linear(400, 4)
+    nn.lora(layer, rank=2, dropout=0.5)
+    x = torch.randn(3, 400)
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+    randomize(layer)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+# --- which layers -----------------------------------------------------------------------------------------
+
+
+def test_targets_are_patterns_and_more_may_follow() -> None:
+    model = net()
+    assert nn.lora(model, rank=2, targets=["layers", "*bed"]) == ["embed", "layers.0", "layers.1"]
+    burnt.unfreeze(model, "norm")
+    assert nn.lora(model, rank=5, targets="head | nothing") == ["head"]
+    assert (model.head.lora_adapter.settings.rank, model.embed.lora_adapter.settings.rank) == (5, 2)
+    assert model.norm.weight.requires_grad
+    assert not model.head.weight.requires_grad
+
+
+def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
+    class Parts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(4, 6)
+            self.encoder = torch.nn.TransformerEncoderLayer(6, 2, 8)
+            self.conv = torch.nn.Conv1d(6, 6, 3, groups=2)
+            self.head = torch.nn.Linear(6, 4)
+            self.head.weight = self.embed.weight
+
+    model = Parts()
+    assert nn.lora(model, rank=1) == ["encoder.linear1", "encoder.linear2"]
+    for targets, reason in (
+        ("head", "head: its weight is also that of 'embed'"),
+        ("conv", "conv: it is a convolution with groups"),
+        ("encoder.self_attn", "reads its weight without calling it"),
+        ("encoder.linear1", "encoder.linear1: it has an adapter already"),
+    ):
+        with pytest.raises(ConfigError, match=f"targets='{targets}' matches no layer of Parts") as caught:
+            nn.lora(model, targets=targets)
+        assert reason in str(caught.value.found)
+
+
+def test_torch_s_fast_path_of_an_encoder_does_not_skip_the_adapters() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    nn.lora(layer, rank=2)
+    randomize(layer)
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        fast = layer(x)
+    nn.merge_lora(layer)
+    torch.testing.assert_close(fast, layer(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ("layer.0", "did you mean 'layers.0'?"),
+        ("norm", "the first path is 'embed'"),
+        (["head", "hed"], "did you mean 'head'?"),
+    ],
+)
+def test_a_pattern_without_a_layer_is_refused(targets: Any, expected: str) -> None:
+    model = net()
+    with pytest.raises(ConfigError) as caught:
+        nn.lora(model, targets=targets)
+    assert caught.value.hint == expected
+    assert all(p.requires_grad for p in model.parameters())
+    with pytest.raises(ConfigError, match="targets=None matches no layer of LayerNorm"):
+        nn.lora(torch.nn.LayerNorm(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"rank": 0}, "at least 1"),
+        ({"alpha": 0.0}, "above 0"),
+        ({"dropout": 1.0}, "from 0 to below 1"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputValueError) as caught:
+        nn.lora(net(), **arguments)
+    assert caught.value.expected == expected
+    assert next(iter(arguments)) in str(caught.value)
+
+
+# --- merging and removing ---------------------------------------------------------------------------------
+
+
+def test_removing_leaves_the_base_or_the_merged_weights() -> None:
+    model, base = net(), net()
+    nn.lora(model, rank=2)
+    randomize(model)
+    output = model(IDS)
+    merged = copy.deepcopy(model)
+    assert nn.remove_lora(model) == LINEARS
+    assert list(model.state_dict()) == list(base.state_dict())
+    assert torch.equal(model(IDS), base(IDS))
+    nn.merge_lora(merged)
+    nn.remove_lora(merged)
+    torch.testing.assert_close(merged(IDS), output, atol=1e-5, rtol=1e-5)
+    nn.lora(merged, rank=1)  # once more, from there
+    torch.testing.assert_close(merged(IDS), output, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_not_there_or_not_in_this_state_is_refused() -> None:
+    model = net()
+    for call in (nn.merge_lora, nn.unmerge_lora, nn.remove_lora, lambda m: nn.save_lora(m, "x")):
+        with pytest.raises(ConfigError, match=r"Net has no .*LoRA adapters") as caught:
+            call(model)
+        assert "burnt.nn.lora(model)" in str(caught.value.hint)
+    nn.lora(model)
+    with pytest.raises(ConfigError, match="no merged LoRA adapters; those it has are active"):
+        nn.unmerge_lora(model)
+    nn.merge_lora(model)
+    with pytest.raises(ConfigError, match="no active LoRA adapters; those it has are merged") as caught:
+        nn.merge_lora(model)
+    assert "unmerge_lora" in str(caught.value.hint)
+    with pytest.raises(ConfigError), nn.without_lora(model):
+        pass
+
+
+# --- copies, compilers, files, training -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.fork()]
+)
+def test_copies_are_independent(clone: Callable[[Any], Any]) -> None:
+    model = net()
+    nn.lora(model, rank=2)
+    randomize(model)
+    output, twin = model(IDS), clone(model)
+    assert torch.equal(twin(IDS), output)
+    nn.merge_lora(twin)
+    twin = clone(twin)
+    nn.unmerge_lora(twin)
+    torch.testing.assert_close(twin(IDS), output, atol=1e-5, rtol=1e-5)
+    nn.remove_lora(twin)
+    assert torch.equal(model(IDS), output)
+
+
+def adapted() -> Net:
+    model = net()
+    nn.lora(model, rank=2, targets="*", dropout=0.2)
+    randomize(model)
+    return model.eval()
+
+
+def test_compiles_as_one_graph() -> None:
+    model = adapted()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(IDS), model(IDS))
+    with nn.without_lora(model):
+        torch.testing.assert_close(compiled(IDS), model(IDS))
+
+
+@pytest.mark.full
+def test_exports() -> None:
+    model = adapted()
+    torch.testing.assert_close(torch.export.export(model, (IDS,)).module()(IDS), model(IDS))
+
+
+def test_functional_call() -> None:
+    model = adapted()
+    state = {path: torch.zeros_like(p) for path, p in model.named_parameters() if "lora_B" in path}
+    zeroed = torch.func.functional_call(model, state, (IDS,))
+    assert not torch.equal(zeroed, model(IDS))
+
+
+def test_check_and_summary_follow_it() -> None:
+    model = net()
+    nn.lora(model, rank=2)
+    assert burnt.check(model, IDS).outputs.shape[1:] == (5, 3)  # type: ignore[attr-defined]
+    assert f"{sum(p.numel() for p in model.parameters()):,}" in str(burnt.summary(model, IDS))
+
+
+def test_the_adapter_is_saved_alone(tmp_path: Path) -> None:
+    model, path = net(), tmp_path / "adapter.safetensors"
+    nn.lora(model, rank=2, alpha=4.0, dropout=0.1, targets="layers|embed")
+    nn.lora(model, rank=3, targets="head")
+    burnt.unfreeze(model, "norm")
+    randomize(model)
+    with torch.no_grad():
+        model.norm.weight.add_(1.0)
+    nn.save_lora(model, path)
+    document = read_document(path)
+    assert document is not None
+    assert document["lora"] == [
+        {
+            "rank": 2,
+            "alpha": 4.0,
+            "dropout": 0.1,
+            "rank_stabilized": False,
+            "targets": ["embed", "layers.0", "layers.1"],
+        },
+        {"rank": 3, "alpha": 3.0, "dropout": 0.0, "rank_stabilized": False, "targets": ["head"]},
+    ]
+    record = burnt.Record.load(path)
+    assert set(record.tensors) == {p for p, v in model.named_parameters() if v.requires_grad}
+    assert "layers.0.weight" not in record.tensors
+    fresh = net()
+    assert nn.load_lora(fresh, path) == ["embed", "layers.0", "layers.1", "head"]
+    assert torch.equal(fresh.eval()(IDS), model.eval()(IDS))
+    assert {p: v.requires_grad for p, v in fresh.named_parameters()} == {
+        p: v.requires_grad for p, v in model.named_parameters()
+    }
+    assert str(fresh) == str(model)
+
+
+def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    model, path = net(), tmp_path / "adapter.safetensors"
+    nn.lora(model, rank=2, targets="layers|head")
+    nn.save_lora(model, path)
+    with pytest.raises(ConfigError, match="has adapters already"):
+        nn.load_lora(model, path)
+    other = net()
+    for change, where, found in (
+        (
+            lambda: setattr(other, "head", nn.Linear(6, 4)),
+            "head.lora_B.weight",
+            "(3, 2) in the file, (4, 2) in the model",
+        ),
+        (lambda: setattr(other, "head", nn.Gelu()), "head", "an adapter in the file, Gelu in the model"),
+        (lambda: delattr(other, "head"), "head", "an adapter in the file, nothing in the model"),
+    ):
+        change()
+        names = [name for name, _ in other.named_modules()]
+        with pytest.raises(RecordError, match="the adapters do not fit Net") as caught:
+            nn.load_lora(other, path)
+        assert (caught.value.where, caught.value.found) == (f"{path}: {where}", found)
+        assert [name for name, _ in other.named_modules()] == names
+        assert all(p.requires_grad for p in other.parameters())
+    net().save(path)
+    with pytest.raises(RecordError, match="no file of LoRA adapters"):
+        nn.load_lora(net(), path)
+
+
+def test_a_learner_trains_only_the_adapter(tmp_path: Path) -> None:
+    def step(model: Any, batch: Any) -> StepOutput:
+        return StepOutput(loss=F.cross_entropy(model(batch.ids).flatten(0, 1), batch.targets.flatten()))
+
+    model, base = net(), net()
+    nn.lora(model, rank=2)
+    data = burnt.data.Loader(burnt.data.TensorDataset(ids=IDS, targets=IDS % 3), 1)
+    learner = Learner(model, optim.AdamW(), 1e-2, step=step)
+    training = SupervisedTraining(
+        tmp_path / "run", train=data, duration="2 epochs", monitor="off", device="cpu"
+    )
+    training.run(learner)
+    trained = model.state_dict()
+    for path, value in base.state_dict().items():
+        assert torch.equal(trained[path], value)
+    assert trained["head.lora_B.weight"].any()
