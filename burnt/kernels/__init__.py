@@ -31,6 +31,7 @@ from burnt.kernels.ops.attention.reference import dot_product_attention
 from burnt.kernels.ops.conv.conv import conv, conv_transpose, folded_norm
 from burnt.kernels.ops.dropout import dropout
 from burnt.kernels.ops.embedding.embedding import embedding
+from burnt.kernels.ops.grouped_matmul import grouped_matmul
 from burnt.kernels.ops.loss.fused_linear_cross_entropy import linear_cross_entropy
 from burnt.kernels.ops.loss.loss import cross_entropy
 from burnt.kernels.ops.matmul import bmm, linear, matmul
@@ -95,6 +96,7 @@ __all__ = [
     "geglu",
     "gelu",
     "group_norm",
+    "grouped_matmul",
     "gru",
     "gru_layer",
     "layer_norm",

@@ -279,6 +279,11 @@ class _OneDnnLinear(torch.autograd.Function):
         )
 
 
+def onednn_mm(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply two matrices by oneDNN, with gradients."""
+    return _OneDnnLinear.apply(a, b.t(), None)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def _onednn_unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
     if x.dtype not in processor().onednn:
         return f"oneDNN does not support {str(x.dtype).removeprefix('torch.')} on this machine"

@@ -96,6 +96,12 @@ def transposed_by_hand(
     return result[(..., *[slice(pad, n - pad) for n in counts])]
 
 
+def rows_by_hand(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Multiply each row by the matrix of its group, or by zero after the last one."""
+    groups = [sum(i >= end for end in ends.tolist()) for i in range(a.shape[0])]
+    return torch.stack([a[i] @ b[g] if g < len(b) else a[i] @ b[0] * 0 for i, g in enumerate(groups)])
+
+
 def norm_then(norm: Callable[..., Tensor], *rest: Any) -> Callable[..., Any]:
     def run(x: Tensor, *args: Any) -> Any:
         *parameters, residual, activation = args
@@ -502,6 +508,16 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         kernels.gru_layer,
         (randn(3, 4, 5), randn(21, 5), randn(21, 7), randn(21), randn(21, seed=1), randn(3, 7), None, False),
         lambda x, w, u, a, b, h, *_: recurrent_by_hand("gru", x, (w, u, a, b), h),
+    ),
+    "grouped_matmul": (
+        kernels.grouped_matmul,
+        (randn(11, 6), randn(4, 6, 5), torch.tensor([3, 3, 10, 10])),
+        rows_by_hand,
+    ),
+    "grouped_matmul, transposed": (
+        kernels.grouped_matmul,
+        (randn(8, 16), randn(3, 8, 16).mT, torch.tensor([0, 8, 8], dtype=torch.int32)),
+        rows_by_hand,
     ),
     "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),
 }

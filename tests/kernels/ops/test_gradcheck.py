@@ -30,6 +30,10 @@ CASES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "matmul, batches": ("matmul", (randn(2, 1, 3, 4), randn(2, 4, 5))),
     "matmul, a vector": ("matmul", (randn(3, 4), randn(4))),
     "bmm": ("bmm", (randn(2, 3, 4), randn(2, 4, 5))),
+    "grouped_matmul": (
+        "grouped_matmul",
+        (randn(5, 3), randn(3, 3, 4), torch.tensor([2, 2, 4])),
+    ),
     "conv": (
         "conv",
         (randn(2, 4, 5, 4), randn(4, 2, 3, 2), randn(4), randn(4), randn(2, 4, 3, 5), "silu", [2, 1], 1, 1,
@@ -88,4 +92,5 @@ def test_every_op_is_covered() -> None:
         "conv_transpose",
         "linear_cross_entropy",
         "bmm",
+        "grouped_matmul",
     }
