@@ -64,6 +64,7 @@ from burnt.nn.embedding import Embedding, EmbeddingBag
 from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import CrossEntropy, Mse
+from burnt.nn.moe import MoeFeedForward, record_routing
 from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm, SyncBatchNorm
 from burnt.nn.padding import (
     CircularPad1d,
@@ -145,6 +146,7 @@ __all__ = [
     "Lstm",
     "MaxPool2d",
     "Mish",
+    "MoeFeedForward",
     "Mse",
     "MultiHeadAttention",
     "PairwiseDistance",
@@ -193,6 +195,7 @@ __all__ = [
     "load_lora",
     "lora",
     "merge_lora",
+    "record_routing",
     "remove_lora",
     "save_lora",
     "unmerge_lora",
