@@ -11,7 +11,8 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -266,7 +267,7 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 
     Args:
         model: the base model, without adapters; it is changed in place.
-        path: a file that `save_lora` wrote.
+        path: a file that `save_lora` wrote, or a folder that peft's ``save_pretrained`` wrote.
 
     Returns:
         The paths of the layers with an adapter. Other parameters in the file are loaded and trained too.
@@ -276,16 +277,7 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
         RecordError: the file is damaged, is no adapter, or does not fit the model, which is then unchanged.
         OSError: the file cannot be read.
     """
-    tensors, document = read_tensors(path)
-    try:
-        groups = msgspec.convert((document or {}).get("lora"), list[_Group])
-    except msgspec.ValidationError as error:
-        raise RecordError(
-            "this is no file of LoRA adapters",
-            where=os.fspath(path),
-            expected="a file that burnt.nn.save_lora wrote",
-            found="a tensor file without adapters" if not document or "lora" not in document else str(error),
-        ) from None
+    tensors, groups = _read_peft(Path(path)) if os.path.isdir(path) else _read(path)
     modules = dict(model.named_modules())
     if present := [name for name, module in modules.items() if hasattr(module, "lora_adapter")]:
         raise ConfigError(
@@ -316,6 +308,64 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
         parameters[name].detach().copy_(value)
         parameters[name].requires_grad_(True)
     return list(targets)
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], list[_Group]]:
+    tensors, document = read_tensors(path)
+    try:
+        return tensors, msgspec.convert((document or {}).get("lora"), list[_Group])
+    except msgspec.ValidationError as error:
+        raise RecordError(
+            "this is no file of LoRA adapters",
+            where=os.fspath(path),
+            expected="a file that burnt.nn.save_lora wrote",
+            found=str(error) if document and "lora" in document else "a tensor file without adapters",
+        ) from None
+
+
+class _PeftConfig(msgspec.Struct):
+    """The part of peft's ``adapter_config.json`` that matters here."""
+
+    peft_type: Literal["LORA"]
+    lora_alpha: float
+    lora_dropout: float = 0.0
+    use_rslora: bool = False
+    use_dora: Literal[False] = False
+    fan_in_fan_out: Literal[False] = False
+    alpha_pattern: dict[str, float] = {}
+
+
+def _read_peft(folder: Path) -> tuple[dict[str, Tensor], list[_Group]]:
+    file = folder / "adapter_config.json"
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=_PeftConfig)
+    except msgspec.MsgspecError as error:
+        raise RecordError(
+            "peft's adapter cannot be read",
+            where=str(file),
+            expected="a LoRA without DoRA and fan_in_fan_out",
+            found=str(error),
+        ) from None
+    if config.alpha_pattern:
+        raise RecordError(
+            "peft's adapter cannot be read", where=str(file), expected="one alpha", found="an alpha_pattern"
+        )
+    saved, _ = read_tensors(folder / "adapter_model.safetensors")
+    tensors = {name.removeprefix("base_model.model."): value for name, value in saved.items()}
+    groups: dict[int, list[str]] = {}
+    for name, value in tensors.items():
+        layer, separator, _ = name.partition(
+            ".lora_embedding_A" if "lora_embedding_A" in name else ".lora_A."
+        )
+        if separator:
+            groups.setdefault(len(value), []).append(layer)
+    return tensors, [
+        _Group(rank, config.lora_alpha, config.lora_dropout, config.use_rslora, targets=targets)
+        for rank, targets in groups.items()
+    ]
 
 
 # --- parts ------------------------------------------------------------------------------------------------

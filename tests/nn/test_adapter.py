@@ -418,3 +418,44 @@ def test_a_learner_trains_only_the_adapter(tmp_path: Path) -> None:
     for path, value in base.state_dict().items():
         assert torch.equal(trained[path], value)
     assert trained["head.lora_B.weight"].any()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: bool) -> None:
+    import peft
+
+    config = peft.LoraConfig(
+        r=3,
+        lora_alpha=5,
+        target_modules=["embed", "layers.0", "layers.1"],
+        modules_to_save=["head"],
+        rank_pattern={"layers.1": 2},
+        use_rslora=use_rslora,
+    )
+    theirs = peft.get_peft_model(net(), config)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    theirs.save_pretrained(tmp_path)
+    model = net()
+    assert sorted(nn.load_lora(model, tmp_path)) == ["embed", "layers.0", "layers.1"]
+    torch.testing.assert_close(model(IDS), theirs(IDS), atol=1e-5, rtol=1e-5)
+    assert model.head.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"peft_type": "IA3"}', "Invalid enum value 'IA3'"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "use_dora": true}', "use_dora"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": {"0": 2}}', "an alpha_pattern"),
+        ("{", "truncated"),
+    ],
+)
+def test_other_adapters_of_peft_are_refused(tmp_path: Path, text: str, found: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(RecordError, match="peft's adapter cannot be read") as caught:
+        nn.load_lora(net(), tmp_path)
+    assert found in str(caught.value.found)
