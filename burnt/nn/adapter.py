@@ -186,9 +186,13 @@ def unmerge_lora(model: nn.Module) -> list[str]:
     for layer in layers.values():
         adapter: _Adapter = layer.lora_adapter
         assert adapter.merged is not None
+        device = layer.weight.device
         for name, part in adapter.merged.items():
-            data = part.to(layer.weight.device)
-            setattr(layer, name, nn.Parameter(data) if isinstance(part, nn.Parameter) else data)
+            if isinstance(part, nn.Module):
+                part.to(device).train(layer.training)
+            elif part.device != device:
+                part = nn.Parameter(part.detach().to(device), requires_grad=part.requires_grad)
+            setattr(layer, name, part)
         adapter.merged = None
         adapter.handle = layer.register_forward_hook(adapter, with_kwargs=True)
         _add_to_weight(layer, -1)
@@ -403,7 +407,7 @@ def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
     sharing = [
         name.rpartition(".")[0]
         for name, p in model.named_parameters(remove_duplicate=False)
-        if p is layer.weight and name != _join(path, "weight")
+        if p is layer.weight and model.get_submodule(name.rpartition(".")[0]) is not layer
     ]
     return f"its weight is also that of {sharing[0]!r}" if sharing else None
 

@@ -205,6 +205,16 @@ def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
         assert reason in str(caught.value.found)
 
 
+def test_a_layer_that_is_used_twice_has_one_adapter() -> None:
+    layer = nn.Linear(4, 4)
+    model = torch.nn.Sequential(layer, nn.Relu(), layer)
+    assert nn.lora(model, rank=2) == ["0"]
+    randomize(model)
+    output = model(torch.ones(4))
+    nn.merge_lora(model)
+    torch.testing.assert_close(model(torch.ones(4)), output)
+
+
 def test_torch_s_fast_path_of_an_encoder_does_not_skip_the_adapters() -> None:
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     nn.lora(layer, rank=2)
@@ -268,6 +278,21 @@ def test_removing_leaves_the_base_or_the_merged_weights() -> None:
     torch.testing.assert_close(merged(IDS), output, atol=1e-5, rtol=1e-5)
 
 
+def test_unmerging_keeps_the_parameters_and_follows_mode_and_device() -> None:
+    model = net()
+    nn.lora(model, rank=2, targets="embed|head", dropout=0.5)
+    before = dict(model.named_parameters())
+    nn.merge_lora(model)
+    model.eval()
+    nn.unmerge_lora(model)
+    assert not model.head.lora_dropout.training
+    assert all(parameter is before[path] for path, parameter in model.named_parameters())
+    nn.merge_lora(model)
+    model.to("meta")
+    nn.unmerge_lora(model)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
 def test_what_is_not_there_or_not_in_this_state_is_refused() -> None:
     model = net()
     for call in (nn.merge_lora, nn.unmerge_lora, nn.remove_lora, lambda m: nn.save_lora(m, "x")):
@@ -313,7 +338,9 @@ def adapted() -> Net:
 
 
 def test_compiles_as_one_graph() -> None:
-    model = adapted()
+    model = torch.nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 3))
+    nn.lora(model, rank=2, targets="*")
+    randomize(model)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(IDS), model(IDS))
@@ -372,6 +399,7 @@ def test_the_adapter_is_saved_alone(tmp_path: Path) -> None:
         p: v.requires_grad for p, v in model.named_parameters()
     }
     assert str(fresh) == str(model)
+    assert model.load_record(fresh.into_record()).missing == ()
 
 
 def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_routing_is_recorded_for_every_call_in_the_block_alone() -> None:
         pass
 
 
+@pytest.mark.full
 def test_compiles_as_one_graph_with_its_losses() -> None:
     layer, x = nn.MoeFeedForward(6, 8, 4), torch.randn(7, 6)
 

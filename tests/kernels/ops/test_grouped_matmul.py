@@ -62,6 +62,7 @@ def test_the_loop_is_chosen_on_a_cpu_and_large_groups_are_right() -> None:
     torch.testing.assert_close(kernels.grouped_matmul(a, b, ends), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_compiles_without_reading_the_ends() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(kernels.grouped_matmul, backend="aot_eager", fullgraph=True)
