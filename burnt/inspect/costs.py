@@ -115,7 +115,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
         ShapeError: a shape does not fit.
 
     FLOPs are counted by torch's formulas (`torch.utils.flop_counter`): matrix products, convolutions and
-    attention; elementwise work is not counted.
+    attention; elementwise work is not counted. A mixture of experts counts what runs, not all experts.
 
     >>> model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10, bias=False))
     >>> print(summary(model, torch.empty(32, 128)))
@@ -138,7 +138,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
         costs = twin.trail
         assert isinstance(costs, _Costs)
         args, named = meta_inputs((inputs, kwargs))
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
             costs.counter = counter
             try:
                 twin.run(None, args, named)
@@ -161,6 +161,16 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
         activation_bytes=sum(row.activation_bytes for row in rows),
         unchecked=unchecked,
     )
+
+
+def _formulas() -> dict[Any, Any]:
+    """Return the FLOPs of the op of burnt that torch's formulas lack, if `burnt.kernels` is loaded."""
+
+    def grouped_matmul(a: torch.Size, b: torch.Size, ends: torch.Size, **rest: Any) -> int:
+        return 2 * a[0] * a[1] * b[2]
+
+    op = getattr(torch.ops.burnt, "grouped_matmul", None)
+    return {} if op is None else {op: grouped_matmul}
 
 
 @dataclass

@@ -23,13 +23,17 @@ class _Scaling(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in field_values(self).items():
-            if value is not None and value is not False and value <= 0:
-                raise ConfigError(
-                    f"{type(self).__name__} cannot scale frequencies so",
-                    where=name,
-                    expected="a positive number",
-                    found=value,
-                )
+            if value is not None and not isinstance(value, bool):
+                self._require(value > 0, name, "a positive number")
+
+    def _require(self, holds: bool, field: str, expected: str) -> None:
+        if not holds:
+            raise ConfigError(
+                f"{type(self).__name__} cannot scale frequencies so",
+                where=field,
+                expected=expected,
+                found=getattr(self, field),
+            )
 
     def scale(self, frequencies: list[float], base: float) -> list[float]:
         """Return the scaled frequencies; `frequencies` are the powers of `base`, the highest first."""
@@ -114,6 +118,10 @@ class Yarn(_Scaling, tag=True):
     attention_factor: float | None = None
     truncate: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(self.beta_fast > self.beta_slow, "beta_fast", f"more than beta_slow = {self.beta_slow}")
+
     def scale(self, frequencies: list[float], base: float) -> list[float]:
         """Blend each frequency with the one divided by the factor."""
         d = 2 * len(frequencies)
@@ -151,6 +159,11 @@ class Llama3(_Scaling, tag=True):
     original_max_len: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low = self.low_freq_factor
+        self._require(self.high_freq_factor > low, "high_freq_factor", f"more than low_freq_factor = {low}")
 
     def scale(self, frequencies: list[float], base: float) -> list[float]:
         """Blend each frequency with the one divided by the factor."""

@@ -146,6 +146,12 @@ def test_routing_is_recorded_for_every_call_in_the_block_alone() -> None:
         pass
 
 
+def test_summary_counts_the_experts_that_are_used() -> None:
+    layer = nn.MoeFeedForward(6, 8, 4, top_k=2, shared_d_ff=5)
+    summary = burnt.summary(layer, torch.zeros(7, 6))
+    assert summary.flops == 7 * 2 * (6 * 4 + 2 * 3 * 6 * 8 + 3 * 6 * 5)
+
+
 @pytest.mark.full
 def test_compiles_as_one_graph_with_its_losses() -> None:
     layer, x = nn.MoeFeedForward(6, 8, 4), torch.randn(7, 6)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -198,7 +199,25 @@ def test_a_rotary_dim_without_pairs_is_refused(rotary_dim: int) -> None:
     assert caught.value.found == rotary_dim
 
 
-def test_a_factor_that_is_not_positive_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a positive number") as caught:
-        rope_scaling.Linear(factor=0.0)
-    assert caught.value.where == "factor"
+@pytest.mark.parametrize(
+    ("build", "field", "expected"),
+    [
+        (lambda: rope_scaling.Linear(factor=0.0), "factor", "a positive number"),
+        (
+            lambda: rope_scaling.Yarn(factor=2.0, original_max_len=8, beta_fast=0.5),
+            "beta_fast",
+            "more than beta_slow = 1.0",
+        ),
+        (
+            lambda: rope_scaling.Llama3(high_freq_factor=1.0),
+            "high_freq_factor",
+            "more than low_freq_factor = 1.0",
+        ),
+    ],
+)
+def test_a_scaling_that_is_not_possible_is_refused(
+    build: Callable[[], object], field: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert (caught.value.where, caught.value.expected) == (field, expected)

@@ -30,6 +30,11 @@ CASES: dict[str, tuple[str, tuple[Any, ...], torch.dtype]] = {
     ),
     "matmul": ("matmul", (given(2, 32, 24), given(24, 48)), torch.bfloat16),
     "bmm": ("bmm", (given(2, 32, 24), given(2, 24, 48)), torch.bfloat16),
+    "grouped_matmul": (
+        "grouped_matmul",
+        (given(32, 24), given(3, 24, 48), torch.tensor([10, 10, 32])),
+        torch.bfloat16,
+    ),
     "conv": (
         "conv",
         (given(2, 8, 9, 9), given(6, 8, 3, 3), given(6), given(6), None, "relu", 1, 1, 1, 1),
