@@ -1,23 +1,29 @@
 """LoRA: train a model by small matrices beside its frozen weights.
 
-A layer keeps its class, its weight and the names of its parameters. It gets two small submodules, ``lora_A``
-and ``lora_B`` (peft's names), and a forward hook that adds their product to the output. So a checkpoint of
-the base model still loads (``strict=False``), and every kind of Linear works.
+A layer keeps its weight and the names of its parameters. It gets two small submodules, ``lora_A`` and
+``lora_B`` (peft's names), and a forward hook that adds their product to the output. So a checkpoint of the
+base model still loads (``strict=False``), and every kind of Linear works.
+
+Attention layers have weights that no layer of their own multiplies. Such a layer gets a class in which the
+weight is a property, the sum of the parameter and the product of two more, which every reader then sees.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from burnt._hints import explain_arguments
 from burnt.config import qualified_name
@@ -31,7 +37,11 @@ __all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmer
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _KINDS = (nn.Linear, nn.Embedding, *_CONVS)
-_NAMES = ("lora_A", "lora_B", "lora_dropout", "lora_embedding_A", "lora_embedding_B")
+_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_NAMES = (
+    *("lora_A", "lora_B", "lora_dropout", "lora_embedding_A", "lora_embedding_B"),
+    *(f"lora_{name}_{part}" for name in (*_PROJECTIONS, "weight") for part in "AB"),
+)
 
 
 class _Settings(msgspec.Struct, frozen=True):
@@ -53,15 +63,32 @@ class _Adapter:
 
     Args:
         settings: rank and scale.
+        weights: the parameters that are read with their change; then there is no hook.
         handle: removes the hook.
         enabled: False within `without_lora`.
         merged: the parts of the adapter while it is merged, when the layer does not have them.
     """
 
     settings: _Settings
+    weights: tuple[str, ...] = ()
     handle: Any = None
     enabled: bool = True
     merged: dict[str, Any] | None = None
+
+    def activate(self, layer: Any) -> None:
+        if self.weights:
+            kind: Any = type(layer)
+            layer.__class__ = _with_changed_weights(kind, self.weights)
+        else:
+            self.handle = layer.register_forward_hook(self, with_kwargs=True)
+
+    def deactivate(self, layer: Any) -> None:
+        if self.merged is not None:
+            return
+        if self.weights:
+            layer.__class__ = type(layer).__base__
+        else:
+            self.handle.remove()
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         if not self.enabled:
@@ -96,10 +123,10 @@ def lora(
     Args:
         model: any module; it is changed in place.
         rank: :math:`r`, the size between `A` and `B`.
-        targets: patterns on the paths of layers, as in `burnt.freeze`: Linears, Embeddings and convolutions
-            that match get an adapter. None is every Linear.
+        targets: patterns on the paths of layers, as in `burnt.freeze`: Linears, attention layers, Embeddings
+            and convolutions that match get an adapter. None is every Linear and attention layer.
         alpha: :math:`\alpha`; None is `rank`, so that the factor is 1.
-        dropout: probability of dropping an input of `A` while training; Embeddings have none.
+        dropout: probability of dropping an input of `A` while training, for Linears and convolutions.
         rank_stabilized: divide by :math:`\sqrt r` (Kalajdzievski, 2023).
         dtype: dtype of `A` and `B`; None is float32 beside weights of 16 bits, else the weight's.
 
@@ -111,9 +138,9 @@ def lora(
         InputValueError: `rank`, `alpha` or `dropout` is not possible.
 
     May be called again with other targets, which freezes nothing more. ``burnt.unfreeze(model, "head")``
-    trains a layer as a whole. Layers whose weight another layer shares are left out, as are convolutions with
-    groups and what is inside of a :class:`torch.nn.MultiheadAttention`, which reads the weights without
-    calling the layers. Hu et al., 2021; Burn's ``apply_lora``.
+    trains a layer as a whole. In an attention layer, the packed projection of queries, keys and values gets
+    one adapter, and so does ``out_proj``. Layers whose weight another layer shares are left out, as are
+    convolutions with groups. Hu et al., 2021; Burn's ``apply_lora``.
 
     >>> import burnt
     >>> model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
@@ -163,7 +190,7 @@ def merge_lora(model: nn.Module) -> list[str]:
     for layer in layers.values():
         _add_to_weight(layer, 1)
         adapter: _Adapter = layer.lora_adapter
-        adapter.handle.remove()
+        adapter.deactivate(layer)
         adapter.merged = {}
         for name in _NAMES:
             if hasattr(layer, name):
@@ -186,7 +213,7 @@ def unmerge_lora(model: nn.Module) -> list[str]:
     for layer in layers.values():
         adapter: _Adapter = layer.lora_adapter
         assert adapter.merged is not None
-        device = layer.weight.device
+        device = next(layer.parameters()).device
         for name, part in adapter.merged.items():
             if isinstance(part, nn.Module):
                 part.to(device).train(layer.training)
@@ -194,8 +221,8 @@ def unmerge_lora(model: nn.Module) -> list[str]:
                 part = nn.Parameter(part.detach().to(device), requires_grad=part.requires_grad)
             setattr(layer, name, part)
         adapter.merged = None
-        adapter.handle = layer.register_forward_hook(adapter, with_kwargs=True)
         _add_to_weight(layer, -1)
+        adapter.activate(layer)
     return list(layers)
 
 
@@ -210,7 +237,7 @@ def remove_lora(model: nn.Module) -> list[str]:
     """
     layers = _adapted(model)
     for layer in layers.values():
-        layer.lora_adapter.handle.remove()
+        layer.lora_adapter.deactivate(layer)
         del layer.lora_adapter
         for name in _NAMES:
             if hasattr(layer, name):
@@ -291,7 +318,7 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
         )
     targets = {target: group for group in groups for target in group.targets}
     for target in targets:
-        if not isinstance(modules.get(target), _KINDS):
+        if target not in modules or not _is_adaptable(modules[target]):
             kind = type(modules[target]).__name__ if target in modules else "nothing"
             raise _misfit(model, path, target, f"an adapter in the file, {kind} in the model")
     names = {name for name, _ in model.named_parameters()}
@@ -377,12 +404,11 @@ def _read_peft(folder: Path) -> tuple[dict[str, Tensor], list[_Group]]:
 
 def _select(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, Any]:
     """Return the layers to adapt, by path."""
-    paths = {
-        path: m for path, m in model.named_modules() if isinstance(m, _KINDS) and not _is_of_adapter(path)
-    }
+    paths = {path: m for path, m in model.named_modules() if _is_adaptable(m) and not _is_of_adapter(path)}
     reasons = {path: _unsupported_reason(model, path, layer) for path, layer in paths.items()}
     if patterns is None:
-        chosen = {p for p, m in paths.items() if isinstance(m, nn.Linear) and reasons[p] is None}
+        wide = (nn.Embedding, *_CONVS)
+        chosen = {p for p, m in paths.items() if not isinstance(m, wide) and reasons[p] is None}
         if not chosen:
             raise _no_target(model, "None", reasons)
     else:
@@ -399,15 +425,14 @@ def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
     """Return why a layer cannot be adapted; None if it can."""
     if hasattr(layer, "lora_adapter"):
         return "it has an adapter already"
-    parent = model.get_submodule(path.rpartition(".")[0]) if path else None
-    if isinstance(parent, nn.MultiheadAttention):
-        return "torch.nn.MultiheadAttention reads its weight without calling it"
     if isinstance(layer, _CONVS) and layer.groups != 1:
         return "it is a convolution with groups"
+    weights = [layer._parameters[name] for name in _bare_weights(layer) or ("weight",)]
+    owners = ((name.rpartition(".")[0], p) for name, p in model.named_parameters(remove_duplicate=False))
     sharing = [
-        name.rpartition(".")[0]
-        for name, p in model.named_parameters(remove_duplicate=False)
-        if p is layer.weight and model.get_submodule(name.rpartition(".")[0]) is not layer
+        owner
+        for owner, p in owners
+        if any(p is weight for weight in weights) and model.get_submodule(owner) is not layer
     ]
     return f"its weight is also that of {sharing[0]!r}" if sharing else None
 
@@ -424,11 +449,17 @@ def _no_target(model: nn.Module, pattern: str, reasons: Mapping[str, str | None]
 
 def _attach(layer: Any, settings: _Settings, dtype: torch.dtype | None) -> None:
     """Put the parts of an adapter, and the hook, into a layer."""
-    weight, rank = layer.weight, settings.rank
+    weights, rank = _bare_weights(layer), settings.rank
+    weight = layer._parameters[weights[0]] if weights else layer.weight
     if dtype is None:
         dtype = torch.float32 if weight.element_size() < 4 else weight.dtype
     placed: dict[str, Any] = {"device": weight.device, "dtype": dtype}
-    if isinstance(layer, nn.Embedding):
+    if weights:
+        for name in weights:
+            rows, columns = layer._parameters[name].shape
+            setattr(layer, f"lora_{name}_A", nn.Parameter(_small(rank, columns, placed)))
+            setattr(layer, f"lora_{name}_B", nn.Parameter(torch.zeros(rows, rank, **placed)))
+    elif isinstance(layer, nn.Embedding):
         layer.lora_embedding_A = nn.Parameter(torch.zeros(rank, layer.num_embeddings, **placed))
         layer.lora_embedding_B = nn.Parameter(torch.randn(layer.embedding_dim, rank, **placed))
     elif isinstance(layer, nn.Linear):
@@ -453,19 +484,66 @@ def _attach(layer: Any, settings: _Settings, dtype: torch.dtype | None) -> None:
         nn.init.zeros_(layer.lora_B.weight)
         if settings.dropout:
             layer.lora_dropout = Dropout(settings.dropout)
-    layer.lora_adapter = adapter = _Adapter(settings)
-    adapter.handle = layer.register_forward_hook(adapter, with_kwargs=True)
+    layer.lora_adapter = _Adapter(settings, weights)
+    layer.lora_adapter.activate(layer)
 
 
-def _add_to_weight(layer: Any, sign: int) -> None:
-    """Add ``sign`` times the adapter's product to a layer's weight, in place."""
-    product: Tensor
-    if hasattr(layer, "lora_embedding_A"):
+def _small(rank: int, columns: int, placed: dict[str, Any]) -> Tensor:
+    """Return the first values of `A`, which are those of a Linear."""
+    return nn.init.kaiming_uniform_(torch.empty(rank, columns, **placed), math.sqrt(5))
+
+
+def _change(layer: Any, name: str) -> Tensor:
+    """Return what an adapter adds to a weight."""
+    if name in layer.lora_adapter.weights:
+        product = getattr(layer, f"lora_{name}_B") @ getattr(layer, f"lora_{name}_A")
+    elif hasattr(layer, "lora_embedding_A"):
         product = (layer.lora_embedding_B @ layer.lora_embedding_A).t()
     else:
         product = (layer.lora_B.weight.flatten(1) @ layer.lora_A.weight.flatten(1)).view(layer.weight.shape)
-    weight = layer.weight.detach()
-    weight.copy_(weight + product.detach() * (sign * layer.lora_adapter.settings.scale))
+    return cast(Tensor, product * layer.lora_adapter.settings.scale)
+
+
+def _add_to_weight(layer: Any, sign: int) -> None:
+    """Add ``sign`` times the adapter's product to a layer's weights, in place."""
+    for name in layer.lora_adapter.weights or ("weight",):
+        weight = layer._parameters[name].detach()
+        weight.copy_(weight + sign * _change(layer, name).detach())
+
+
+def _is_adaptable(module: nn.Module) -> bool:
+    return isinstance(module, _KINDS) or bool(_bare_weights(module))
+
+
+def _bare_weights(layer: nn.Module) -> tuple[str, ...]:
+    """Return the names of the matrices that something else than a call of their own layer multiplies."""
+    if isinstance(layer, NonDynamicallyQuantizableLinear):  # in torch's attention
+        return ("weight",)
+    return tuple(name for name in _PROJECTIONS if layer._parameters.get(name) is not None)
+
+
+@functools.cache
+def _with_changed_weights(kind: Any, names: tuple[str, ...]) -> Any:
+    """Return a subclass whose weights are read with their change, and that copies and pickles as such."""
+
+    def read(name: str) -> property:
+        def weight(layer: Any) -> Tensor:
+            base: Tensor = layer._parameters[name]
+            return (base + _change(layer, name)).to(base.dtype) if layer.lora_adapter.enabled else base
+
+        return property(weight)
+
+    def reduce(layer: Any, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, (kind, names), *kind.__reduce_ex__(layer, protocol)[2:]
+
+    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    body = {**same, "__reduce_ex__": reduce, **{name: read(name) for name in names}}
+    return type(kind)(kind.__name__, (kind,), body)
+
+
+def _rebuild(kind: Any, names: tuple[str, ...]) -> Any:
+    changed = _with_changed_weights(kind, names)
+    return changed.__new__(changed)
 
 
 def _adapted(model: nn.Module, merged: bool | None = None) -> dict[str, Any]:
