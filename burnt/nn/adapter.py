@@ -38,6 +38,7 @@ __all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmer
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _KINDS = (nn.Linear, nn.Embedding, *_CONVS)
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_CHANGED = "_reads_changed_weights"  # an attribute of the classes that do
 _NAMES = (
     *("lora_A", "lora_B", "lora_dropout", "lora_embedding_A", "lora_embedding_B"),
     *(f"lora_{name}_{part}" for name in (*_PROJECTIONS, "weight") for part in "AB"),
@@ -76,19 +77,17 @@ class _Adapter:
     merged: dict[str, Any] | None = None
 
     def activate(self, layer: Any) -> None:
-        if self.weights:
+        if not self.weights:
+            self.handle = layer.register_forward_hook(self, with_kwargs=True)
+        elif not any(_is_changed(kind) for kind in type(layer).__mro__):
             kind: Any = type(layer)
             layer.__class__ = _with_changed_weights(kind, self.weights)
-        else:
-            self.handle = layer.register_forward_hook(self, with_kwargs=True)
 
     def deactivate(self, layer: Any) -> None:
-        if self.merged is not None:
-            return
-        if self.weights:
-            layer.__class__ = type(layer).__base__
-        else:
+        if not self.weights:
             self.handle.remove()
+        elif _is_changed(type(layer)):  # else `burnt.swap` has put its class on top: the property sees to it
+            layer.__class__ = type(layer).__base__
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         if not self.enabled:
@@ -529,7 +528,10 @@ def _with_changed_weights(kind: Any, names: tuple[str, ...]) -> Any:
     def read(name: str) -> property:
         def weight(layer: Any) -> Tensor:
             base: Tensor = layer._parameters[name]
-            return (base + _change(layer, name)).to(base.dtype) if layer.lora_adapter.enabled else base
+            adapter = vars(layer).get("lora_adapter")
+            if adapter is None or adapter.merged is not None or not adapter.enabled:
+                return base
+            return (base + _change(layer, name)).to(base.dtype)
 
         return property(weight)
 
@@ -537,8 +539,12 @@ def _with_changed_weights(kind: Any, names: tuple[str, ...]) -> Any:
         return _rebuild, (kind, names), *kind.__reduce_ex__(layer, protocol)[2:]
 
     same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    body = {**same, "__reduce_ex__": reduce, **{name: read(name) for name in names}}
+    body = {**same, _CHANGED: True, "__reduce_ex__": reduce, **{name: read(name) for name in names}}
     return type(kind)(kind.__name__, (kind,), body)
+
+
+def _is_changed(kind: type) -> bool:
+    return _CHANGED in vars(kind)
 
 
 def _rebuild(kind: Any, names: tuple[str, ...]) -> Any:

@@ -232,6 +232,24 @@ def test_the_projections_of_attention_are_adapted(name: str) -> None:
     torch.testing.assert_close(attend(layer), output)
 
 
+def test_an_adapter_may_be_merged_while_its_layer_has_another_class_on_top() -> None:
+    layer = nn.MultiHeadAttention(8, 4)
+    nn.lora(layer, rank=2)
+    randomize(layer)
+    output, changed = attend(layer), type(layer)
+    layer.__class__ = type("Swapped", (changed,), {})
+    for call in (nn.merge_lora, nn.unmerge_lora, nn.merge_lora, nn.remove_lora):
+        call(layer)
+        torch.testing.assert_close(attend(layer), output, atol=1e-5, rtol=1e-5)
+    nn.lora(layer, rank=1)
+    randomize(layer)
+    assert not torch.allclose(attend(layer), output, atol=1e-2)
+    layer.__class__ = changed
+    nn.remove_lora(layer)
+    assert type(layer) is nn.MultiHeadAttention
+    torch.testing.assert_close(attend(layer), output, atol=1e-5, rtol=1e-5)
+
+
 def test_an_attention_s_adapter_is_saved_and_checked(tmp_path: Path) -> None:
     layer, path = nn.MultiHeadAttention(8, 4), tmp_path / "adapter.safetensors"
     base = copy.deepcopy(layer)
