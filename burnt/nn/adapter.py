@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -289,7 +289,13 @@ def save_lora(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 class _Group(_Settings, frozen=True):
+    """The layers that have adapters with the same settings."""
+
     targets: list[str]
+
+    @property
+    def settings(self) -> _Settings:
+        return _Settings(self.rank, self.alpha, self.dropout, self.rank_stabilized)
 
 
 def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
@@ -322,11 +328,8 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
             raise _misfit(model, path, target, f"an adapter in the file, {kind} in the model")
     names = {name for name, _ in model.named_parameters()}
     for target, group in targets.items():
-        settings = _Settings(group.rank, group.alpha, group.dropout, group.rank_stabilized)
-        dtype = next(
-            (t.dtype for name, t in tensors.items() if name.startswith(_join(target, "lora_"))), None
-        )
-        _attach(modules[target], settings, dtype)
+        dtypes = (t.dtype for name, t in tensors.items() if name.startswith(_join(target, "lora_")))
+        _attach(modules[target], group.settings, next(dtypes, None))
     parameters = dict(model.named_parameters())
     for name in sorted(tensors.keys() | (parameters.keys() - names)):
         here, there = (tuple(d[name].shape) if name in d else "nothing" for d in (parameters, tensors))
@@ -387,11 +390,9 @@ def _read_peft(folder: Path) -> tuple[dict[str, Tensor], list[_Group]]:
     tensors = {name.removeprefix("base_model.model."): value for name, value in saved.items()}
     groups: dict[int, list[str]] = {}
     for name, value in tensors.items():
-        layer, separator, _ = name.partition(
-            ".lora_embedding_A" if "lora_embedding_A" in name else ".lora_A."
-        )
-        if separator:
-            groups.setdefault(len(value), []).append(layer)
+        for ending in (".lora_A.weight", ".lora_embedding_A"):
+            if name.endswith(ending):
+                groups.setdefault(len(value), []).append(name.removesuffix(ending))
     return tensors, [
         _Group(rank, config.lora_alpha, config.lora_dropout, config.use_rslora, targets=targets)
         for rank, targets in groups.items()
@@ -409,13 +410,13 @@ def _select(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, Any]:
         wide = (nn.Embedding, *_CONVS)
         chosen = {p for p, m in paths.items() if not isinstance(m, wide) and reasons[p] is None}
         if not chosen:
-            raise _no_target(model, "None", reasons)
+            raise _no_target(model, None, reasons, ())
     else:
         chosen = set()
         for pattern in patterns:
             matching = {path for path in paths if matches(pattern, path)}
             if not any(reasons[path] is None for path in matching):
-                raise _no_target(model, repr(pattern), {p: reasons[p] for p in matching} or reasons)
+                raise _no_target(model, pattern, {path: reasons[path] for path in sorted(matching)}, paths)
             chosen |= {path for path in matching if reasons[path] is None}
     return {path: layer for path, layer in paths.items() if path in chosen}
 
@@ -426,7 +427,9 @@ def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
         return "it has an adapter already"
     if isinstance(layer, _CONVS) and layer.groups != 1:
         return "it is a convolution with groups"
-    weights = [layer._parameters[name] for name in _bare_weights(layer) or ("weight",)]
+    weights = [layer._parameters.get(name) for name in _bare_weights(layer) or ("weight",)]
+    if any(weight is None for weight in weights):
+        return "its weight is no parameter, as with a parametrization"
     owners = ((name.rpartition(".")[0], p) for name, p in model.named_parameters(remove_duplicate=False))
     sharing = [
         owner
@@ -436,13 +439,15 @@ def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
     return f"its weight is also that of {sharing[0]!r}" if sharing else None
 
 
-def _no_target(model: nn.Module, pattern: str, reasons: Mapping[str, str | None]) -> ConfigError:
-    problems = [f"{path or 'the model'}: {reason}" for path, reason in reasons.items() if reason]
+def _no_target(
+    model: nn.Module, pattern: str | None, reasons: Mapping[str, str | None], known: Iterable[str]
+) -> ConfigError:
+    problems = [f"{path or 'the model'}: {reason}" for path, reason in reasons.items()]
     return ConfigError(
-        f"targets={pattern} matches no layer of {type(model).__name__} that can be adapted",
-        expected="a pattern for the path of a Linear, an Embedding or a convolution",
-        found=problems[0] if problems else f"{len(reasons)} such layers",
-        hint=None if problems or pattern == "None" else near(pattern.strip("'"), reasons),
+        f"targets={pattern!r} matches no layer of {type(model).__name__} that can be adapted",
+        expected="the path of a Linear, an attention layer, an Embedding or a convolution, or a pattern",
+        found=problems[0] if problems else "no such layer",
+        hint=None if problems or pattern is None else near(pattern, known),
     )
 
 

@@ -296,6 +296,7 @@ def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
             self.embed = torch.nn.Embedding(4, 6)
             self.linear = torch.nn.Linear(6, 6)
             self.conv = torch.nn.Conv1d(6, 6, 3, groups=2)
+            self.normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(6, 6))
             self.head = torch.nn.Linear(6, 4)
             self.head.weight = self.embed.weight
 
@@ -304,6 +305,7 @@ def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
     for targets, reason in (
         ("head", "head: its weight is also that of 'embed'"),
         ("conv", "conv: it is a convolution with groups"),
+        ("normed", "normed: its weight is no parameter, as with a parametrization"),
         ("linear", "linear: it has an adapter already"),
     ):
         with pytest.raises(ConfigError, match=f"targets='{targets}' matches no layer of Parts") as caught:
@@ -335,8 +337,9 @@ def test_a_pattern_without_a_layer_is_refused(targets: Any, expected: str) -> No
         nn.lora(model, targets=targets)
     assert caught.value.hint == expected
     assert all(p.requires_grad for p in model.parameters())
-    with pytest.raises(ConfigError, match="targets=None matches no layer of LayerNorm"):
+    with pytest.raises(ConfigError, match="targets=None matches no layer of LayerNorm") as caught:
         nn.lora(torch.nn.LayerNorm(3))
+    assert (caught.value.found, caught.value.hint) == ("no such layer", None)
 
 
 @pytest.mark.parametrize(
