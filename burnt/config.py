@@ -8,6 +8,7 @@ the Config that built them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -37,8 +38,13 @@ FORMAT = 1
 _RUN_KEYS = {"config", "model", "optimizer", "duration"}
 """Keys of the ``config.json`` in a run folder, which holds the run's Config among other settings."""
 
+_OPEN: set[Any] = set()
+"""The Config classes that were declared with ``open=True``."""
+
 _T = TypeVar("_T")
 _MUTABLE = (list, dict, set, bytearray)
+_SEQUENCES = (list, tuple, set, frozenset)
+_CONTAINERS = (*_SEQUENCES, dict)
 
 
 class _ConfigMeta(msgspec.StructMeta):
@@ -52,7 +58,9 @@ class _ConfigMeta(msgspec.StructMeta):
         }
         try:
             # msgspec inherits every option of a Struct except this one.
-            return super().__new__(mcls, name, bases, {**namespace, **fields}, **{"kw_only": True, **options})
+            options = {"kw_only": True, **options}
+            is_open = options.pop("open", False)
+            cls = super().__new__(mcls, name, bases, {**namespace, **fields}, **options)
         except TypeError as error:
             raise DefinitionError(
                 f"the Config {name} cannot be defined",
@@ -60,6 +68,15 @@ class _ConfigMeta(msgspec.StructMeta):
                 found=str(error),
                 hint="burnt.field(default_factory=...)" if "default_factory" in str(error) else None,
             ) from None
+        if is_open:
+            if cls.__struct_config__.tag is None:
+                raise DefinitionError(
+                    f"the open Config {name} has no tag, by which JSON names its subclasses",
+                    where=where,
+                    hint=f"class {name}(Config, tag=True, open=True)",
+                )
+            _OPEN.add(cls)
+        return cls
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -130,6 +147,9 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
     ``class Adam(Config, tag=True)``. A Config that builds an object has a method ``init``; a model that it
     builds stores the Config in its record.
 
+    As the type of a field, a class declared by ``class Model(Config, tag=True, open=True)`` stands for all
+    its subclasses, those defined later included; JSON names the subclass by its tag.
+
     Raises:
         ConfigError: a value is not of its field's type.
         DefinitionError: the class is written wrongly.
@@ -158,11 +178,27 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         for info in _fields(type(self)):
             value = getattr(self, info.name)
             try:
-                _convert(value, info.type)
+                converted = _convert(value, info.type)
             except msgspec.ValidationError:
                 problems += _problems(value, info.type, info.name)
+            else:
+                if _holds_open(info.type):
+                    msgspec.structs.force_setattr(self, info.name, converted)
         if problems:
             raise _error(f"{type(self).__name__} cannot be built", problems)
+
+    @classmethod
+    def _from_plain(cls, value: Any, *, strict: bool) -> Config:
+        """Build an instance of an open class from a value that is neither one nor an object with a tag.
+
+        Args:
+            value: the value.
+            strict: false if numbers may be text, as on a command line.
+
+        Raises:
+            ValueError: there is no such instance.
+        """
+        raise ValueError(f"Expected `{cls.__name__}`, got `{type(value).__name__}`")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
@@ -212,8 +248,23 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         return cls._from_assignments_on(_defaults(cls), assignments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as dicts, lists, strings and numbers, for JSON."""
-        result = msgspec.to_builtins(self, enc_hook=_encode)
+        """Return the values as dicts, lists, strings and numbers, for JSON.
+
+        Raises:
+            ConfigError: a value is of a type that JSON cannot hold, such as a function.
+        """
+        try:
+            result = msgspec.to_builtins(self, enc_hook=_encode)
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"{type(self).__name__} cannot be saved as JSON",
+                expected="values that are themselves Configs, numbers, text, or containers of these",
+                found=str(error),
+                hint="instead of a function, write a Config with __call__, such as a subclass of "
+                "burnt.optim.Schedule"
+                if str(error).startswith("a function")
+                else None,
+            ) from None
         assert isinstance(result, dict)
         return result
 
@@ -445,7 +496,7 @@ def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_
     try:
         _convert(data, kind, strict=strict)
     except msgspec.ValidationError as error:
-        reason = str(error)
+        reason, cause = str(error), error.__cause__
     else:
         return []
     found: list[_Problem] = []
@@ -462,7 +513,7 @@ def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_
                 found += _problems(data[name], info.type, _join(path, name), strict=strict)
             elif info.required:
                 found.append(_Problem(_join(path, name), expected=_describe(info.type), found="nothing"))
-    elif isinstance(data, list) and origin in (list, tuple, set, frozenset):
+    elif isinstance(data, list | tuple) and origin in _SEQUENCES:
         kinds = args if origin is tuple and args[-1:] != (...,) else args[:1] * len(data)
         if len(kinds) == len(data):
             for i, (item, item_kind) in enumerate(zip(data, kinds, strict=True)):
@@ -470,13 +521,17 @@ def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_
     elif isinstance(data, dict) and origin is dict:
         for key, item in data.items():
             found += _problems(item, args[1], _join(path, str(key)), strict=strict)
+    if not found and isinstance(cause, ConfigError):  # a check of the class itself
+        where = _join(path, cause.where) if cause.where else path
+        expected, found_text = (None if v is None else str(v) for v in (cause.expected, cause.found))
+        return [_Problem(where, expected, found_text, cause.hint)]
     return found or [_value_problem(data, kind, path, reason)]
 
 
 def _value_problem(data: Any, kind: Any, path: str, reason: str) -> _Problem:
     structs = [a for a in _alternatives(kind) if _is_config(a)]
-    if isinstance(data, dict) and len(structs) > 1:
-        field = structs[0].__struct_config__.tag_field or "type"
+    field = structs[0].__struct_config__.tag_field if structs else None
+    if isinstance(data, dict) and field is not None and (len(structs) > 1 or field in data):
         tags = [str(s.__struct_config__.tag) for s in structs]
         if data.get(field) not in tags:
             close = nearest(str(data.get(field, "")), tags)
@@ -502,18 +557,46 @@ def _struct_for(data: Any, kind: Any) -> type[Config] | None:
     structs = [a for a in _alternatives(kind) if _is_config(a)]
     if len(structs) > 1 and isinstance(data, dict):
         field = structs[0].__struct_config__.tag_field
-        return next((s for s in structs if data.get(field) == s.__struct_config__.tag), None)
+        matches = [s for s in structs if data.get(field) == s.__struct_config__.tag]
+        if len(matches) > 1:  # msgspec refuses it for the classes that a union lists
+            raise ConfigError(
+                "two Configs have the same tag",
+                where=f"{field}={data[field]!r}",
+                found=" and ".join(map(qualified_name, matches)),
+                hint=f"give one of them another: class {matches[-1].__name__}(..., tag=...)",
+            )
+        return matches[0] if matches else None
     return structs[0] if structs else None
 
 
-def _alternatives(kind: Any) -> Iterator[Any]:
+def _alternatives(kind: Any, *, listing_open: bool = True) -> Iterator[Any]:
+    """Yield the types of a union; an open Config is one of its subclasses, unless `listing_open` is false."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         for inner in typing.get_args(kind):
-            yield from _alternatives(inner)
+            yield from _alternatives(inner, listing_open=listing_open)
     elif typing.get_origin(kind) is typing.Annotated:
-        yield from _alternatives(typing.get_args(kind)[0])
+        yield from _alternatives(typing.get_args(kind)[0], listing_open=listing_open)
+    elif listing_open and _is_open(kind):
+        yield from _members(kind)
     else:
         yield kind
+
+
+def _is_open(kind: Any) -> bool:
+    return _is_config(kind) and kind in _OPEN
+
+
+def _members(kind: type[Config]) -> list[type[Config]]:
+    """Return the subclasses that an open Config stands for, in the order of their definition.
+
+    A class that was defined again, as in a notebook, replaces the earlier one.
+    """
+    members: dict[str, type[Config]] = {}
+    for member in kind.__subclasses__():
+        if not _is_open(member):
+            members[qualified_name(member)] = member
+        members |= {qualified_name(inner): inner for inner in _members(member)}
+    return list(members.values())
 
 
 def _is_config(kind: Any) -> bool:
@@ -525,15 +608,18 @@ def _literal_values(kind: Any) -> tuple[Any, ...]:
 
 
 def _describe(kind: Any) -> str:
-    return " | ".join(map(_describe_alternative, _alternatives(kind)))
+    return " | ".join(map(_describe_alternative, _alternatives(kind, listing_open=False)))
 
 
 def _describe_alternative(kind: Any) -> str:
     if values := _literal_values(kind):
         return " | ".join(map(repr, values))
-    if kind is type(None):
-        return "None"
-    if not isinstance(kind, type) or typing.get_origin(kind) is not None:
+    if kind is type(None) or kind is ...:
+        return "None" if kind is not ... else "..."
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in _CONTAINERS:
+        return f"{origin.__name__}[{', '.join(map(_describe, args))}]"
+    if not isinstance(kind, type) or origin is not None:
         return str(kind)
     # Every layer's Config is called Config.
     return kind.__qualname__ if kind.__name__ == "Config" else kind.__name__
@@ -544,16 +630,84 @@ def _join(path: str, name: str) -> str:
 
 
 def _convert(data: Any, kind: type[_T], *, strict: bool = True) -> _T:
-    return msgspec.convert(data, kind, strict=strict, dec_hook=_decode)
+    if not _holds_open(kind):
+        return msgspec.convert(data, kind, strict=strict, dec_hook=_decode)
+    try:
+        converted: _T = _convert_open(data, kind, strict)
+    except msgspec.ValidationError:
+        raise
+    except (ValueError, TypeError) as error:
+        # As msgspec does for an error in __post_init__.
+        raise msgspec.ValidationError(str(error)) from error
+    return converted
+
+
+def _convert_open(data: Any, kind: Any, strict: bool) -> Any:
+    """Convert to a type that holds an open Config: msgspec knows only the classes that a union lists."""
+    alternatives = list(_alternatives(kind))
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(data, Config) and type(data) in alternatives:
+        return data
+    if isinstance(data, dict) and (struct := _struct_for(data, kind)) is not None:
+        infos = {info.encode_name: info for info in _fields(struct)}
+        tag = struct.__struct_config__.tag_field
+        if tag is not None and data.get(tag, struct.__struct_config__.tag) != struct.__struct_config__.tag:
+            raise ValueError(f"Invalid value {data[tag]!r}")
+        if unknown := [name for name in data if name not in infos and name != tag]:
+            raise ValueError(f"Object contains unknown field `{unknown[0]}`")
+        if missing := [name for name, info in infos.items() if info.required and name not in data]:
+            raise ValueError(f"Object missing required field `{missing[0]}`")
+        values = {name: data[name] for name in infos if name in data}
+        return struct(**{infos[k].name: _convert(v, infos[k].type, strict=strict) for k, v in values.items()})
+    if isinstance(data, _SEQUENCES) and origin in _SEQUENCES:
+        is_fixed = origin is tuple and args[-1:] != (...,)
+        kinds = args if is_fixed else args[:1] * len(data)
+        if len(kinds) != len(data):
+            raise ValueError(f"Expected `array` of length {len(kinds)}, got {len(data)}")
+        return origin(_convert(item, inner, strict=strict) for item, inner in zip(data, kinds, strict=True))
+    if isinstance(data, dict) and origin is dict:
+        return {
+            _convert(key, args[0], strict=strict): _convert(item, args[1], strict=strict)
+            for key, item in data.items()
+        }
+    listed = list(_alternatives(kind, listing_open=False))
+    for alternative in listed:
+        if alternative is not kind:
+            with contextlib.suppress(msgspec.ValidationError):
+                return _convert(data, alternative, strict=strict)
+    if _is_open(kind) and not isinstance(data, dict | Config):
+        return kind._from_plain(data, strict=strict)
+    raise ValueError(f"Expected `{_describe(kind)}`, got `{type(data).__name__}`")
+
+
+def _holds_open(kind: Any, outer: frozenset[type] = frozenset()) -> bool:
+    """Whether a type is or contains an open Config; `outer` are the Configs around it."""
+    if _is_config(kind):
+        return _is_open(kind) or (kind not in outer and _fields_hold_open(kind, outer))
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        inner = inner[:1]
+    return origin is not Callable and any(_holds_open(a, outer) for a in inner)
+
+
+@functools.cache
+def _fields_hold_open(cls: type[Config], outer: frozenset[type]) -> bool:
+    return any(_holds_open(info.type, outer | {cls}) for info in _fields(cls))
 
 
 def _encode(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"a Config cannot hold a {type(value).__name__}")
+    if callable(value):
+        raise NotImplementedError(f"a function, {getattr(value, '__qualname__', type(value).__qualname__)}")
+    raise NotImplementedError(f"a {type(value).__name__}")
 
 
 def _decode(kind: type, value: Any) -> Any:
+    if typing.get_origin(kind) is Callable:
+        if callable(value):
+            return value
+        raise ValueError(f"Expected `Callable`, got `{type(value).__name__}`")
     if issubclass(kind, Path):
         if isinstance(value, str | Path):
             return kind(value)

@@ -2,6 +2,7 @@
 
 import enum
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -274,6 +275,150 @@ def test_messages_of_fields_that_cannot_be() -> None:
 
     with pytest.raises(ConfigError, match=r"found     \[\] \(list\)"):
         Wrong()
+
+
+class Model(Config, tag=True, open=True):
+    pass
+
+
+class Mlp(Model):
+    width: int = 8
+
+
+class Ensemble(Model):
+    members: list[Model]
+    weights: dict[str, Model] = {}
+
+
+class Wide(Mlp):
+    depth: int = 2
+
+
+class Choice(Config):
+    model: Model
+    other: Model | None = None
+    count: int | list[Model] = 3
+    pair: tuple[Model, int] | None = None
+
+
+def test_an_open_config_stands_for_its_subclasses():
+    choice = Choice(
+        model=Ensemble(members=[Mlp(), Wide(width=3)], weights={"a": Ensemble(members=[])}),
+        other=Wide(),
+        count=[Mlp(width=2)],
+        pair=(Mlp(), 4),
+    )
+    document = choice.to_dict()
+    assert document["model"]["members"][1] == {"type": "Wide", "width": 3, "depth": 2}
+    assert Choice.from_json(choice.to_json()) == choice
+    assert Choice.from_dict({"model": {"type": "Mlp"}}) == Choice(model=Mlp())
+    assert Choice.from_dict({"model": {"type": "Mlp"}, "count": 5}).count == 5
+    assert choice.override(["model.members.0.width=9"]).model.members[0] == Mlp(width=9)
+    assert Choice.from_assignments(["model.type=Wide", "model.depth=5"]).model == Wide(depth=5)
+
+    class Later(Model):
+        pass
+
+    assert Choice.from_dict({"model": {"type": "Later"}}) == Choice(model=Later())
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (
+            {"model": {"type": "Mpl"}},
+            "Choice cannot be read\n"
+            "  in        model.type\n"
+            "  expected  'Mlp' or 'Wide' or 'Ensemble'\n"
+            "  found     'Mpl'\n"
+            "  hint      did you mean 'Mlp'?",
+        ),
+        (
+            {"model": {"type": "Ensemble", "members": [{"type": "Mlp"}, {"type": "Mlp", "with": 3}]}},
+            "Choice cannot be read\n"
+            "  in        model.members[1].with\n"
+            "  found     an unknown key\n"
+            "  hint      did you mean 'width'? Known: width",
+        ),
+        (
+            {"model": 3, "other": {"type": "Wide", "width": "x"}},
+            "Choice cannot be read: 2 problems\n"
+            "  in        model\n"
+            "  expected  Model\n"
+            "  found     3 (int)\n"
+            "  from      also other.width: 'x' (str), expected int",
+        ),
+        (
+            {},
+            "Choice cannot be read\n  in        model\n  expected  Model\n  found     nothing",
+        ),
+        (
+            {"model": {"type": "Mlp"}, "pair": [{"type": "Mlp"}]},
+            "Choice cannot be read\n"
+            "  in        pair\n"
+            "  expected  tuple[Model, int] | None\n"
+            "  found     [{'type': 'Mlp'}] (list)",
+        ),
+    ],
+)
+def test_problems_in_an_open_config(document, text):
+    with pytest.raises(ConfigError) as caught:
+        Choice.from_dict(document)
+    shown = str(caught.value)
+    # Classes that other tests define may be listed too.
+    assert shown.replace(" or 'Later'", "") == text
+
+
+def test_an_open_config_needs_a_tag():
+    with pytest.raises(DefinitionError, match="the open Config Untagged has no tag") as caught:
+
+        class Untagged(Config, open=True):
+            pass
+
+    assert caught.value.hint == "class Untagged(Config, tag=True, open=True)"
+
+
+def test_a_check_of_a_nested_config_names_its_field():
+    class Checked(Config):
+        width: int
+
+        def __post_init__(self):
+            super().__post_init__()
+            if self.width % 2:
+                raise ConfigError("it is odd", where="width", expected="an even number", found=self.width)
+
+    class Outer(Config):
+        inner: Checked
+
+    with pytest.raises(ConfigError) as caught:
+        Outer.from_dict({"inner": {"width": 3}})
+    assert str(caught.value) == (
+        "Outer cannot be read\n  in        inner.width\n  expected  an even number\n  found     3"
+    )
+
+
+def test_an_open_config_in_the_constructor():
+    with pytest.raises(ConfigError) as caught:
+        Choice(model=Layer(width=3))
+    assert "in        model\n  expected  Model\n  found     Layer(width=3" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        Ensemble(members=[Mlp(), 3])
+    assert "in        members[1]\n" in str(caught.value)
+
+
+def test_what_json_cannot_hold():
+    class Holder(Config):
+        call: Callable[[int], int]
+        things: list[Layer] = []
+
+    with pytest.raises(ConfigError) as caught:
+        Holder(call=len).to_json()
+    assert str(caught.value).startswith("Holder cannot be saved as JSON")
+    assert "a function, len" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        Holder.from_dict({"call": "len"})
+    assert "in        call\n" in str(caught.value)
+    assert "'len' (str)" in str(caught.value)
 
 
 def test_from_assignments_sets_required_fields():
