@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from burnt.monitor.artefacts.png import Image, fit
 from burnt.monitor.format import clean
-from burnt.monitor.plotting.ticks import linear_ticks, number_text
+from burnt.plot.ticks import linear_ticks, number_text
 
 __all__ = [
     "Lines",

@@ -4,6 +4,6 @@ chart_widget  the chart widget: zoom, pan, crosshair
 plot          layout of a plot as lines of styled text
 curves        curves: downsampling, smoothing, axis units, styles
 run_curves    the metrics of a run as curves
-braille       drawing lines in braille characters
-ticks         axis ticks and their labels
+
+Braille lines, ticks and colours are those of `burnt.plot`.
 """

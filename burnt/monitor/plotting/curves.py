@@ -10,6 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from burnt.plot.styles import DASH_PATTERNS, PALETTE
+
 __all__ = [
     "DASH_PATTERNS",
     "PALETTE",
@@ -22,18 +24,6 @@ __all__ = [
     "steps_to_epochs",
     "times_to_active_seconds",
 ]
-
-# Paul Tol's bright and vibrant schemes, ordered so that neighbours also differ for colour-blind readers. All
-# have medium lightness; the chart blends them towards black or white for contrast with the background.
-PALETTE = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#66ccee", "#aa4499", "#ccbb44", "#999999")
-
-# Dash patterns, as alternating numbers of dots on and off.
-DASH_PATTERNS: dict[str, tuple[int, ...]] = {
-    "solid": (),
-    "dashed": (2, 2),
-    "dotted": (1, 3),
-    "dashdot": (5, 2, 1, 2),
-}
 
 # (colour, dash pattern) of runs by index: when the colours repeat, the pattern changes.
 RUN_STYLES = tuple((color, style) for style in DASH_PATTERNS for color in PALETTE)

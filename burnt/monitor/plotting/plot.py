@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from burnt.monitor.format import clean
-from burnt.monitor.plotting.braille import CHARACTERS, line_masks, line_sample
 from burnt.monitor.plotting.curves import (
     DASH_PATTERNS,
     Curve,
@@ -22,7 +21,8 @@ from burnt.monitor.plotting.curves import (
     reduce_points,
     smooth,
 )
-from burnt.monitor.plotting.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
+from burnt.plot.braille import CHARACTERS, line_masks, line_sample
+from burnt.plot.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
 
 __all__ = ["Plot", "PlotView", "Range", "XAxis"]
 

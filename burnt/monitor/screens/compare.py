@@ -18,7 +18,6 @@ from textual.widgets import Static
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import better_direction, clean, duration_text, main_metric, series_label, value_text
-from burnt.monitor.plotting.braille import line_sample
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES, Curve
 from burnt.monitor.plotting.plot import Range, XAxis
@@ -31,6 +30,7 @@ from burnt.monitor.ui.keymap import COMPARE, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
+from burnt.plot.braille import line_sample
 from burnt.train.store import Extreme, Series
 
 __all__ = ["MAX_RUNS", "CompareScreen", "all_metrics", "assign_styles", "differences"]

@@ -1,0 +1,13 @@
+"""Curves as text and SVG, for all packages above.
+
+drawing  Plot: a drawing of a few curves, as text for a terminal and as SVG
+styles   colours and dash patterns
+braille  drawing lines in braille characters
+ticks    axis ticks and their labels
+"""
+
+from __future__ import annotations
+
+from burnt.plot.drawing import Line, Plot
+
+__all__ = ["Line", "Plot"]
