@@ -57,7 +57,7 @@ _HIGHER_IS_BETTER = {
 
 # Learning-rate changes by a factor outside of this range may be typing errors.
 _MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
-_RATE_PATTERN = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
+_RATE_PATTERN = re.compile(r"\b(?:lr|max_lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
 
 
 def clean(text: str) -> str:

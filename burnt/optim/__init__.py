@@ -10,7 +10,31 @@ from burnt.optim.averages import Ema, Swa
 from burnt.optim.groups import Group, Groups, matrices
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
-from burnt.optim.schedules import Constant, Cosine, Linear, Schedule, Sequential, Warmup
+from burnt.optim.schedules import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Cyclic,
+    Exponential,
+    Function,
+    InverseSqrt,
+    Linear,
+    Mean,
+    Multiplicative,
+    MultiStep,
+    Noam,
+    OneCycle,
+    Polynomial,
+    Product,
+    Schedule,
+    Sequential,
+    Step,
+    Sum,
+    TorchSchedule,
+    Warmup,
+    WarmupStableDecay,
+    plot,
+)
 from burnt.optim.sgd import Sgd
 
 __all__ = [
@@ -21,16 +45,34 @@ __all__ = [
     "Ema",
     "Group",
     "Groups",
+    "CosineRestarts",
+    "Cyclic",
+    "Exponential",
+    "Function",
+    "InverseSqrt",
     "Linear",
+    "Mean",
+    "MultiStep",
+    "Multiplicative",
     "Muon",
+    "Noam",
+    "OneCycle",
     "Optimizer",
     "OptimizerRecord",
+    "Polynomial",
+    "Product",
     "Schedule",
     "Sequential",
     "Sgd",
     "Swa",
     "Warmup",
     "matrices",
+    "Step",
+    "Sum",
+    "TorchSchedule",
+    "Warmup",
+    "WarmupStableDecay",
+    "plot",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

@@ -41,7 +41,7 @@ class Net(burnt.Module):
 
 class NetConfig(burnt.Config):
     hidden: int = 32
-    rate: optim.Cosine | optim.Constant = optim.Constant(1e-2)
+    rate: optim.Schedule = optim.Warmup(10, 1e-2)
     activation: nn.ActivationConfig = "gelu"
 
     def init(self) -> Net:

@@ -1,0 +1,162 @@
+"""Schedule, the base of the schedules; the two simplest ones: a number, and a function."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from burnt.config import Config
+from burnt.errors import ConfigError
+
+__all__ = [
+    "Constant",
+    "Function",
+    "Schedule",
+    "ScheduleLike",
+    "as_schedule",
+    "check_counts",
+    "check_rates",
+    "function_name",
+    "invalid",
+]
+
+ScheduleLike = float | Callable[[int], float]
+"""What can be used as a schedule: a Schedule, a number, or any function of the finished steps."""
+
+
+class Schedule(Config, tag=True, open=True):
+    """Base of the schedules: maps the number of finished steps to the rate of the next one.
+
+    A schedule of your own is a subclass with fields and `__call__`. As a field of a Config, ``schedule:
+    Schedule`` takes every schedule, in JSON by its class's name. A number there is a `Constant`, a function a
+    `Function`.
+
+    >>> from burnt.optim import Warmup
+    >>> class Sawtooth(Schedule):
+    ...     lr: float
+    ...     steps: int
+    ...
+    ...     def __call__(self, step: int) -> float:
+    ...         return self.lr * (1 - step % self.steps / self.steps)
+    >>> schedule = Warmup(2, Sawtooth(lr=1.0, steps=4))
+    >>> [schedule(step) for step in range(8)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 1.0, 0.75]
+    >>> Warmup.from_json(schedule.to_json()) == schedule
+    True
+    """
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of the step after `step` finished steps."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement __call__")
+
+    @classmethod
+    def _from_plain(cls, value: Any, *, strict: bool) -> Schedule:
+        if isinstance(value, str) and not strict:
+            with contextlib.suppress(ValueError):
+                value = float(value)
+        return as_schedule(value)
+
+
+class Constant(Schedule, kw_only=False):
+    """The same rate at every step.
+
+    >>> Constant(0.1)(7)
+    0.1
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rates(self, "lr")
+
+    def __call__(self, step: int) -> float:
+        """Return `lr`."""
+        return self.lr
+
+
+class Function(Schedule, kw_only=False):
+    """Any function of the number of finished steps, as a part of other schedules.
+
+    Other schedules wrap functions that they are given in it. It cannot be saved as JSON: write a subclass of
+    `Schedule` for that.
+
+    Args:
+        function: finished steps -> rate.
+
+    >>> from burnt.optim import Warmup
+    >>> schedule = Warmup(4, lambda step: 1 / (1 + step))
+    >>> [round(schedule(step), 3) for step in range(6)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.5]
+    """
+
+    function: Callable[[int], float]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or isinstance(self.function, type):
+            raise invalid(self, "function", "a function of the finished steps", self.function)
+        if hasattr(self.function, "load_state"):
+            name = type(self.function).__name__
+            raise invalid(
+                self, "function", "a function of the finished steps alone", self.function,
+                hint=f"wrap the other way round, as in {name}(Warmup(...)): {name} has a state that the "
+                "training must find",
+            )  # fmt: skip
+
+    def __call__(self, step: int) -> float:
+        """Return the function's value."""
+        return float(self.function(step))
+
+    def __repr__(self) -> str:
+        return f"Function({function_name(self.function)})"
+
+
+def as_schedule(value: Any) -> Schedule:
+    """Return a Schedule for a number or a function; a Schedule stays as it is.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Constant(float(value))
+    if callable(value) and not isinstance(value, type):
+        return Function(value)
+    raise ValueError(f"Expected `Schedule`, got `{type(value).__name__}`")
+
+
+def function_name(function: Any) -> str:
+    """Return a function's name as text that is the same in every process."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def check_counts(schedule: Schedule, *names: str, least: int = 1) -> None:
+    """Raise unless the fields are at least `least`."""
+    for name in names:
+        if getattr(schedule, name) < least:
+            raise invalid(schedule, name, f"at least {least}", getattr(schedule, name))
+
+
+def check_rates(schedule: Schedule, *names: str, above_zero: bool = False, what: str = "rate") -> None:
+    """Raise unless the fields are finite and not negative."""
+    for name in names:
+        value = getattr(schedule, name)
+        if not (math.isfinite(value) and (value > 0 if above_zero else value >= 0)):
+            limit = "above 0" if above_zero else "of at least 0"
+            raise invalid(schedule, name, f"a finite {what} {limit}", value)
+
+
+def invalid(
+    schedule: Schedule, name: str, expected: str, found: object, hint: str | None = None
+) -> ConfigError:
+    """Return the error for the value of a field."""
+    return ConfigError(
+        f"{type(schedule).__name__} cannot be built",
+        where=name,
+        expected=expected,
+        found=repr(found),
+        hint=hint,
+    )
