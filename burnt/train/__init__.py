@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from burnt.train.duration import Duration, Position
     from burnt.train.interrupt import Interrupted
     from burnt.train.learner import Learner
+    from burnt.train.plateau import Plateau
     from burnt.train.step import ClassificationOutput, StepOutput
     from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
@@ -32,6 +33,7 @@ _HOMES = {
     "KeepBest": "burnt.train.checkpoint",
     "KeepLast": "burnt.train.checkpoint",
     "Learner": "burnt.train.learner",
+    "Plateau": "burnt.train.plateau",
     "Position": "burnt.train.duration",
     "RunReader": "burnt.train.store",
     "RunWriter": "burnt.train.store",
@@ -58,6 +60,7 @@ __all__ = [
     "KeepBest",
     "KeepLast",
     "Learner",
+    "Plateau",
     "Position",
     "RunReader",
     "RunWriter",

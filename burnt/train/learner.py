@@ -28,7 +28,8 @@ class Learner:
         model: a burnt Module or any torch module. A model wrapped by `torch.compile` is unwrapped and
             compiled in place, so that its steps run compiled and its parameters keep their paths.
         optimizer: an optimizer of `burnt.optim`.
-        schedule: the learning rate: a schedule of `burnt.optim`, a number, or a function of the steps done.
+        schedule: the learning rate: a schedule of `burnt.optim`, a `Plateau`, a number, or a function of the
+            steps done.
         step: ``step(model, batch) -> StepOutput``, for a model without a `training_step`.
         validation_step: the same for validation; by default the model's `validation_step`, or the training
             step.
@@ -108,15 +109,20 @@ def _as_schedule(given: Any) -> Callable[[int], float]:
 
 
 def _not_a_schedule(given: Any) -> DefinitionError:
-    name = (given if isinstance(given, type) else type(given)).__name__
-    twin = name if name in optim.__all__ else ELSEWHERE.get(name, "").removeprefix("burnt.optim.")
+    cls = given if isinstance(given, type) else type(given)
+    package, _, twin = ELSEWHERE.get(cls.__name__, f"burnt.optim.{cls.__name__}").rpartition(".")
+    hint = "a function of the number of steps done can be any schedule"
+    if package == "burnt.train":
+        hint = "burnt.train.Plateau(1e-3, metric, patience) reduces the rate when a metric stalls"
+    elif twin in optim.__all__:
+        hint = f"burnt.optim.{twin}({', '.join(getattr(optim, twin).__struct_fields__)})"
+    if issubclass(cls, torch.optim.lr_scheduler.LRScheduler) and package != "burnt.train":
+        hint += f"\nor optim.TorchSchedule(lambda optimizer: {cls.__name__}(optimizer, ...), lr=...)"
     return DefinitionError(
         "the Learner needs a learning rate",
         expected="a number, such as 1e-3, a schedule of burnt.optim, or a function of the steps done",
         found=_kind(given),
-        hint=f"burnt.optim.{twin}({', '.join(getattr(optim, twin).__struct_fields__)})"
-        if twin
-        else "a function of the number of steps done can be any schedule",
+        hint=hint,
     )
 
 

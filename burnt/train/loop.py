@@ -27,6 +27,7 @@ from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
 from burnt.train.learner import Learner, Steps
 from burnt.train.metrics.base import Metric, Sums, intervals, read
+from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables
@@ -62,6 +63,7 @@ class Loop:
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
     stopping: EarlyStopping | None
+    plateaus: Sequence[Plateau]
     writer: RunWriter
     reporter: Reporter
     control: Control
@@ -186,6 +188,8 @@ class Loop:
         if over or self.validate_every.due(position, epoch_ended=epoch_ended):
             position.pending = not self.validate()
             updated_splits.add("valid")
+        if not position.pending:
+            self.update_plateaus(updated_splits)
         stop = False
         if (
             not position.pending
@@ -338,6 +342,29 @@ class Loop:
         self.reporter.epoch(self.position, "valid", values)
         self.validated_step = self.position.step
         return True
+
+    def update_plateaus(self, updated_splits: Collection[str]) -> None:
+        """Reduce the learning rates whose metric no longer improves."""
+        for plateau in self.plateaus:
+            monitored = plateau.monitored
+            if monitored.split in updated_splits and plateau.update(
+                self.values.get(monitored.key, math.nan), self.position
+            ):
+                rate = plateau(self.position.step)
+                self.writer.event(
+                    "plateau",
+                    self.position.step,
+                    metric=monitored.key,
+                    best=plateau.best,
+                    patience=str(plateau.patience),
+                    rate=rate,
+                    scale=plateau.scale,
+                )
+                better = "been a number" if plateau.best is None else f"improved on {plateau.best:.4g}"
+                self.reporter.message(
+                    f"Reducing the learning rate to {rate:.4g}: {monitored.key} has not {better} for "
+                    f"{plateau.patience}."
+                )
 
     def should_stop(self) -> bool:
         """Update early stopping with the newest value; return whether to stop."""

@@ -46,6 +46,7 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, StepFunction, Steps, checked_output, model_step
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
+from burnt.train.plateau import Plateau, plateaus_of
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
@@ -222,6 +223,9 @@ class SupervisedTraining:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
         if self.stopping is not None:
             self.stopping.reset()  # another run may have used it
+        for plateau in plateaus_of(learner):
+            plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
+            plateau.reset()
         loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         shapes = self._check_first_batches(learner, steps, position) if self.check else {}
@@ -278,6 +282,7 @@ class SupervisedTraining:
                 autocast=functools.partial(autocast, self.precision, self.device),
                 checkpoints=checkpoints,
                 stopping=self.stopping,
+                plateaus=plateaus_of(learner),
                 writer=writer,
                 reporter=self.reporter,
                 control=control,
@@ -334,6 +339,9 @@ class SupervisedTraining:
         learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
+        # Checkpoints of burnt 0.1.0 lack the states. If the schedule has changed, a warning below says so.
+        for plateau, state in zip(plateaus_of(learner), document.get("plateaus", ()), strict=False):
+            plateau.load_state(state)
         if loaded.position.batch and document["loader"] != self.train.state():
             raise CheckpointError(
                 f"{newest.name} was saved in the middle of an epoch, with a different loader",
@@ -497,6 +505,7 @@ class SupervisedTraining:
             "precision": self.precision,
             "clip_norm": self.clip_norm,
             "stopping": None if self.stopping is None else self.stopping.state(),
+            "plateaus": [plateau.state() for plateau in plateaus_of(learner)],
             "learning_rate": control.override,
             "rate_factor": control.override_factor,
             "kernels": chosen_kernels(),
@@ -631,7 +640,9 @@ def _no_batches(name: str) -> DataError:
 def _schedule_text(learner: Learner) -> str:
     """Return the schedule as text that is the same in every process."""
     schedule = learner.schedule
-    return repr(schedule) if isinstance(schedule, Config) else getattr(schedule, "__qualname__", "a function")
+    if isinstance(schedule, Config | Plateau):
+        return repr(schedule)
+    return getattr(schedule, "__qualname__", "a function")
 
 
 def _check_loss(output: StepOutput, kind: str) -> None:

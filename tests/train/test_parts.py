@@ -1,11 +1,14 @@
 """Durations, early stopping, keepers, random states and checkpoints, each on its own."""
 
+import functools
+import json
 import math
 import os
 import pathlib
 import random
 import shutil
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -14,11 +17,22 @@ from torch import nn
 
 import burnt
 from burnt import optim
-from burnt.errors import CheckpointError, ConfigError, MetricError
-from burnt.train import Checkpoints, Duration, EarlyStopping, KeepBest, KeepLast, Position, Saved
+from burnt.errors import ArgumentError, CheckpointError, ConfigError, MetricError
+from burnt.train import (
+    Checkpoints,
+    Duration,
+    EarlyStopping,
+    KeepBest,
+    KeepLast,
+    Learner,
+    Plateau,
+    Position,
+    Saved,
+)
 from burnt.train.interrupt import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.monitored_metric import Monitored
+from burnt.train.plateau import plateaus_of
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 
@@ -136,6 +150,143 @@ def test_what_cannot_stop():
         EarlyStopping(Loss(), "1 epoch", min_delta=-1)
     with pytest.raises(ConfigError, match="in        patience"):
         EarlyStopping(Loss(), "soon")
+
+
+# plateau
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plateau_is_torchs(seed):
+    generator = random.Random(seed)
+    metric = generator.choice([Loss(), Accuracy()])
+    values = [generator.choice([generator.random(), 0.5, math.nan, math.inf, 0.0]) for _ in range(200)]
+    patience, cooldown = generator.randrange(5), generator.randrange(4)
+    shared = {
+        "factor": generator.choice([0.1, 0.5]),
+        "threshold": generator.choice([0.0, 1e-4, 0.2]),
+        "threshold_mode": generator.choice(["rel", "abs"]),
+        "min_lr": generator.choice([0.0, 1e-3]),
+    }
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.3)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max" if metric.higher_is_better else "min", patience=patience, cooldown=cooldown,
+        eps=0.0, **shared,
+    )  # fmt: skip
+    counted = Plateau(0.3, metric, patience + 1, cooldown=cooldown, **shared)
+    by_epochs = Plateau(0.3, metric, f"{patience + 1} epochs", cooldown=cooldown, **shared)
+    by_steps = Plateau(0.3, metric, f"{10 * (patience + 1)} steps", cooldown=cooldown, **shared)
+    for i, value in enumerate(values, 1):
+        before = optimizer.param_groups[0]["lr"]
+        theirs.step(value)
+        after = optimizer.param_groups[0]["lr"]
+        for ours in (counted, by_epochs, by_steps):
+            assert ours.update(value, Position(step=10 * i, epoch=i)) == (after != before), i
+            assert ours(10 * i) == pytest.approx(after, rel=1e-12), i
+    assert 0 < optimizer.param_groups[0]["lr"] < 0.3
+
+
+def test_plateau_scales_a_schedule_and_stops_at_its_lowest_rate():
+    plateau = Plateau(optim.Warmup(10, optim.Linear(1.0, 0.0, 100)), Loss(), 1, factor=0.5, min_lr=0.2)
+    assert plateau(0) == 0.1  # nothing was reduced yet: the schedule alone holds
+    stops(plateau, [1.0, 1.0])
+    assert plateau.scale == 0.5
+    assert [plateau(step) for step in (0, 9, 10, 30)] == [0.1, 0.5, 0.5, 0.4]
+    assert plateau(85) == 0.2  # 0.25 * 0.5 is below min_lr
+    assert plateau(100) == pytest.approx(0.1)  # the schedule itself is below it
+
+
+def test_plateau_of_one_metric_value_per_step():
+    plateau = Plateau(1.0, Loss(), 2)
+    values = [1.0, 1.0, 1.0]
+    assert [plateau.update(value, Position(step=5, epoch=1)) for value in values] == [False] * 3
+    assert [plateau.update(value, Position(step=6 + i)) for i, value in enumerate(values)] == [
+        False, True, False,
+    ]  # fmt: skip
+
+
+def test_plateau_of_negative_values():
+    # A loss that falls below 0: a worse value is no improvement, whatever the relative threshold.
+    assert stops(Plateau(1.0, Loss(), 1, threshold=0.1), [-1.0, -0.95, -1.05, -1.2]) == [
+        False, True, True, False,
+    ]  # fmt: skip
+
+
+def test_plateau_cools_down_in_its_own_unit():
+    plateau = Plateau(1.0, Loss(), "1 epoch", cooldown="30 steps")
+    assert stops(plateau, [1.0] * 9) == [False, True, False, False, False, True, False, False, False]
+
+
+def test_plateau_goes_on_from_its_state():
+    values = [5.0, 6.0, 4.0, 4.5, math.nan, 4.1, 4.2, 4.3, 4.4, 4.5, 4.6]
+    for patience, cooldown in ((2, 1), ("2 epochs", "15 steps")):
+        make = functools.partial(Plateau, 0.1, Loss(), patience, cooldown=cooldown)
+        whole = make()
+        expected = stops(whole, values)
+        assert sum(expected) >= 2
+        for cut in range(len(values)):
+            first, second = make(), make()
+            stops(first, values[:cut])
+            second.load_state(json.loads(json.dumps(first.state())))
+            rest = [
+                second.update(v, Position(step=10 * i, epoch=i)) for i, v in enumerate(values[cut:], cut + 1)
+            ]
+            assert rest == expected[cut:]
+            assert (second.state(), second(7)) == (whole.state(), whole(7))
+    whole.reset()
+    assert (whole.state(), whole(7)) == (make().state(), 0.1)
+
+
+def test_plateau_as_text():
+    assert repr(Plateau(optim.Cosine(0.1, 9), Loss(), "2 epochs")) == (
+        "Plateau(Cosine(lr=0.1, steps=9, end=0.0), 'valid/loss', patience='2 epochs', factor=0.1, "
+        "threshold=0.0001, threshold_mode='rel', cooldown='0 validations', min_lr=0.0)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "words"),
+    [
+        ({"schedule": "fast"}, "schedule", ["a schedule, a number, or a function", "'fast'"]),
+        ({"schedule": -0.1}, "lr", ["finite rate of at least 0", "-0.1"]),
+        ({"patience": 0}, "patience", ["at least 1", "0"]),
+        ({"patience": "soon"}, "patience", ["10 epochs", "'soon'"]),
+        ({"cooldown": -1}, "cooldown", ["at least 0", "-1"]),
+        ({"cooldown": "1 day"}, "cooldown", ["'1 day'"]),
+        ({"factor": 1.0}, "factor", ["above 0 and below 1", "1.0"]),
+        ({"factor": 0.0}, "factor", ["above 0 and below 1", "0.0"]),
+        ({"threshold": -1.0}, "threshold", ["at least 0", "-1.0"]),
+        ({"threshold_mode": "percent"}, "threshold_mode", ["'rel' or 'abs'", "'percent'"]),
+        ({"min_lr": math.nan}, "min_lr", ["finite rate", "nan"]),
+    ],
+)
+def test_what_is_no_plateau(arguments, where, words):
+    with pytest.raises(ConfigError) as caught:
+        Plateau(**{"schedule": 0.1, "metric": Loss(), "patience": 3, **arguments})
+    message = str(caught.value)
+    assert f"in        {where}\n" in message
+    for word in words:
+        assert word in message
+
+
+def test_plateaus_of_a_learner_are_those_of_its_groups_too():
+    first, second = Plateau(0.1, Loss(), 3), Plateau(0.1, Loss(), 3)
+    optimizer = types.SimpleNamespace(schedules=[second, optim.Constant(0.1), first, second])
+    assert plateaus_of(types.SimpleNamespace(schedule=first, optimizer=optimizer)) == [first, second]
+    assert plateaus_of(Learner(nn.Linear(1, 1), optim.Sgd(), 0.1, step=lambda model, batch: None)) == []
+
+
+def test_plateau_inside_a_schedule_is_refused():
+    with pytest.raises(ConfigError, match="Warmup cannot be built") as caught:
+        optim.Warmup(3, Plateau(0.1, Loss(), 3))
+    assert "wrap the other way round, as in Plateau(Warmup(...))" in str(caught.value)
+
+
+def test_plateau_needs_its_metric_in_a_custom_loop():
+    with pytest.raises(MetricError, match="Plateau has only the name of its metric"):
+        Plateau(0.1, "loss", 3).update(1.0, Position())
+    with pytest.raises(ArgumentError, match="mode") as caught:
+        Plateau(0.1, "loss", 3, mode="min")
+    assert "the metric defines which values are better" in str(caught.value)
 
 
 # keepers

@@ -24,6 +24,7 @@ from burnt.train import (
     KeepBest,
     KeepLast,
     Learner,
+    Plateau,
     RunReader,
     SupervisedTraining,
 )
@@ -92,6 +93,7 @@ class Run:
 
         self.step_number = 0
         self.stopping = settings.pop("stopping", None) or EarlyStopping(Loss(), patience="9 epochs")
+        self.schedule = settings.pop("schedule", None) or optim.Cosine(3e-2, STEPS)
         training = SupervisedTraining(
             folder,
             train=loader(),
@@ -105,9 +107,7 @@ class Run:
         )
         self.interrupted = False
         try:
-            result = training.run(
-                Learner(self.model, self.optimizer, optim.Cosine(3e-2, STEPS), step=self.step)
-            )
+            result = training.run(Learner(self.model, self.optimizer, self.schedule, step=self.step))
             self.outcome = (result.reason, dict(result.values))
         except Interrupted as stop:
             self.interrupted = stop.code == 128 + signal.SIGINT
@@ -292,19 +292,66 @@ class Killed(trial.Run):
             os.kill(os.getpid(), signal.SIGKILL)
         return output
 
-Killed(sys.argv[2], checkpoint_every="2 steps")
+Killed(sys.argv[2], checkpoint_every="2 steps", **trial.settings(sys.argv[4]))
 """
 
 
-@pytest.mark.parametrize("killed_at", [1, 9])
-def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at):
-    whole = Run(tmp_path / "whole", checkpoint_every="2 steps")
+def settings(kind: str) -> dict[str, Any]:
+    """The settings of a kind of run, made anew for each."""
+    if kind == "cosine":
+        return {}
+    # No loss is better by so much: the rate falls at every second validation, which is every third step.
+    return {
+        "schedule": Plateau(optim.Warmup(3, 3e-2), "loss", 2, factor=0.5, threshold=100.0,
+                            threshold_mode="abs"),
+        "validate_every": "3 steps",
+    }  # fmt: skip
+
+
+def reductions(folder) -> dict[int, float]:
+    """The rate after each reduction, by step: those of a later attempt replace what was written before."""
+    with RunReader(folder) as run:
+        return {event.step: event.data["rate"] for event in run.events("plateau")}
+
+
+@pytest.mark.parametrize("stops", [[7], pytest.param([1, 3, 5, 6, 9, 10, 12, 15], marks=pytest.mark.full)])
+def test_a_plateau_goes_on_where_it_was(tmp_path, stops):
+    whole = Run(tmp_path / "whole", **settings("plateau"))
+    assert reductions(tmp_path / "whole") == {9: 0.015, 15: 0.0075}
+    assert whole.schedule.state() == {
+        "best": whole.schedule.best, "scale": 0.25, "evaluations": 5, "updated_at": 15, "waiting_since": 5,
+        "cooldown_until": 5,
+    }  # fmt: skip
+    for k in stops:
+        folder = tmp_path / f"stopped-{k}"
+        assert Run(folder, stop_at=k, **settings("plateau")).interrupted
+        second = Run(folder, resume=True, init_seed=9, **settings("plateau"))
+        assert_same(second, whole)
+        assert second.schedule.state() == whole.schedule.state()
+        assert reductions(folder) == reductions(tmp_path / "whole")
+        assert history(folder) == history(tmp_path / "whole")
+    # In another run it starts afresh.
+    assert_same(Run(tmp_path / "other", **{**settings("plateau"), "schedule": whole.schedule}), whole)
+
+
+@pytest.mark.full
+def test_a_plateau_interrupted_in_its_validation_counts_it_once(tmp_path):
+    whole = Run(tmp_path / "whole", **settings("plateau"))
+    assert Run(tmp_path / "run", stop_in_validation=9, **settings("plateau")).interrupted
+    second = Run(tmp_path / "run", resume=True, init_seed=9, **settings("plateau"))
+    assert_same(second, whole)
+    assert second.schedule.state() == whole.schedule.state()
+
+
+@pytest.mark.parametrize(("killed_at", "kind"), [(1, "cosine"), (9, "cosine"), (13, "plateau")])
+def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at, kind):
+    whole = Run(tmp_path / "whole", checkpoint_every="2 steps", **settings(kind))
     folder = tmp_path / "run"
-    killed = forked.run(KILLED, __file__, folder, killed_at)
+    killed = forked.run(KILLED, __file__, folder, killed_at, kind)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     with RunReader(folder) as run:
         assert run.state() == "crashed"
-    resumed = Run(folder, resume=True, init_seed=9, checkpoint_every="2 steps")
+    resumed = Run(folder, resume=True, init_seed=9, checkpoint_every="2 steps", **settings(kind))
     saved = killed_at - killed_at % 2 if killed_at > 1 else 0
     assert list(resumed.losses) == list(range(saved + 1, STEPS + 1))
     if saved:

@@ -40,6 +40,7 @@ from burnt.train import (
     KeepBest,
     KeepLast,
     Learner,
+    Plateau,
     RunReader,
     StepOutput,
     SupervisedTraining,
@@ -378,7 +379,8 @@ SGD = torch.optim.SGD([torch.zeros(1)], lr=0.2)
         (
             lr_scheduler.StepLR(SGD, 3),
             "torch.optim.lr_scheduler.StepLR",
-            "a function of the number of steps",
+            "burnt.optim.Step(lr, every, gamma)\n"
+            "or optim.TorchSchedule(lambda optimizer: StepLR(optimizer, ...), lr=...)",
         ),
         (
             lr_scheduler.CosineAnnealingLR(SGD, 3),
@@ -390,7 +392,12 @@ SGD = torch.optim.SGD([torch.zeros(1)], lr=0.2)
             "the class torch.optim.lr_scheduler.LinearLR",
             "burnt.optim.Linear(start, end, steps)",
         ),
-        (optim.Cosine, "the class burnt.optim.schedules.Cosine", "burnt.optim.Cosine(lr, steps, end)"),
+        (
+            lr_scheduler.ReduceLROnPlateau(SGD),
+            "torch.optim.lr_scheduler.ReduceLROnPlateau",
+            "burnt.train.Plateau(1e-3, metric, patience)",
+        ),
+        (optim.Cosine, "the class burnt.optim.schedules.decay.Cosine", "burnt.optim.Cosine(lr, steps, end)"),
         ("cosine", "str", "a function of the number of steps"),
         (None, "NoneType", "a function of the number of steps"),
     ],
@@ -576,6 +583,64 @@ def test_a_monitored_value_that_never_was_a_number_stops_early_and_is_reported(t
     ).run(learner(validation_step=never))
     assert (result.reason, result.position.epoch) == ("stopped early", 2)
     assert "Stopping early: valid/loss has not been a number for 2 epochs." in capsys.readouterr().out
+
+
+def test_a_plateau_reduces_the_rate_from_the_next_step_on_and_says_so(tmp_path, capsys):
+    plateau = Plateau(
+        0.1, Accuracy(), "1 epoch", factor=0.5, threshold=2.0, threshold_mode="abs", min_lr=0.03
+    )
+    result = training(
+        tmp_path / "run", duration="4 epochs", monitor="plain", metrics=[Accuracy()], log_every=1
+    ).run(learner(schedule=plateau))
+    # No accuracy is better by 2: after each epoch but the first, down to the lowest rate.
+    best = result.values["valid/accuracy"] if plateau.best is None else plateau.best
+    with RunReader(tmp_path / "run") as run:
+        rates = run.points("learning_rate", "train").values
+        assert list(rates) == [0.1] * 10 + [0.05] * 5 + [0.03] * 5
+        assert [(event.step, event.data) for event in run.events("plateau")] == [
+            (step, {"metric": "valid/accuracy", "best": best, "patience": "1 epoch", "rate": rate,
+                    "scale": scale})
+            for step, rate, scale in ((10, 0.05, 0.5), (15, 0.03, 0.25))
+        ]  # fmt: skip
+        config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["schedule"] == repr(plateau)
+    out = capsys.readouterr().out
+    reason = f"valid/accuracy has not improved on {best:.4g} for 1 epoch."
+    assert f"Reducing the learning rate to 0.05: {reason}" in out
+    assert f"Reducing the learning rate to 0.03: {reason}" in out
+
+
+def test_a_plateau_of_the_training_loss_of_epochs(tmp_path):
+    plateau = Plateau(0.1, "loss", "1 epoch", split="train", threshold=100.0, threshold_mode="abs")
+    training(tmp_path / "run", valid=None, duration="3 epochs").run(learner(schedule=plateau))
+    assert (plateau.evaluations, plateau.scale) == (3, pytest.approx(0.01))
+
+
+@pytest.mark.parametrize(
+    ("plateau", "settings", "words"),
+    [
+        (Plateau(0.1, "acuracy", 3), {"metrics": [Accuracy()]}, ["did you mean 'accuracy'?"]),
+        (Plateau(0.1, "test/loss", 3), {}, ["a split that the run does not have", "train, valid"]),
+        (Plateau(0.1, Loss(), 3), {"valid": None}, ["give valid= a loader"]),
+    ],
+)
+def test_a_plateau_of_a_metric_that_is_not_there(tmp_path, plateau, settings, words):
+    with pytest.raises(MetricError, match="Plateau monitors") as caught:
+        training(tmp_path / "run", **settings).run(learner(schedule=plateau))
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_changed_plateau_is_reported_when_a_run_goes_on(tmp_path, capsys):
+    training(tmp_path / "run").run(learner(schedule=Plateau(0.1, Loss(), 3)))
+    again = Plateau(0.1, Loss(), 5)
+    training(tmp_path / "run", resume=True, monitor="plain").run(learner(schedule=again))
+    assert (
+        "Warning: the schedule changed since the checkpoint: was Plateau(Constant(lr=0.1), 'valid/loss'"
+        in (capsys.readouterr().out)
+    )
+    assert again.evaluations == 1
 
 
 def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path):

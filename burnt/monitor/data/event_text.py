@@ -26,6 +26,8 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
     '3  loss 0.2986'
     >>> event_text("checkpoint", {"path": "step-00000008", "values": {}, "bytes": 1231200})
     'step-00000008  1.2 MiB'
+    >>> event_text("plateau", {"metric": "valid/loss", "best": 0.25, "patience": "3 epochs", "rate": 1e-4})
+    'learning rate 0.0001  valid/loss stalled at 0.2500 for 3 epochs'
     """
     match kind:
         case "start" | "resume":
@@ -49,6 +51,12 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts = [str(data.get("text"))]
         case "signal":
             parts = [str(data.get("signal"))]
+        case "plateau":
+            waited = f"{data.get('metric')} stalled at {_format_value(data.get('best'))}"
+            parts = [
+                f"learning rate {_format_value(data.get('rate'))}",
+                f"{waited} for {data.get('patience')}",
+            ]
         case "learning_rate":
             value = data.get("value")
             parts = ["follows the schedule" if value is None else _format_value(value)]
