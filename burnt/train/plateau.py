@@ -175,7 +175,7 @@ class Plateau:
 
 def plateaus_of(learner: Learner) -> list[Plateau]:
     """Return the Plateaus among the schedules of a Learner: its own, and those of its parameter groups."""
-    schedules = [learner.schedule, *getattr(learner.optimizer, "schedules", ())]
+    schedules = [learner.schedule, *learner.optimizer.schedules]
     plateaus = {id(schedule): schedule for schedule in schedules if isinstance(schedule, Plateau)}
     return list(plateaus.values())
 

@@ -8,7 +8,6 @@ import pathlib
 import random
 import shutil
 import signal
-import types
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from burnt.train import (
     EarlyStopping,
     KeepBest,
     KeepLast,
-    Learner,
     Plateau,
     Position,
     Saved,
@@ -32,7 +30,6 @@ from burnt.train import (
 from burnt.train.interrupt import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.monitored_metric import Monitored
-from burnt.train.plateau import plateaus_of
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 
@@ -266,13 +263,6 @@ def test_what_is_no_plateau(arguments, where, words):
     assert f"in        {where}\n" in message
     for word in words:
         assert word in message
-
-
-def test_plateaus_of_a_learner_are_those_of_its_groups_too():
-    first, second = Plateau(0.1, Loss(), 3), Plateau(0.1, Loss(), 3)
-    optimizer = types.SimpleNamespace(schedules=[second, optim.Constant(0.1), first, second])
-    assert plateaus_of(types.SimpleNamespace(schedule=first, optimizer=optimizer)) == [first, second]
-    assert plateaus_of(Learner(nn.Linear(1, 1), optim.Sgd(), 0.1, step=lambda model, batch: None)) == []
 
 
 def test_plateau_inside_a_schedule_is_refused():

@@ -610,6 +610,21 @@ def test_a_plateau_reduces_the_rate_from_the_next_step_on_and_says_so(tmp_path, 
     assert f"Reducing the learning rate to 0.03: {reason}" in out
 
 
+def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
+    def stalled() -> Plateau:
+        return Plateau(0.1, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
+
+    own, shared = stalled(), stalled()
+    groups = optim.Groups([("*.weight", optim.Sgd(), own), ("*", optim.AdamW(), shared)])
+    trained = Learner(net(), optim.Ema(groups), shared, step=step)
+    training(tmp_path / "run", duration="2 epochs").run(trained)
+    assert [(plateau.evaluations, plateau.scale) for plateau in (own, shared)] == [(2, 0.5)] * 2
+    assert groups.rates == {"*.weight": 0.1, "*": 0.1}
+    training(tmp_path / "run", duration="3 epochs", resume=True).run(trained)
+    assert [(plateau.evaluations, plateau.scale) for plateau in (own, shared)] == [(3, 0.25)] * 2
+    assert groups.rates == {"*.weight": 0.05, "*": 0.05}
+
+
 def test_a_plateau_of_the_training_loss_of_epochs(tmp_path):
     plateau = Plateau(0.1, "loss", "1 epoch", split="train", threshold=100.0, threshold_mode="abs")
     training(tmp_path / "run", valid=None, duration="3 epochs").run(learner(schedule=plateau))
