@@ -233,9 +233,12 @@ def _indices(
 def _attention(
     module: nn.Module, embed_dim: int, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Misfit | None:
-    """Check key and value; the query is checked as the layer's first input."""
-    given = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
-    for role, size_name in (("key", "kdim"), ("value", "vdim")):
+    """Check key and value, or the context; the query is checked as the layer's first input."""
+    roles = [("key", "kdim"), ("value", "vdim")]
+    if hasattr(module, "context_dim"):
+        roles = [("context", "context_dim")]
+    given = dict(zip(("query", *dict(roles)), args, strict=False)) | dict(kwargs)
+    for role, size_name in roles:
         x, size = given.get(role), getattr(module, size_name, None) or embed_dim
         query = given.get("query")
         if x is None or not isinstance(x, torch.Tensor) or not isinstance(query, torch.Tensor):

@@ -47,7 +47,8 @@ from burnt.nn.activation import (
     build_activation,
 )
 from burnt.nn.adapter import load_lora, lora, merge_lora, remove_lora, save_lora, unmerge_lora, without_lora
-from burnt.nn.attention import MultiHeadAttention
+from burnt.nn.attention import CrossAttention, MultiHeadAttention
+from burnt.nn.cache import KeyValueCache, TransformerCache
 from burnt.nn.container import Sequential
 from burnt.nn.conv import Conv2d
 from burnt.nn.distance import CosineSimilarity, PairwiseDistance
@@ -64,6 +65,7 @@ from burnt.nn.embedding import Embedding, EmbeddingBag
 from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import CrossEntropy, Mse
+from burnt.nn.masks import causal_mask, padding_mask
 from burnt.nn.moe import MoeFeedForward, record_routing
 from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm, SyncBatchNorm
 from burnt.nn.padding import (
@@ -116,6 +118,7 @@ __all__ = [
     "ConstantPad3d",
     "Conv2d",
     "CosineSimilarity",
+    "CrossAttention",
     "CrossEntropy",
     "Dropout",
     "Dropout1d",
@@ -138,6 +141,7 @@ __all__ = [
     "Hardswish",
     "Hardtanh",
     "Identity",
+    "KeyValueCache",
     "LayerNorm",
     "LeakyRelu",
     "Linear",
@@ -183,6 +187,7 @@ __all__ = [
     "Tanhshrink",
     "Threshold",
     "ThresholdedRelu",
+    "TransformerCache",
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "Unflatten",
@@ -192,9 +197,11 @@ __all__ = [
     "ZeroPad2d",
     "ZeroPad3d",
     "build_activation",
+    "causal_mask",
     "load_lora",
     "lora",
     "merge_lora",
+    "padding_mask",
     "record_routing",
     "remove_lora",
     "save_lora",

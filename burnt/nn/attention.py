@@ -1,4 +1,4 @@
-"""Multi-head attention.
+"""Multi-head attention: of a sequence to itself or another one, and of a sequence to a context.
 
 Axes: B batch, L queries, S keys and values, H heads of the queries, K heads of keys and values, D size of a
 head, E embed_dim.
@@ -6,7 +6,7 @@ head, E embed_dim.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, ClassVar, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -16,57 +16,26 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.errors import BurntError, ShapeError, UnsupportedError
 from burnt.module import Module
+from burnt.nn.cache import KeyValueCache
 from burnt.nn.linear import Linear
 
-__all__ = ["MultiHeadAttention"]
+__all__ = ["CrossAttention", "MultiHeadAttention"]
 
 
-class MultiHeadAttention(Module):
-    r"""Every query takes a weighted mean of values, in several subspaces at once.
+class _Attention(Module):
+    """Base of both layers: projections, heads, masks, and the attention itself."""
 
-    .. math:: \mathrm{head}_h = \mathrm{softmax}(Q_h K_h^\top / \sqrt{D} + M) V_h, \quad
-              y = \mathrm{concat}(\mathrm{head}_h) W_O^\top + b_O
-
-    Args:
-        embed_dim: size E of queries and outputs; a multiple of `num_heads`.
-        num_heads: number H of heads.
-        num_kv_heads: number K of heads of keys and values, each shared by H / K heads of the queries (grouped
-            queries); None is `num_heads`.
-        dropout: probability of dropping an attention weight while training.
-        bias: whether the four projections have biases.
-        kdim: size of the keys' vectors; None is `embed_dim`.
-        vdim: size of the values' vectors; None is `embed_dim`.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
-
-    Shapes:
-        query ``[B, L, E]``, key ``[B, S, kdim]``, value ``[B, S, vdim]``, or all without B; output
-        ``[B, L, E]``. With ``kdim == vdim == E`` there is one ``in_proj_weight`` ``[E + 2 K D, E]``, rows of
-        query, key and value in this order, else ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight``;
-        ``in_proj_bias`` is ``[E + 2 K D]``, ``out_proj`` a Linear.
-
-    Raises:
-        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
-
-    A query whose keys are all masked gets a mean of nothing, zeros, and so ``out_proj.bias`` (torch's layer
-    gives NaN or zeros, by code path; Burn a mean of all values).
-
-    With K = H the parameters, their names and initial values are those of
-    :class:`torch.nn.MultiheadAttention`, whose state loads unchanged; `from_torch` takes the whole layer. The
-    batch always comes first, and the weights have a method of their own. (Burn's MultiHeadAttention has four
-    Linears and a dropout of 0.1.) Vaswani et al., 2017; Ainslie et al., 2023.
-
-    >>> import torch
-    >>> MultiHeadAttention(8, num_heads=4, num_kv_heads=2)(torch.zeros(2, 5, 8)).shape
-    torch.Size([2, 5, 8])
-    """
+    _KEY: ClassVar[str]
+    """What messages call the keys."""
 
     embed_dim: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     dropout: float
     kdim: int
     vdim: int
+    quiet_softmax: bool
     in_proj_weight: Parameter | None
     q_proj_weight: Parameter | None
     k_proj_weight: Parameter | None
@@ -79,137 +48,128 @@ class MultiHeadAttention(Module):
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        num_kv_heads: int | None,
+        head_dim: int | None,
+        dropout: float,
+        bias: bool,
+        out_bias: bool | None,
+        kdim: int,
+        vdim: int,
+        quiet_softmax: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self._check_sizes(head_dim)
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.dropout = dropout
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
-        self._check_sizes()
+        self.kdim = kdim
+        self.vdim = vdim
+        self.quiet_softmax = quiet_softmax
 
         def parameter(*shape: int) -> Parameter:
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
 
-        kv_size = self.num_kv_heads * self.head_dim
-        packed = self.kdim == self.vdim == embed_dim
+        q_size, kv_size, _ = self._sizes()
+        packed = kdim == vdim == embed_dim
         for name, tensor in (
-            ("in_proj_weight", parameter(embed_dim + 2 * kv_size, embed_dim) if packed else None),
-            ("q_proj_weight", None if packed else parameter(embed_dim, embed_dim)),
-            ("k_proj_weight", None if packed else parameter(kv_size, self.kdim)),
-            ("v_proj_weight", None if packed else parameter(kv_size, self.vdim)),
-            ("in_proj_bias", parameter(embed_dim + 2 * kv_size) if bias else None),
+            ("in_proj_weight", parameter(q_size + 2 * kv_size, embed_dim) if packed else None),
+            ("q_proj_weight", None if packed else parameter(q_size, embed_dim)),
+            ("k_proj_weight", None if packed else parameter(kv_size, kdim)),
+            ("v_proj_weight", None if packed else parameter(kv_size, vdim)),
+            ("in_proj_bias", parameter(q_size + 2 * kv_size) if bias else None),
         ):
             self.register_parameter(name, tensor)
-        self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
+        self.out_proj = Linear(q_size, embed_dim, bias if out_bias is None else out_bias, device, dtype)
         self.reset_parameters()
-
-    @property
-    def head_dim(self) -> int:
-        """The size D of a head."""
-        return self.embed_dim // self.num_heads
 
     def reset_parameters(self) -> None:
         """Reinitialise the input projections (Xavier uniform), and set the biases to zero."""
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 torch.nn.init.xavier_uniform_(weight)
-        if self.in_proj_bias is not None:
-            torch.nn.init.zeros_(self.in_proj_bias)
-            torch.nn.init.zeros_(self.out_proj.bias)
+        for bias in (self.in_proj_bias, self.out_proj.bias):
+            if bias is not None:
+                torch.nn.init.zeros_(bias)
 
-    @classmethod
-    def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first.
-
-        Raises:
-            UnsupportedError: the layer has `add_bias_kv` or `add_zero_attn`.
-        """
-        if attention.bias_k is not None or attention.add_zero_attn:
+    @staticmethod
+    def _torch_arguments(attention: torch.nn.MultiheadAttention) -> dict[str, Any]:
+        """Return the arguments of a layer equal to torch's, but for the sizes of keys and values."""
+        if attention.bias_k is not None:
             raise UnsupportedError(
-                "MultiHeadAttention has no extra key",
-                found="a torch.nn.MultiheadAttention with "
-                + ("add_zero_attn" if attention.bias_k is None else "add_bias_kv"),
+                "an attention has no learned extra key",
+                found="a torch.nn.MultiheadAttention with add_bias_kv",
+                hint="a new layer with quiet_softmax=True can attend to nothing, too",
             )
         weight = attention.out_proj.weight
-        copy = cls(
-            attention.embed_dim,
-            attention.num_heads,
-            dropout=attention.dropout,
-            bias=attention.in_proj_bias is not None,
-            kdim=attention.kdim,
-            vdim=attention.vdim,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        copy.load_state_dict(attention.state_dict())
-        return copy.train(attention.training)
+        return {
+            "embed_dim": attention.embed_dim,
+            "num_heads": attention.num_heads,
+            "dropout": attention.dropout,
+            "bias": attention.in_proj_bias is not None,
+            "quiet_softmax": attention.add_zero_attn,
+            "device": weight.device,
+            "dtype": weight.dtype,
+        }
 
-    def forward(
+    def _copy_of(self, attention: torch.nn.MultiheadAttention) -> Self:
+        self.load_state_dict(attention.state_dict())
+        return self.train(attention.training)
+
+    def _sizes(self) -> list[int]:
+        """Return the sizes of all heads together, of queries, keys and values."""
+        kv_size = self.num_kv_heads * self.head_dim
+        return [self.num_heads * self.head_dim, kv_size, kv_size]
+
+    def _attend(
         self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
+        q_BHLD: Tensor,
+        k_BKSD: Tensor,
+        v_BKSD: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
         *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
+        causal: bool = False,
+        bottom_right: bool = False,
     ) -> Tensor:
-        """Attend.
-
-        Args:
-            query: ``[B, L, E]``.
-            key: ``[B, S, kdim]``; None is `query`.
-            value: ``[B, S, vdim]``; None is `key`.
-            attn_mask: ``[L, S]``, ``[B, L, S]``, ``[B * H, L, S]`` (as in torch's layer) or ``[B, H, L, S]``
-                with 1 for B or H allowed. Boolean: True hides the key from the query (as in torch's layer and
-                Burn, not as in `scaled_dot_product_attention`). Floating: added to the scores.
-            key_padding_mask: ``[B, S]``. Boolean: True hides the key from all queries. Floating: added.
-            is_causal: query i sees keys 0 to i; masks come on top.
-
-        Returns:
-            ``[B, L, E]``.
-
-        Raises:
-            ShapeError: an input or a mask of the wrong shape.
-            BurntError: a mask that is neither boolean nor floating.
-        """
-        q_BHLD, k_BKSD, v_BKSD = self._project(query, key, value)
-        mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask, False)
+        """Return the output ``[B, L, E]``; with `bottom_right` the last query is at the last key."""
+        mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
+        if mask is not None and mask.dtype == torch.bool:
+            mask = ~mask
+        after = 0
+        if self.quiet_softmax:
+            # A key of zeros, which all see, has a score of zero; its value adds nothing.
+            k_BKSD, v_BKSD = F.pad(k_BKSD, (0, 0, 1, 0)), F.pad(v_BKSD, (0, 0, 1, 0))
+            if mask is not None:
+                mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)
+            after = 0 if bottom_right else 1
         heads_BHLD = kernels.attention(
             q_BHLD,
             k_BKSD,
             v_BKSD,
-            ~mask if mask is not None and mask.dtype == torch.bool else mask,
-            causal=is_causal,
+            mask,
+            window=(None, after) if causal else None,
+            bottom_right=bottom_right,
             dropout=self.dropout if self.training else 0.0,
         )
         output: Tensor = self.out_proj(heads_BHLD.transpose(1, 2).flatten(2))
-        return output if query.dim() == 3 else output[0]
+        return output
 
-    def attention_weights(
+    def _weights(
         self,
-        query: Tensor,
-        key: Tensor | None = None,
+        q_BHLD: Tensor,
+        k_BKSD: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
         *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
+        causal: bool = False,
+        bottom_right: bool = False,
     ) -> Tensor:
-        """Return the attention weights of `forward`, before dropout: ``[B, H, L, S]``.
-
-        Takes what `forward` takes. `forward` itself never holds them in memory.
-        """
-        q_BHLD, k_BKSD, _ = self._project(query, key, None, weights_only=True)
-        mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask, is_causal)
+        """Return the weights of `_attend` before dropout, ``[B, H, L, S]``."""
+        mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
         k_BHSD = k_BKSD.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
         scores_BHLS = q_BHLD @ k_BHSD.transpose(-2, -1) / self.head_dim**0.5
         if mask is not None:
@@ -218,73 +178,65 @@ class MultiHeadAttention(Module):
                 if mask.dtype == torch.bool
                 else scores_BHLS + mask
             )
+        if causal:
+            queries, keys = scores_BHLS.shape[-2:]
+            first = 1 + keys - queries if bottom_right else 1
+            later = torch.ones(queries, keys, dtype=torch.bool, device=q_BHLD.device).triu(first)
+            scores_BHLS = scores_BHLS.masked_fill(later, float("-inf"))
+        if self.quiet_softmax:
+            with_nothing: Tensor = F.pad(scores_BHLS, (1, 0)).softmax(-1)
+            return with_nothing[..., 1:]
         # A softmax over no keys is NaN, as is its gradient; here the result is zero.
         nothing = (scores_BHLS == float("-inf")).all(-1, keepdim=True)
         weights: Tensor = scores_BHLS.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
-        return weights if query.dim() == 3 else weights[0]
+        return weights
 
-    def _check_sizes(self) -> None:
-        if self.num_heads < 1 or self.embed_dim % self.num_heads:
-            raise ShapeError(
-                "embed_dim cannot be split into heads",
-                where="MultiHeadAttention",
-                expected="embed_dim, a multiple of num_heads",
-                found=f"embed_dim={self.embed_dim}, num_heads={self.num_heads}",
-                hint=_divisors_hint("num_heads", self.embed_dim),
-            )
-        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise ShapeError(
-                "heads of the queries cannot share heads of the keys evenly",
-                where="MultiHeadAttention",
-                expected="num_heads, a multiple of num_kv_heads",
-                found=f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
-                hint=_divisors_hint("num_kv_heads", self.num_heads),
-            )
-
-    def _project(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, *, weights_only: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the inputs and split them into heads: BHLD, BKSD, BKSD (no values with `weights_only`)."""
-        key = query if key is None else key
-        value = key if value is None else value
-        self._check_inputs(query, key, value, weights_only)
-        kv_size = self.num_kv_heads * self.head_dim
-        sizes = [self.embed_dim, kv_size, kv_size]
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project the inputs and split them into heads: BHLD, BKSD, BKSD."""
         if self.in_proj_weight is not None and key is query and value is query:
             packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
-            q, k, v = torch.split_with_sizes(packed, sizes, dim=-1)
-        else:
-            if self.in_proj_weight is not None:
-                w_q, w_k, w_v = torch.split_with_sizes(self.in_proj_weight, sizes)
-            else:
-                assert self.q_proj_weight is not None
-                assert self.k_proj_weight is not None
-                assert self.v_proj_weight is not None
-                w_q, w_k, w_v = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-            b_q = b_k = b_v = None
-            if self.in_proj_bias is not None:
-                b_q, b_k, b_v = torch.split_with_sizes(self.in_proj_bias, sizes)
-            q, k = F.linear(query, w_q, b_q), F.linear(key, w_k, b_k)
-            v = k if weights_only else F.linear(value, w_v, b_v)
-        return (
-            self._heads(q, self.num_heads),
-            self._heads(k, self.num_kv_heads),
-            self._heads(v, self.num_kv_heads),
-        )
+            q, k, v = torch.split_with_sizes(packed, self._sizes(), dim=-1)
+            return self._heads(q), self._heads(k), self._heads(v)
+        return self._project_query(query), self._project_key(key), self._project_value(value)
 
-    def _heads(self, x: Tensor, heads: int) -> Tensor:
+    def _project_query(self, query: Tensor) -> Tensor:
+        weights, biases = self._projections()
+        return self._heads(F.linear(query, weights[0], biases[0]))
+
+    def _project_key(self, key: Tensor) -> Tensor:
+        weights, biases = self._projections()
+        return self._heads(F.linear(key, weights[1], biases[1]))
+
+    def _project_value(self, value: Tensor) -> Tensor:
+        weights, biases = self._projections()
+        return self._heads(F.linear(value, weights[2], biases[2]))
+
+    def _projections(self) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+        """Return weights and biases of the projections of queries, keys and values."""
+        biases: tuple[Tensor | None, ...] = (None, None, None)
+        if self.in_proj_bias is not None:
+            biases = torch.split_with_sizes(self.in_proj_bias, self._sizes())
+        if self.in_proj_weight is not None:
+            return torch.split_with_sizes(self.in_proj_weight, self._sizes()), biases
+        assert self.q_proj_weight is not None
+        assert self.k_proj_weight is not None
+        assert self.v_proj_weight is not None
+        return (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight), biases
+
+    def _heads(self, x: Tensor) -> Tensor:
         x = x if x.dim() == 3 else x.unsqueeze(0)
-        return x.reshape(x.shape[0], x.shape[1], heads, self.head_dim).transpose(1, 2)
+        return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor, weights_only: bool) -> None:
+    def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         batch = tuple(query.shape[:-2])
-        length = key.shape[-2] if key.dim() > 1 else "S"
         wanted: list[tuple[str, Tensor, tuple[object, ...]]] = [
-            ("query", query, (*batch, "L", self.embed_dim)),
-            ("key", key, (*batch, "S", self.kdim)),
+            ("query", query, (*batch, "L", self.embed_dim))
         ]
-        if not weights_only:
-            wanted.append(("value", value, (*batch, length, self.vdim)))
+        if key is not None:
+            wanted.append((self._KEY, key, (*batch, "S", self.kdim)))
+            if value is not None:
+                length = key.shape[-2] if key.dim() > 1 else "S"
+                wanted.append(("value", value, (*batch, length, self.vdim)))
         for name, tensor, shape in wanted:
             fits = tensor.dim() == len(shape) and all(
                 isinstance(want, str) or size == want for size, want in zip(tensor.shape, shape, strict=True)
@@ -305,7 +257,6 @@ class MultiHeadAttention(Module):
         k_BKSD: Tensor,
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
-        is_causal: bool,
     ) -> Tensor | None:
         """Combine all masks to one that broadcasts to BHLS: boolean (True hides), or added to the scores."""
         masks: list[Tensor] = []
@@ -322,8 +273,6 @@ class MultiHeadAttention(Module):
                     found=tuple(key_padding_mask.shape),
                 )
             masks.append(mask[:, None, None, :])
-        if is_causal:
-            masks.append(torch.ones(length, keys, dtype=torch.bool, device=q_BHLD.device).triu(1)[None, None])
         for mask in masks:
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise BurntError(
@@ -373,7 +322,396 @@ class MultiHeadAttention(Module):
         )
 
     def _name(self) -> str:
-        return f"MultiHeadAttention({self.embed_dim}, num_heads={self.num_heads})"
+        return f"{type(self).__name__}({self.embed_dim}, num_heads={self.num_heads})"
+
+    def _check_sizes(self, head_dim: int | None) -> None:
+        if self.num_heads < 1 or (head_dim is None and self.embed_dim % self.num_heads):
+            raise ShapeError(
+                "embed_dim cannot be split into heads",
+                where=type(self).__name__,
+                expected="embed_dim, a multiple of num_heads",
+                found=f"embed_dim={self.embed_dim}, num_heads={self.num_heads}",
+                hint=_divisors_hint("num_heads", self.embed_dim),
+            )
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise ShapeError(
+                "heads of the queries cannot share heads of the keys evenly",
+                where=type(self).__name__,
+                expected="num_heads, a multiple of num_kv_heads",
+                found=f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}",
+                hint=_divisors_hint("num_kv_heads", self.num_heads),
+            )
+
+
+class MultiHeadAttention(_Attention):
+    r"""Every query takes a weighted mean of values, in several subspaces at once.
+
+    .. math:: \mathrm{head}_h = \mathrm{softmax}(Q_h K_h^\top / \sqrt{D} + M) V_h, \quad
+              y = \mathrm{concat}(\mathrm{head}_h) W_O^\top + b_O
+
+    Args:
+        embed_dim: size E of queries and outputs; a multiple of `num_heads`, unless `head_dim` is given.
+        num_heads: number H of heads.
+        num_kv_heads: number K of heads of keys and values, each shared by H / K heads of the queries (grouped
+            queries); None is `num_heads`.
+        head_dim: size D of a head; None is ``embed_dim / num_heads``.
+        dropout: probability of dropping an attention weight while training.
+        bias: whether the projections have biases.
+        out_bias: whether the output projection has one; None is `bias`.
+        kdim: size of the keys' vectors; None is `embed_dim`.
+        vdim: size of the values' vectors; None is `embed_dim`.
+        quiet_softmax: add 1 to the denominator of the softmax, so that a head can attend to nothing (torch's
+            ``add_zero_attn``).
+        rotary: encodes the positions of queries and keys: any module that is called with
+            ``[B, H, L, D]`` and the position of the first vector.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        query ``[B, L, E]``, key ``[B, S, kdim]``, value ``[B, S, vdim]``, or all without B; output
+        ``[B, L, E]``. With ``kdim == vdim == E`` there is one ``in_proj_weight`` ``[(H + 2 K) D, E]``, rows
+        of query, key and value in this order, else ``q_proj_weight``, ``k_proj_weight``, ``v_proj_weight``;
+        ``in_proj_bias`` is ``[(H + 2 K) D]``, ``out_proj`` a Linear.
+
+    Raises:
+        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+
+    A query whose keys are all masked gets a mean of nothing, zeros, and so ``out_proj.bias`` (torch's layer
+    gives NaN or zeros, by code path; Burn a mean of all values).
+
+    With K = H the parameters, their names and initial values are those of
+    :class:`torch.nn.MultiheadAttention`, whose state loads unchanged; `from_torch` takes the whole layer. The
+    batch always comes first, and weights are returned only on request, for each head. (Burn's
+    MultiHeadAttention has four Linears and a dropout of 0.1.) Vaswani et al., 2017; Ainslie et al., 2023;
+    Miller, 2023 (quiet softmax).
+
+    >>> import torch
+    >>> MultiHeadAttention(8, num_heads=4, num_kv_heads=2)(torch.zeros(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    _KEY = "key"
+
+    rotary: torch.nn.Module | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        quiet_softmax: bool = False,
+        rotary: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dropout=dropout,
+            bias=bias,
+            out_bias=out_bias,
+            kdim=embed_dim if kdim is None else kdim,
+            vdim=embed_dim if vdim is None else vdim,
+            quiet_softmax=quiet_softmax,
+            device=device,
+            dtype=dtype,
+        )
+        self.rotary = rotary
+
+    @classmethod
+    def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:
+        """Build a copy of torch's layer; its input has the batch axis first.
+
+        Raises:
+            UnsupportedError: the layer has `add_bias_kv`, a learned key which all queries see.
+        """
+        return cls(**cls._torch_arguments(attention), kdim=attention.kdim, vdim=attention.vdim)._copy_of(
+            attention
+        )
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KeyValueCache | None = None,
+        need_weights: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KeyValueCache | None = None,
+        need_weights: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KeyValueCache | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            query: ``[B, L, E]``.
+            key: ``[B, S, kdim]``; None is `query`.
+            value: ``[B, S, vdim]``; None is `key`.
+            attn_mask: ``[L, S]``, ``[B, L, S]``, ``[B * H, L, S]`` (as in torch's layer) or ``[B, H, L, S]``
+                with 1 for B or H allowed. Boolean: True hides the key from the query (as in torch's layer and
+                Burn, not as in `scaled_dot_product_attention`). Floating: added to the scores.
+            key_padding_mask: ``[B, S]``. Boolean: True hides the key from all queries. Floating: added.
+            is_causal: query i sees keys 0 to i; masks come on top.
+            cache: the keys and values of earlier tokens, to which those of these are added. The queries come
+                after all keys in the cache and see these and those of their own up to themselves, whatever
+                `is_causal` says. S of the masks counts the keys in the cache, too.
+            need_weights: return the weights, too.
+
+        Returns:
+            ``[B, L, E]``; with `need_weights` also the weights before dropout, ``[B, H, L, S]``, which are
+            held in memory for this alone.
+
+        Raises:
+            ShapeError: an input or a mask of the wrong shape, or a cache that does not fit.
+            BurntError: a mask that is neither boolean nor floating.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        self._check_inputs(query, key, value)
+        if cache is not None and key.shape[-2] != query.shape[-2]:
+            raise ShapeError(
+                "a cache is for a sequence that attends to itself",
+                where=self._name(),
+                expected=f"a key for each of the {query.shape[-2]} queries",
+                found=f"{key.shape[-2]} keys",
+                hint="CrossAttention caches the keys of a context",
+            )
+        q_BHLD, k_BKSD, v_BKSD = self._project(query, key, value)
+        if self.rotary is not None:
+            offset = 0 if cache is None else cache.length
+            q_BHLD, k_BKSD = self.rotary(q_BHLD, offset), self.rotary(k_BKSD, offset)
+        if cache is not None:
+            k_BKSD, v_BKSD = cache.append(k_BKSD, v_BKSD)
+            is_causal = query.shape[-2] > 1  # a single query is the last and sees all
+        bottom_right = cache is not None
+        masks = attn_mask, key_padding_mask
+        output = self._attend(q_BHLD, k_BKSD, v_BKSD, *masks, causal=is_causal, bottom_right=bottom_right)
+        output = output if query.dim() == 3 else output[0]
+        if not need_weights:
+            return output
+        weights = self._weights(q_BHLD, k_BKSD, *masks, causal=is_causal, bottom_right=bottom_right)
+        return output, weights if query.dim() == 3 else weights[0]
+
+    def attention_weights(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the attention weights of `forward`, before dropout: ``[B, H, L, S]``.
+
+        Takes what `forward` takes, and computes no output.
+        """
+        key = query if key is None else key
+        self._check_inputs(query, key, None)
+        q_BHLD, k_BKSD = self._project_query(query), self._project_key(key)
+        if self.rotary is not None:
+            q_BHLD, k_BKSD = self.rotary(q_BHLD, 0), self.rotary(k_BKSD, 0)
+        weights = self._weights(q_BHLD, k_BKSD, attn_mask, key_padding_mask, causal=is_causal)
+        return weights if query.dim() == 3 else weights[0]
+
+
+class CrossAttention(_Attention):
+    r"""Every query takes a weighted mean of the values of a context: another sequence, or an image's patches.
+
+    A `MultiHeadAttention` whose keys and values both come from one context, which may be cached.
+
+    Args:
+        embed_dim: size E of queries and outputs (Burn's ``d_model``); a multiple of `num_heads`, unless
+            `head_dim` is given.
+        num_heads: number H of heads.
+        context_dim: size C of the context's vectors (Burn's ``d_context``); None is `embed_dim`.
+        num_kv_heads: number K of heads of keys and values; None is `num_heads`.
+        head_dim: size D of a head (Burn's ``d_head``); None is ``embed_dim / num_heads``.
+        dropout: probability of dropping an attention weight while training.
+        bias: whether the projections have biases.
+        out_bias: whether the output projection has one; None is `bias`.
+        quiet_softmax: add 1 to the denominator of the softmax, so that a head can attend to nothing.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        query ``[B, L, E]``, context ``[B, S, C]``, or both without B; output ``[B, L, E]``. The parameters
+        are those of a `MultiHeadAttention` with ``kdim = vdim = C``.
+
+    Raises:
+        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+
+    Vaswani et al., 2017; torch has only the general layer.
+
+    >>> import torch
+    >>> CrossAttention(8, num_heads=2, context_dim=6)(torch.zeros(2, 5, 8), torch.zeros(2, 9, 6)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    _KEY = "context"
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        quiet_softmax: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        size = embed_dim if context_dim is None else context_dim
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            dropout=dropout,
+            bias=bias,
+            out_bias=out_bias,
+            kdim=size,
+            vdim=size,
+            quiet_softmax=quiet_softmax,
+            device=device,
+            dtype=dtype,
+        )
+
+    @property
+    def context_dim(self) -> int:
+        """The size C of the context's vectors."""
+        return self.kdim
+
+    @classmethod
+    def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:
+        """Build a copy of torch's layer; its inputs have the batch axis first.
+
+        Raises:
+            UnsupportedError: keys and values have different sizes, or the layer has `add_bias_kv`.
+        """
+        if attention.kdim != attention.vdim:
+            raise UnsupportedError(
+                "a CrossAttention takes keys and values from one context",
+                expected="kdim equal to vdim",
+                found=f"kdim={attention.kdim}, vdim={attention.vdim}",
+                hint="MultiHeadAttention.from_torch",
+            )
+        return cls(**cls._torch_arguments(attention), context_dim=attention.kdim)._copy_of(attention)
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        context: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        need_weights: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        query: Tensor,
+        context: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        need_weights: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self,
+        query: Tensor,
+        context: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        need_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend to a context.
+
+        Args:
+            query: ``[B, L, E]``.
+            context: ``[B, S, C]``; may be None with a cache that is filled.
+            attn_mask: as in `MultiHeadAttention.forward`.
+            key_padding_mask: ``[B, S]``, as in `MultiHeadAttention.forward`.
+            cache: filled with the context's keys and values at the first call; later calls take them from it
+                and ignore `context`, until ``cache.reset()``.
+            need_weights: return the weights, too.
+
+        Returns:
+            ``[B, L, E]``; with `need_weights` also the weights before dropout, ``[B, H, L, S]``.
+
+        Raises:
+            ShapeError: an input or a mask of the wrong shape.
+            BurntError: no context, or a mask that is neither boolean nor floating.
+        """
+        k_BKSD, v_BKSD = (None, None) if cache is None else (cache.key, cache.value)
+        if k_BKSD is None or v_BKSD is None:
+            if context is None:
+                raise BurntError(
+                    "there is nothing to attend to",
+                    where=self._name(),
+                    expected="a context, or a cache that an earlier call has filled",
+                    found="no cache" if cache is None else "an empty cache",
+                )
+            self._check_inputs(query, context, None)
+            k_BKSD, v_BKSD = self._project_key(context), self._project_value(context)
+            if cache is not None:
+                cache.append(k_BKSD, v_BKSD)
+        else:
+            self._check_inputs(query, None, None)
+        q_BHLD = self._project_query(query)
+        output = self._attend(q_BHLD, k_BKSD, v_BKSD, attn_mask, key_padding_mask)
+        output = output if query.dim() == 3 else output[0]
+        if not need_weights:
+            return output
+        weights = self._weights(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
+        return output, weights if query.dim() == 3 else weights[0]
 
 
 def _divisors_hint(name: str, size: int) -> str:

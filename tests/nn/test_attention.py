@@ -221,10 +221,13 @@ def test_from_torch_copies() -> None:
     assert ours.in_proj_weight.any()
 
 
-@pytest.mark.parametrize("extra", ["add_bias_kv", "add_zero_attn"])
-def test_from_torch_refuses_extra_keys(extra: str) -> None:
-    with pytest.raises(UnsupportedError, match=extra):
-        nn.MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(4, 2, **{extra: True}))
+def test_from_torch_refuses_a_learned_key() -> None:
+    with pytest.raises(UnsupportedError, match="add_bias_kv") as caught:
+        nn.MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(4, 2, add_bias_kv=True))
+    assert "quiet_softmax" in str(caught.value.hint)
+    with pytest.raises(UnsupportedError, match="kdim=3, vdim=4") as caught:
+        nn.CrossAttention.from_torch(torch.nn.MultiheadAttention(4, 2, kdim=3, vdim=4))
+    assert caught.value.hint == "MultiHeadAttention.from_torch"
 
 
 def test_without_a_batch() -> None:
@@ -354,3 +357,139 @@ def test_inputs_of_a_wrong_shape_are_refused(
         nn.MultiHeadAttention(SIZE, HEADS)(*(torch.zeros(shape) for shape in (query, key, value)))
     assert f"the {name} does not fit" in str(caught.value)
     assert caught.value.expected == expected
+
+
+@pytest.mark.parametrize("bias", [(True, None), (False, None), (True, False), (False, True)])
+@pytest.mark.parametrize("num_kv_heads", [2, 4])
+def test_heads_of_any_size(bias: tuple[bool, bool | None], num_kv_heads: int) -> None:
+    both, out = bias
+    layer = nn.MultiHeadAttention(SIZE, HEADS, head_dim=5, num_kv_heads=num_kv_heads, bias=both, out_bias=out)
+    assert (layer.in_proj_bias is not None) == both
+    assert (layer.out_proj.bias is not None) == (both if out is None else out)
+    assert layer.out_proj.weight.shape == (SIZE, 5 * HEADS)
+    trained(layer)
+    query, _, _ = inputs()
+    state = {name: tensor.double() for name, tensor in layer.state_dict().items()}
+    x = query.double() @ state["in_proj_weight"].T + state.get("in_proj_bias", 0.0)
+    q, k, v = x.split([5 * HEADS, 5 * num_kv_heads, 5 * num_kv_heads], -1)
+    q, k, v = (t.unflatten(-1, (-1, 5)).transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(HEADS // num_kv_heads, 1) for t in (k, v))
+    heads = (q @ k.mT / 5**0.5).softmax(-1) @ v
+    expected = heads.transpose(1, 2).flatten(2) @ state["out_proj.weight"].T + state.get("out_proj.bias", 0.0)
+    close(layer(query), expected)
+    assert nn.MultiHeadAttention(10, 4, head_dim=3)(torch.zeros(1, 2, 10)).shape == (1, 2, 10)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("kind", [None, "bool", "float"])
+def test_a_quiet_softmax_is_torchs_attention_to_a_zero(is_causal: bool, kind: str | None) -> None:
+    theirs = trained(torch.nn.MultiheadAttention(SIZE, HEADS, add_zero_attn=True, batch_first=True))
+    ours = nn.MultiHeadAttention.from_torch(theirs)
+    assert ours.quiet_softmax
+    query, _, _ = inputs()
+    padding = hidden(BATCH, LENGTH)
+    mask = nn.causal_mask(LENGTH) if is_causal else None
+    if mask is not None and kind == "float":  # torch warns of masks of two kinds
+        mask = torch.zeros(LENGTH, LENGTH).masked_fill(mask, float("-inf"))
+    asked = {} if kind is None else {"key_padding_mask": padding if kind == "bool" else -3.0 * padding}
+    expected, weights = theirs(query, query, query, attn_mask=mask, average_attn_weights=False, **asked)
+    output, found = ours(query, is_causal=is_causal, need_weights=True, **asked)
+    close(output, expected, 1e-5)
+    close(found, weights[..., :-1], 1e-5)
+    close(ours.attention_weights(query, is_causal=is_causal, **asked), found)
+    if kind is None:
+        # By its formula: exp(s) / (1 + sum exp(s)).
+        ours.quiet_softmax = False
+        scores = ours.attention_weights(query, is_causal=is_causal).log()
+        ours.quiet_softmax = True
+        normal = scores.exp()
+        assert (found.sum(-1) < 1).all()
+        close(found / found.sum(-1, keepdim=True), normal)
+    hides_all = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    assert torch.equal(ours(query, attn_mask=hides_all), ours.out_proj.bias.expand_as(query))
+
+
+def test_weights_on_request() -> None:
+    layer = trained(nn.MultiHeadAttention(SIZE, HEADS, num_kv_heads=2, dropout=0.5)).eval()
+    query, key, value = inputs()
+    padding = hidden(BATCH, KEYS)
+    output, weights = layer(query, key, value, key_padding_mask=padding, need_weights=True)
+    assert torch.equal(output, layer(query, key, value, key_padding_mask=padding))
+    assert torch.equal(weights, layer.attention_weights(query, key, key_padding_mask=padding))
+    single = layer(query[0], key[0], value[0], key_padding_mask=padding[0], need_weights=True)
+    close(single[0], output[0])
+    close(single[1], weights[0])
+    cross = trained(nn.CrossAttention(SIZE, HEADS, context_dim=5))
+    context = torch.randn(BATCH, KEYS, 5)
+    output, weights = cross(query, context, key_padding_mask=padding, need_weights=True)
+    assert weights.shape == (BATCH, HEADS, LENGTH, KEYS)
+    close(weights.sum(-1), torch.ones(BATCH, HEADS, LENGTH))
+    assert not weights[:, :, :, padding[0]][0].any()
+    assert torch.equal(output, cross(query, context, key_padding_mask=padding))
+    assert cross(query[0], context[0], need_weights=True)[1].shape == (HEADS, LENGTH, KEYS)
+
+
+@pytest.mark.parametrize("context_dim", [None, 5])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "head_dim": 5, "bias": False}], ids=str)
+def test_cross_attention_is_attention_to_a_context(context_dim: int | None, options: dict[str, Any]) -> None:
+    size = context_dim or SIZE
+    layer = trained(nn.CrossAttention(SIZE, HEADS, context_dim=context_dim, **options))
+    general = nn.MultiHeadAttention(SIZE, HEADS, kdim=size, vdim=size, **options)
+    general.load_state_dict(layer.state_dict())
+    query, _, _ = inputs()
+    context = torch.randn(BATCH, KEYS, size)
+    for masks in ({}, {"attn_mask": hidden(LENGTH, KEYS), "key_padding_mask": hidden(BATCH, KEYS)}):
+        close(layer(query, context, **masks), general(query, context, **masks))
+    close(layer(query[0], context[0]), general(query[0], context[0]))
+    if not options:
+        theirs = torch.nn.MultiheadAttention(SIZE, HEADS, kdim=size, vdim=size, batch_first=True)
+        theirs.load_state_dict(layer.state_dict())
+        ours = nn.CrossAttention.from_torch(theirs)
+        close(ours(query, context), theirs(query, context, context)[0], 1e-5)
+
+
+def test_cross_attention_keeps_its_context() -> None:
+    layer = trained(nn.CrossAttention(SIZE, HEADS, context_dim=5, num_kv_heads=2))
+    query, _, _ = inputs()
+    context, cache = torch.randn(BATCH, KEYS, 5), nn.KeyValueCache()
+    padding = hidden(BATCH, KEYS)
+    expected = layer(query, context, key_padding_mask=padding)
+    assert torch.equal(layer(query, context, key_padding_mask=padding, cache=cache), expected)
+    assert cache.length == KEYS
+    with torch.no_grad():
+        layer.k_proj_weight.zero_()
+    step = layer(query[:, 2:3], key_padding_mask=padding, cache=cache)
+    close(step, expected[:, 2:3])
+    cache.reset()
+    with pytest.raises(BurntError, match="an empty cache") as caught:
+        layer(query, cache=cache)
+    assert caught.value.where == "CrossAttention(12, num_heads=4)"
+    with pytest.raises(BurntError, match="no cache"):
+        layer(query)
+    with pytest.raises(ShapeError) as refused:
+        layer(query, torch.zeros(BATCH, KEYS, 6))
+    assert "the context does not fit" in str(refused.value)
+    assert refused.value.expected == "(2, S, 5)"
+
+
+class Spin(torch.nn.Module):
+    """A rotation of adjacent features in the complex plane, written without burnt."""
+
+    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
+        count = x.shape[-1] // 2
+        turns = torch.arange(offset, offset + x.shape[-2])[:, None] / 7.0 ** torch.arange(count)
+        pairs = torch.view_as_complex(x.unflatten(-1, (count, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(turns), turns)).flatten(-2)
+
+
+def test_positions_reach_queries_and_keys() -> None:
+    layer = trained(nn.MultiHeadAttention(SIZE, 2, rotary=Spin()))
+    query, _, _ = inputs()
+    state = layer.state_dict()
+    q, k, v = (query @ state["in_proj_weight"].T + state["in_proj_bias"]).chunk(3, -1)
+    q, k, v = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in (q, k, v))
+    q, k = Spin()(q), Spin()(k)
+    weights = (q @ k.mT / 6**0.5).softmax(-1)
+    close(layer.attention_weights(query), weights)
+    heads = (weights @ v).transpose(1, 2).flatten(2)
+    close(layer(query), heads @ state["out_proj.weight"].T + state["out_proj.bias"])
