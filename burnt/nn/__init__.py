@@ -86,7 +86,7 @@ from burnt.nn.padding import (
     ZeroPad3d,
 )
 from burnt.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
-from burnt.nn.position import PositionalEncoding, RotaryEncoding
+from burnt.nn.position import LearnedPositionalEncoding, PositionalEncoding, RotaryEncoding
 from burnt.nn.recurrent import Gru, Lstm
 from burnt.nn.shape import (
     ChannelShuffle,
@@ -144,6 +144,7 @@ __all__ = [
     "KeyValueCache",
     "LayerNorm",
     "LeakyRelu",
+    "LearnedPositionalEncoding",
     "Linear",
     "LogSigmoid",
     "LogSoftmax",

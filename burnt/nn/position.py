@@ -8,13 +8,14 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from burnt import kernels
 from burnt.errors import ShapeError
 from burnt.module import Module
 from burnt.nn import rope_scaling
 
-__all__ = ["PositionalEncoding", "RotaryEncoding"]
+__all__ = ["LearnedPositionalEncoding", "PositionalEncoding", "RotaryEncoding"]
 
 
 class PositionalEncoding(Module):
@@ -75,19 +76,72 @@ class PositionalEncoding(Module):
             self.encoding[:, 0::2] = angle.sin()
             self.encoding[:, 1::2] = angle[:, : self.d_model // 2].cos()
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Add the encoding of positions 0 to ``length - 1`` to `input` ``[*, length, d_model]``."""
-        if input.dim() < 2 or input.shape[-1] != self.d_model or input.shape[-2] > self.max_len:
-            raise ShapeError(
-                "the sequence does not fit the positional encoding",
-                where=f"PositionalEncoding({self.d_model}, max_len={self.max_len})",
-                expected=f"(..., at most {self.max_len}, {self.d_model})",
-                found=tuple(input.shape),
-                hint="make max_len larger: it is no part of the saved state"
-                if input.shape[-1:] == (self.d_model,) and input.dim() >= 2
-                else None,
-            )
-        return input + self.encoding[: input.shape[-2]].to(input.dtype)
+    def forward(self, input: Tensor, offset: int = 0) -> Tensor:
+        """Add the encoding of its position to each vector.
+
+        Args:
+            input: ``[*, length, d_model]``.
+            offset: position of the first vector, such as the length of a key-value cache.
+        """
+        _check(self, input, offset, "make max_len larger: it is no part of the saved state")
+        return input + self.encoding[offset : offset + input.shape[-2]].to(input.dtype)
+
+
+class LearnedPositionalEncoding(Module):
+    r"""Adds a learned vector for the position to a sequence of vectors.
+
+    Args:
+        d_model: size of a vector.
+        max_len: the longest sequence.
+        std: standard deviation of the initial values, which have a mean of 0.
+        device: where the parameter lives.
+        dtype: dtype of the parameter.
+
+    Shapes:
+        input ``[*, length, d_model]``, output the same; ``weight`` is ``[max_len, d_model]``, as that of the
+        Embedding of positions in GPT-2 and BERT.
+
+    Raises:
+        ShapeError: a sequence longer than `max_len`, or vectors of another size.
+
+    Gehring et al., 2017; torch and Burn have no such layer.
+
+    >>> import torch
+    >>> LearnedPositionalEncoding(4, max_len=16)(torch.zeros(2, 3, 4)).shape
+    torch.Size([2, 3, 4])
+    """
+
+    d_model: int
+    max_len: int
+    std: float
+    weight: Parameter
+
+    def __init__(
+        self,
+        d_model: int,
+        max_len: int,
+        *,
+        std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.max_len = max_len
+        self.std = std
+        self.weight = Parameter(torch.empty(max_len, d_model, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reinitialise the vectors."""
+        torch.nn.init.normal_(self.weight, std=self.std)
+
+    def forward(self, input: Tensor, offset: int = 0) -> Tensor:
+        """Add its position's vector to each vector; arguments as in `PositionalEncoding.forward`."""
+        _check(
+            self, input, offset, f"there are {self.max_len} learned positions: train with a larger max_len"
+        )
+        return input + self.weight[offset : offset + input.shape[-2]]
 
 
 class RotaryEncoding(Module):
@@ -219,3 +273,18 @@ class RotaryEncoding(Module):
 
     def _name(self) -> str:
         return f"RotaryEncoding({self.head_dim})"
+
+
+def _check(
+    layer: PositionalEncoding | LearnedPositionalEncoding, input: Tensor, offset: int, hint: str
+) -> None:
+    left = layer.max_len - offset
+    if input.dim() < 2 or input.shape[-1] != layer.d_model or input.shape[-2] > left:
+        after = f" after {offset} others" if offset else ""
+        raise ShapeError(
+            "the sequence does not fit the positional encoding",
+            where=f"{type(layer).__name__}({layer.d_model}, max_len={layer.max_len})",
+            expected=f"(..., at most {max(left, 0)}, {layer.d_model}){after}",
+            found=tuple(input.shape),
+            hint=hint if input.dim() >= 2 and input.shape[-1] == layer.d_model else None,
+        )

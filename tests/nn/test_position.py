@@ -221,3 +221,32 @@ def test_a_scaling_that_is_not_possible_is_refused(
     with pytest.raises(ConfigError) as caught:
         build()
     assert (caught.value.where, caught.value.expected) == (field, expected)
+
+
+def test_learned_positions_are_an_embedding_of_the_index() -> None:
+    torch.manual_seed(0)
+    layer = nn.LearnedPositionalEncoding(200, max_len=50, std=0.3)
+    assert float(layer.weight.detach().std()) == pytest.approx(0.3, rel=0.05)
+    assert float(layer.weight.detach().mean()) == pytest.approx(0.0, abs=0.02)
+    x = torch.randn(2, 7, 200)
+    positions = torch.nn.functional.embedding(torch.arange(7), layer.weight)
+    torch.testing.assert_close(layer(x), x + positions, atol=0, rtol=0)
+    assert layer.weight.grad is None
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad[:, 0] > 0, torch.arange(50) < 7)
+
+
+LAYERS = [nn.PositionalEncoding, nn.LearnedPositionalEncoding]
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_positions_from_an_offset(kind: type[nn.PositionalEncoding]) -> None:
+    layer, x = kind(4, max_len=9), torch.randn(2, 9, 4)
+    parts = [layer(part, offset=start) for start, part in ((0, x[:, :2]), (2, x[:, 2:3]), (3, x[:, 3:]))]
+    assert torch.equal(torch.cat(parts, 1), layer(x))
+    with pytest.raises(ShapeError) as caught:
+        layer(x[:, :2], offset=8)
+    assert caught.value.expected == "(..., at most 1, 4) after 8 others"
+    assert caught.value.where == f"{kind.__name__}(4, max_len=9)"
+    assert "max_len" in str(caught.value.hint)

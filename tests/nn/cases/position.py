@@ -18,6 +18,13 @@ CASES = [
         misfit=((torch.zeros(2, 3, 7),), "12"),
     ),
     Case(
+        "LearnedPositionalEncoding",
+        {"d_model": 12, "max_len": 9},
+        None,
+        vectors,
+        misfit=((torch.zeros(2, 3, 7),), "12"),
+    ),
+    Case(
         "RotaryEncoding",
         {"head_dim": 12},
         None,
