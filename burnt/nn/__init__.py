@@ -62,6 +62,7 @@ from burnt.nn.dropout import (
     GaussianNoise,
 )
 from burnt.nn.embedding import Embedding, EmbeddingBag
+from burnt.nn.feed_forward import PositionWiseFeedForward
 from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import CrossEntropy, Mse
@@ -98,7 +99,8 @@ from burnt.nn.shape import (
     Unflatten,
     Unfold,
 )
-from burnt.nn.transformer import TransformerEncoder, TransformerEncoderLayer
+from burnt.nn.transformer import Transformer, TransformerDecoder, TransformerEncoder
+from burnt.nn.transformer_layer import TransformerDecoderLayer, TransformerEncoderLayer
 from burnt.nn.upsample import Upsample
 
 __all__ = [
@@ -157,6 +159,7 @@ __all__ = [
     "PairwiseDistance",
     "PixelShuffle",
     "PixelUnshuffle",
+    "PositionWiseFeedForward",
     "PositionalEncoding",
     "Prelu",
     "ReflectionPad1d",
@@ -188,7 +191,10 @@ __all__ = [
     "Tanhshrink",
     "Threshold",
     "ThresholdedRelu",
+    "Transformer",
     "TransformerCache",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "Unflatten",

@@ -1,151 +1,30 @@
-"""Transformer encoders."""
+"""Transformers: stacks of encoder and decoder layers, and the two together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from burnt.errors import UnsupportedError
+from burnt.errors import BurntError, UnsupportedError
 from burnt.module import Module
-from burnt.nn.attention import MultiHeadAttention
-from burnt.nn.dropout import Dropout
-from burnt.nn.linear import Linear
-from burnt.nn.norm import LayerNorm
+from burnt.nn.cache import TransformerCache
+from burnt.nn.feed_forward import FeedForwardActivation
+from burnt.nn.norm import LayerNorm, RmsNorm
+from burnt.nn.transformer_layer import (
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+    arguments_of,
+    build_norm,
+)
 
-__all__ = ["TransformerEncoder", "TransformerEncoderLayer"]
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-
-
-class TransformerEncoderLayer(Module):
-    r"""Self-attention and two Linears, each with dropout, a residual connection and a layer norm.
-
-    .. math:: x \leftarrow \mathrm{norm}_1(x + \mathrm{attention}(x)), \quad
-              y = \mathrm{norm}_2(x + W_2\,f(W_1 x))
-
-    or, with `norm_first`, :math:`x + \mathrm{attention}(\mathrm{norm}_1(x))` and so on.
-
-    Args:
-        d_model: size E of the vectors; a multiple of `num_heads`.
-        num_heads: heads of the attention.
-        d_ff: size between the two Linears (torch's ``dim_feedforward``).
-        dropout: probability, after the attention (and of its weights), after `f` and after the second Linear.
-        activation: `f`.
-        norm_first: normalise what goes into attention and Linears, and not the sums.
-        layer_norm_eps: added to the variance.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
-
-    Shapes:
-        input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
-
-    Parameters, their names and initial values are those of :class:`torch.nn.TransformerEncoderLayer`; the
-    batch comes first. (Burn's default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
-
-    >>> import torch
-    >>> TransformerEncoderLayer(8, num_heads=2, d_ff=16)(torch.zeros(2, 5, 8)).shape
-    torch.Size([2, 5, 8])
-    """
-
-    self_attn: MultiHeadAttention
-    linear1: Linear
-    dropout: Dropout
-    linear2: Linear
-    norm1: LayerNorm
-    norm2: LayerNorm
-    dropout1: Dropout
-    dropout2: Dropout
-    activation: str
-    norm_first: bool
-
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        d_ff: int = 2048,
-        *,
-        dropout: float = 0.1,
-        activation: Literal["relu", "gelu", "silu"] = "relu",
-        norm_first: bool = False,
-        layer_norm_eps: float = 1e-5,
-        bias: bool = True,
-        num_kv_heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.self_attn = MultiHeadAttention(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            dropout=dropout,
-            bias=bias,
-            device=device,
-            dtype=dtype,
-        )
-        self.linear1 = Linear(d_model, d_ff, bias, device, dtype)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(d_ff, d_model, bias, device, dtype)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
-        self.activation = _known(activation)
-        self.norm_first = norm_first
-
-    @classmethod
-    def from_torch(cls, layer: torch.nn.TransformerEncoderLayer) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first.
-
-        Raises:
-            UnsupportedError: an activation other than ReLU, GELU and SiLU.
-        """
-        weight = layer.linear1.weight
-        copy = cls(**_arguments(layer), device=weight.device, dtype=weight.dtype)
-        copy.load_state_dict(layer.state_dict())
-        # These may have been changed individually.
-        copy.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
-        copy.norm2.eps = layer.norm2.eps
-        copy.dropout1.p, copy.dropout2.p = layer.dropout1.p, layer.dropout2.p
-        return copy.train(layer.training)
-
-    def forward(
-        self,
-        input: Tensor,
-        *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """Encode `input` ``[B, L, d_model]``; masks as in `MultiHeadAttention.forward`."""
-
-        def attend(x: Tensor) -> Tensor:
-            attended = self.self_attn(
-                x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal
-            )
-            return self.dropout1(attended)  # type: ignore[no-any-return]
-
-        def feed_forward(x: Tensor) -> Tensor:
-            hidden = self.dropout(_ACTIVATIONS[self.activation](self.linear1(x)))
-            return self.dropout2(self.linear2(hidden))  # type: ignore[no-any-return]
-
-        x = input
-        if self.norm_first:
-            x = x + attend(self.norm1(x))
-            return x + feed_forward(self.norm2(x))
-        x = self.norm1(x + attend(x))
-        output: Tensor = self.norm2(x + feed_forward(x))
-        return output
+__all__ = ["Transformer", "TransformerDecoder", "TransformerEncoder"]
 
 
 class TransformerEncoder(Module):
-    """A stack of `TransformerEncoderLayer`.
+    """A stack of `TransformerEncoderLayer`; with ``is_causal=True``, a decoder as in GPT.
 
     Args:
         d_model: size E of the vectors; a multiple of `num_heads`.
@@ -153,18 +32,23 @@ class TransformerEncoder(Module):
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
         num_layers: number of layers.
         dropout: probability, as in a layer.
-        activation: between the two Linears.
+        activation: between the two Linears, as in a layer; a module is shared by all layers.
         norm_first: as in a layer.
-        final_norm: whether a LayerNorm follows the last layer, as is usual with `norm_first` (torch's
-            ``norm``).
-        layer_norm_eps: added to the variance.
+        final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
         bias: whether Linears and norms have biases.
         num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`; shared by all layers.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
+
+    Raises:
+        as a layer.
 
     Parameters and their names are those of :class:`torch.nn.TransformerEncoder`, whose state loads unchanged.
     Each layer draws its own initial values; torch's layers all start as copies of one. (Burn's default
@@ -177,7 +61,7 @@ class TransformerEncoder(Module):
     """
 
     layers: list[TransformerEncoderLayer]
-    norm: LayerNorm | None
+    norm: LayerNorm | RmsNorm | None
 
     def __init__(
         self,
@@ -187,54 +71,55 @@ class TransformerEncoder(Module):
         num_layers: int,
         *,
         dropout: float = 0.1,
-        activation: Literal["relu", "gelu", "silu"] = "relu",
+        activation: FeedForwardActivation | torch.nn.Module = "relu",
         norm_first: bool = False,
         final_norm: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
         layer_norm_eps: float = 1e-5,
         bias: bool = True,
         num_kv_heads: int | None = None,
+        quiet_softmax: bool = False,
+        rotary: torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.layers = [
-            TransformerEncoderLayer(
-                d_model,
-                num_heads,
-                d_ff,
-                dropout=dropout,
-                activation=activation,
-                norm_first=norm_first,
-                layer_norm_eps=layer_norm_eps,
-                bias=bias,
-                num_kv_heads=num_kv_heads,
-                device=device,
-                dtype=dtype,
-            )
-            for _ in range(num_layers)
-        ]
-        self.norm = (
-            LayerNorm(d_model, layer_norm_eps, bias=bias, device=device, dtype=dtype) if final_norm else None
+        build = functools.partial(
+            TransformerEncoderLayer,
+            d_model,
+            num_heads,
+            d_ff,
+            dropout=dropout,
+            activation=activation,
+            norm_first=norm_first,
+            norm=norm,
+            layer_norm_eps=layer_norm_eps,
+            bias=bias,
+            num_kv_heads=num_kv_heads,
+            quiet_softmax=quiet_softmax,
+            rotary=rotary,
+            device=device,
+            dtype=dtype,
         )
+        self.layers = [build() for _ in range(num_layers)]
+        self.norm = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype) if final_norm else None
 
     @classmethod
     def from_torch(cls, encoder: torch.nn.TransformerEncoder) -> Self:
         """Build a copy of torch's encoder; its input has the batch axis first.
 
         Raises:
-            UnsupportedError: an activation other than ReLU, GELU and SiLU, or a norm other than LayerNorm.
+            UnsupportedError: an activation that is a function which burnt has no name for, or a norm other
+                than LayerNorm.
         """
-        if encoder.norm is not None and not isinstance(encoder.norm, torch.nn.LayerNorm):
-            raise UnsupportedError(
-                "a TransformerEncoder ends with a LayerNorm or with nothing",
-                found=f"a {type(encoder.norm).__name__}",
-            )
-        first = encoder.layers[0]
-        copy = cls(**_arguments(first), num_layers=0)
+        copy = cls(**arguments_of(encoder.layers[0]), num_layers=0)
         copy.layers = [TransformerEncoderLayer.from_torch(layer) for layer in encoder.layers]
-        if encoder.norm is not None:
-            copy.norm = _layer_norm_from_torch(encoder.norm)
+        copy.norm = _norm_from_torch(encoder.norm, "TransformerEncoder")
         return copy.train(encoder.training)
+
+    def new_cache(self, max_len: int | None = None) -> TransformerCache:
+        """Return an empty cache for step-by-step inference; `max_len` as in `KeyValueCache`."""
+        return TransformerCache(len(self.layers), max_len)
 
     def forward(
         self,
@@ -243,51 +128,366 @@ class TransformerEncoder(Module):
         attn_mask: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
+        cache: TransformerCache | None = None,
     ) -> Tensor:
-        """Encode `input` ``[B, L, d_model]``; masks as in `MultiHeadAttention.forward`."""
+        """Encode `input` ``[B, L, d_model]``.
+
+        Args:
+            input: ``[B, L, d_model]``.
+            attn_mask: as in `MultiHeadAttention.forward`.
+            key_padding_mask: as in `MultiHeadAttention.forward`.
+            is_causal: position i sees positions 0 to i alone.
+            cache: of `new_cache`, with earlier positions. The input then comes after these and sees them, and
+                `is_causal` holds; masks count the earlier positions, too.
+
+        Raises:
+            ShapeError: an input or a mask of the wrong shape.
+            BurntError: the cache of a stack with another number of layers.
+        """
         x = input
-        for layer in self.layers:
-            x = layer(x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal)
+        caches = _caches(cache, self)
+        for layer, (self_cache, _) in zip(self.layers, caches, strict=True):
+            x = layer(
+                x,
+                attn_mask=attn_mask,
+                key_padding_mask=key_padding_mask,
+                is_causal=is_causal,
+                cache=self_cache,
+            )
         return x if self.norm is None else self.norm(x)
 
 
-def _layer_norm_from_torch(norm: torch.nn.LayerNorm) -> LayerNorm:
+class TransformerDecoder(Module):
+    """A stack of `TransformerDecoderLayer`, which attend to the output of an encoder.
+
+    For a decoder without one, as in GPT, use a `TransformerEncoder` with ``is_causal=True``.
+
+    Args:
+        d_model: size E of the vectors; a multiple of `num_heads`.
+        num_heads: heads of the attentions.
+        d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
+        num_layers: number of layers.
+        memory_dim: size of the memory's vectors; None is `d_model`.
+        dropout: probability, as in a layer.
+        activation: between the two Linears, as in a layer; a module is shared by all layers.
+        norm_first: as in a layer.
+        final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`, of the self-attention; shared by all layers.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
+
+    Raises:
+        as a layer.
+
+    Parameters and their names are those of :class:`torch.nn.TransformerDecoder`, whose state loads unchanged;
+    the self-attention is causal by default. Each layer draws its own initial values; torch's layers all start
+    as copies of one. (Burn's default activation is Gelu.)
+
+    >>> import torch
+    >>> decoder = TransformerDecoder(d_model=8, num_heads=2, d_ff=16, num_layers=2).eval()
+    >>> tokens, memory, cache = torch.randn(1, 5, 8), torch.randn(1, 9, 8), decoder.new_cache()
+    >>> steps = [decoder(tokens[:, i : i + 1], memory, cache=cache) for i in range(5)]
+    >>> torch.allclose(torch.cat(steps, 1), decoder(tokens, memory), atol=1e-5)
+    True
+    """
+
+    layers: list[TransformerDecoderLayer]
+    norm: LayerNorm | RmsNorm | None
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
+        *,
+        memory_dim: int | None = None,
+        dropout: float = 0.1,
+        activation: FeedForwardActivation | torch.nn.Module = "relu",
+        norm_first: bool = False,
+        final_norm: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
+        layer_norm_eps: float = 1e-5,
+        bias: bool = True,
+        num_kv_heads: int | None = None,
+        quiet_softmax: bool = False,
+        rotary: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        build = functools.partial(
+            TransformerDecoderLayer,
+            d_model,
+            num_heads,
+            d_ff,
+            memory_dim=memory_dim,
+            dropout=dropout,
+            activation=activation,
+            norm_first=norm_first,
+            norm=norm,
+            layer_norm_eps=layer_norm_eps,
+            bias=bias,
+            num_kv_heads=num_kv_heads,
+            quiet_softmax=quiet_softmax,
+            rotary=rotary,
+            device=device,
+            dtype=dtype,
+        )
+        self.layers = [build() for _ in range(num_layers)]
+        self.norm = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype) if final_norm else None
+
+    @classmethod
+    def from_torch(cls, decoder: torch.nn.TransformerDecoder) -> Self:
+        """Build a copy of torch's decoder; its inputs have the batch axis first.
+
+        Raises:
+            UnsupportedError: an activation that is a function which burnt has no name for, or a norm other
+                than LayerNorm.
+        """
+        copy = cls(**arguments_of(decoder.layers[0]), num_layers=0)
+        copy.layers = [TransformerDecoderLayer.from_torch(layer) for layer in decoder.layers]
+        copy.norm = _norm_from_torch(decoder.norm, "TransformerDecoder")
+        return copy.train(decoder.training)
+
+    def new_cache(self, max_len: int | None = None) -> TransformerCache:
+        """Return an empty cache for step-by-step inference; `max_len` as in `KeyValueCache`."""
+        return TransformerCache(len(self.layers), max_len)
+
+    def forward(
+        self,
+        input: Tensor,
+        memory: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = True,
+        memory_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        cache: TransformerCache | None = None,
+    ) -> Tensor:
+        """Decode.
+
+        Args:
+            input: ``[B, L, d_model]``.
+            memory: ``[B, S, memory_dim]``; with a cache, it is projected at the first step and ignored later.
+            attn_mask: of the self-attention, as in `MultiHeadAttention.forward`.
+            key_padding_mask: of the self-attention.
+            is_causal: position i sees positions 0 to i alone.
+            memory_mask: an `attn_mask` ``[L, S]`` of the attention to the memory.
+            memory_key_padding_mask: ``[B, S]``, of the attention to the memory.
+            cache: of `new_cache`, with earlier positions. The input then comes after these and sees them, and
+                `is_causal` holds; masks count the earlier positions, too.
+
+        Raises:
+            ShapeError: an input or a mask of the wrong shape.
+            BurntError: no memory, or the cache of a stack with another number of layers.
+        """
+        x = input
+        caches = _caches(cache, self)
+        for layer, (self_cache, memory_cache) in zip(self.layers, caches, strict=True):
+            x = layer(
+                x,
+                memory,
+                attn_mask=attn_mask,
+                key_padding_mask=key_padding_mask,
+                is_causal=is_causal,
+                memory_mask=memory_mask,
+                memory_key_padding_mask=memory_key_padding_mask,
+                cache=self_cache,
+                memory_cache=memory_cache,
+            )
+        return x if self.norm is None else self.norm(x)
+
+
+class Transformer(Module):
+    """An encoder and a decoder that attends to the encoder's output.
+
+    Args:
+        d_model: size E of the vectors; a multiple of `num_heads`.
+        num_heads: heads of the attentions (torch's ``nhead``).
+        num_encoder_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder.
+        d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
+        dropout: probability, as in a layer.
+        activation: between the two Linears, as in a layer; a module is shared by all layers.
+        norm_first: as in a layer.
+        final_norm: whether a norm follows the last layer of each stack.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`, of both self-attentions; shared by all layers.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        source ``[B, S, d_model]``, target ``[B, L, d_model]``, or both without B; output as the target.
+
+    Raises:
+        as a layer.
+
+    Parameters and their names are those of :class:`torch.nn.Transformer`, whose state loads unchanged;
+    matrices start Xavier uniform. The batch comes first, the decoder is causal by default, and its attention
+    to the memory ignores the source's padding (in torch only with masks). Vaswani et al., 2017.
+
+    >>> import torch
+    >>> model = Transformer(8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, d_ff=16)
+    >>> model(torch.zeros(2, 9, 8), torch.zeros(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    encoder: TransformerEncoder
+    decoder: TransformerDecoder
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        num_heads: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        d_ff: int = 2048,
+        *,
+        dropout: float = 0.1,
+        activation: FeedForwardActivation | torch.nn.Module = "relu",
+        norm_first: bool = False,
+        final_norm: bool = True,
+        norm: Literal["layer", "rms"] = "layer",
+        layer_norm_eps: float = 1e-5,
+        bias: bool = True,
+        num_kv_heads: int | None = None,
+        quiet_softmax: bool = False,
+        rotary: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        options: dict[str, Any] = {
+            "dropout": dropout,
+            "activation": activation,
+            "norm_first": norm_first,
+            "final_norm": final_norm,
+            "norm": norm,
+            "layer_norm_eps": layer_norm_eps,
+            "bias": bias,
+            "num_kv_heads": num_kv_heads,
+            "quiet_softmax": quiet_softmax,
+            "rotary": rotary,
+            "device": device,
+            "dtype": dtype,
+        }
+        self.encoder = TransformerEncoder(d_model, num_heads, d_ff, num_encoder_layers, **options)
+        self.decoder = TransformerDecoder(d_model, num_heads, d_ff, num_decoder_layers, **options)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reinitialise all matrices (Xavier uniform)."""
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.xavier_uniform_(parameter)
+
+    @classmethod
+    def from_torch(cls, transformer: torch.nn.Transformer) -> Self:
+        """Build a copy of torch's model; its inputs have the batch axis first.
+
+        Raises:
+            UnsupportedError: a custom encoder or decoder, an activation that is a function which burnt has no
+                name for, or a norm other than LayerNorm.
+        """
+        for stack, kind in (
+            (transformer.encoder, torch.nn.TransformerEncoder),
+            (transformer.decoder, torch.nn.TransformerDecoder),
+        ):
+            if type(stack) is not kind:
+                raise UnsupportedError(
+                    "a Transformer has an encoder and a decoder of torch",
+                    expected=f"a {kind.__name__}",
+                    found=f"a {type(stack).__name__}",
+                )
+        copy = cls(transformer.d_model, transformer.nhead, 0, 0, final_norm=False)
+        copy.encoder = TransformerEncoder.from_torch(transformer.encoder)
+        copy.decoder = TransformerDecoder.from_torch(transformer.decoder)
+        return copy.train(transformer.training)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        source_mask: Tensor | None = None,
+        source_key_padding_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        target_key_padding_mask: Tensor | None = None,
+        is_causal: bool = True,
+        memory_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Encode the source and decode the target.
+
+        For inference step by step, call ``encoder`` once and then ``decoder`` with its cache.
+
+        Args:
+            source: ``[B, S, d_model]``.
+            target: ``[B, L, d_model]``.
+            source_mask: ``[S, S]``, an `attn_mask` of the encoder.
+            source_key_padding_mask: ``[B, S]``, of the encoder.
+            target_mask: ``[L, L]``, an `attn_mask` of the decoder.
+            target_key_padding_mask: ``[B, L]``, of the decoder.
+            is_causal: position i of the target sees its positions 0 to i alone.
+            memory_mask: ``[L, S]``, an `attn_mask` of the decoder's attention to the encoder's output.
+            memory_key_padding_mask: ``[B, S]``, of the same; None is `source_key_padding_mask`.
+        """
+        if memory_key_padding_mask is None:
+            memory_key_padding_mask = source_key_padding_mask
+        memory = self.encoder(source, attn_mask=source_mask, key_padding_mask=source_key_padding_mask)
+        output: Tensor = self.decoder(
+            target,
+            memory,
+            attn_mask=target_mask,
+            key_padding_mask=target_key_padding_mask,
+            is_causal=is_causal,
+            memory_mask=memory_mask,
+            memory_key_padding_mask=memory_key_padding_mask,
+        )
+        return output
+
+
+def _caches(
+    cache: TransformerCache | None, stack: TransformerEncoder | TransformerDecoder
+) -> list[tuple[Any, Any]]:
+    """Return the caches of each layer's self-attention and attention to the memory."""
+    count = len(stack.layers)
+    if cache is None:
+        return [(None, None)] * count
+    if len(cache.self_attn) != count:
+        raise BurntError(
+            "the cache is of another stack",
+            where=type(stack).__name__,
+            expected=f"a cache of {count} layers",
+            found=repr(cache),
+            hint="cache = model.new_cache()",
+        )
+    return list(zip(cache.self_attn, cache.cross_attn, strict=True))
+
+
+def _norm_from_torch(norm: torch.nn.Module | None, name: str) -> LayerNorm | None:
+    if norm is None:
+        return None
+    if not isinstance(norm, torch.nn.LayerNorm):
+        raise UnsupportedError(
+            f"a {name} ends with a LayerNorm or with nothing", found=f"a {type(norm).__name__}"
+        )
     copy = LayerNorm(tuple(norm.normalized_shape), norm.eps, norm.elementwise_affine, norm.bias is not None)
     for parameter in norm.parameters():
         copy.to(device=parameter.device, dtype=parameter.dtype)
     copy.load_state_dict(norm.state_dict())
     return copy
-
-
-def _known(activation: str) -> str:
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedError(
-            "a transformer has no such activation", expected=" or ".join(_ACTIVATIONS), found=repr(activation)
-        )
-    return activation
-
-
-def _arguments(layer: torch.nn.TransformerEncoderLayer) -> dict[str, Any]:
-    """Return the arguments of a `TransformerEncoderLayer` equal to torch's."""
-    return {
-        "d_model": layer.self_attn.embed_dim,
-        "num_heads": layer.self_attn.num_heads,
-        "d_ff": layer.linear1.out_features,
-        "dropout": layer.dropout.p,
-        "activation": _activation_name(layer.activation),
-        "norm_first": layer.norm_first,
-        "layer_norm_eps": layer.norm1.eps,
-        "bias": layer.linear1.bias is not None,
-    }
-
-
-def _activation_name(activation: object) -> str:
-    if activation is F.relu or isinstance(activation, torch.nn.ReLU):
-        return "relu"
-    if activation is F.gelu or (isinstance(activation, torch.nn.GELU) and activation.approximate == "none"):
-        return "gelu"
-    if activation is F.silu or isinstance(activation, torch.nn.SiLU):
-        return "silu"
-    raise UnsupportedError(
-        "a transformer has no such activation", expected="ReLU, GELU or SiLU", found=repr(activation)
-    )

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from burnt import Module, nn
 
+# But Sequential, whose arguments are layers: tests/nn/test_container.py
 LAYERS = [
     name
     for name in nn.__all__
-    if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), Module)
+    if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), Module) and name != "Sequential"
 ]
-
-# But Sequential, whose arguments are layers: tests/nn/test_container.py
-LAYERS = [n for n in nn.__all__ if isinstance(getattr(nn, n), type) and n != "Sequential"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt import nn
-from burnt.errors import ConfigError, UnsupportedError
+from burnt.errors import BurntError, ConfigError, UnsupportedError
 
 ARGUMENTS = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "batch_first": True}
 
@@ -100,18 +100,33 @@ def test_from_torch_takes_dtype_mode_and_eps() -> None:
 
 @pytest.mark.parametrize(
     "activation",
-    [torch.tanh, torch.nn.GELU("tanh"), torch.nn.Tanh()],
+    [torch.tanh, F.leaky_relu, torch.nn.GELU("tanh"), torch.nn.PReLU()],
     ids=lambda a: getattr(a, "__name__", str(a)),
 )
-def test_other_activations_are_refused(activation: Callable[..., Any]) -> None:
-    with pytest.raises(UnsupportedError, match="no such activation"):
-        nn.TransformerEncoderLayer.from_torch(
-            torch.nn.TransformerEncoderLayer(**ARGUMENTS, activation=activation)
-        )
-    with pytest.raises(UnsupportedError, match="relu or gelu or silu"):
-        nn.TransformerEncoder(8, 2, 12, 1, activation="tanh")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="tanh"):
-        nn.TransformerEncoder.Config(d_model=8, num_heads=2, d_ff=12, num_layers=1, activation="tanh")
+def test_any_activation(activation: Callable[..., Any]) -> None:
+    theirs = torchs(1, activation=activation, dropout=0.0)
+    ours = nn.TransformerEncoder.from_torch(theirs)
+    x = torch.randn(3, 5, 8)
+    torch.testing.assert_close(ours(x), theirs(x), atol=2e-5, rtol=2e-5)
+
+
+def test_activations_without_a_name_are_refused() -> None:
+    for activation in (F.softmax, lambda x: x.abs()):
+        with pytest.raises(UnsupportedError, match="no such activation") as caught:
+            nn.TransformerEncoderLayer.from_torch(
+                torch.nn.TransformerEncoderLayer(**ARGUMENTS, activation=activation)
+            )
+        assert "torch.nn.Module" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="did you mean 'tanh'"):
+        nn.TransformerEncoder(8, 2, 12, 1, activation="tanhh")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="tanhh"):
+        nn.TransformerEncoder.Config(d_model=8, num_heads=2, d_ff=12, num_layers=1, activation="tanhh")
+
+
+def test_other_norms_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no such norm") as caught:
+        nn.TransformerDecoderLayer(8, 2, norm="batch")  # type: ignore[arg-type]
+    assert (caught.value.expected, caught.value.found) == ("'layer' or 'rms'", "'batch'")
 
 
 def test_another_final_norm_is_refused() -> None:
@@ -132,3 +147,176 @@ def test_grouped_queries_reach_the_attention() -> None:
     encoder = nn.TransformerEncoder(8, 4, 12, 2, num_kv_heads=1)
     assert encoder.layers[1].self_attn.in_proj_weight.shape == (8 + 2 * 2, 8)
     assert encoder(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", [True, False])
+def test_is_torchs_decoder(norm_first: bool, bias: bool, norm: bool) -> None:
+    layer = torch.nn.TransformerDecoderLayer(**ARGUMENTS, norm_first=norm_first, bias=bias, dropout=0.0)
+    final = torch.nn.LayerNorm(8, eps=1e-3) if norm else None
+    theirs = trained(torch.nn.TransformerDecoder(layer, 2, norm=final))
+    ours = nn.TransformerDecoder.from_torch(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x, memory = torch.randn(3, 5, 8), torch.randn(3, 4, 8)
+    padding, memory_padding = torch.zeros(3, 5, dtype=torch.bool), torch.zeros(3, 4, dtype=torch.bool)
+    padding[1, 3:] = memory_padding[0, 2:] = True
+    later, near = nn.causal_mask(5), torch.rand(5, 4) < 0.3
+    near[:, 0] = False
+    for asked, wanted in [
+        ({"is_causal": False}, {}),
+        ({}, {"tgt_mask": later, "tgt_is_causal": True}),
+        (
+            {"attn_mask": later, "is_causal": False, "key_padding_mask": padding, "memory_mask": near},
+            {"tgt_mask": later, "tgt_key_padding_mask": padding, "memory_mask": near},
+        ),
+        (
+            {"memory_key_padding_mask": memory_padding},
+            {"tgt_mask": later, "memory_key_padding_mask": memory_padding},
+        ),
+    ]:
+        output, expected = ours(x, memory, **asked), theirs(x, memory, **wanted)
+        torch.testing.assert_close(output, expected, atol=2e-5, rtol=2e-5)
+    grads = torch.autograd.grad(output.square().sum(), list(ours.parameters()))
+    wanted_grads = torch.autograd.grad(expected.square().sum(), list(theirs.parameters()))
+    for gradient, want in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(gradient, want, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_is_torchs_transformer(norm_first: bool) -> None:
+    theirs = trained(torch.nn.Transformer(8, 2, 2, 1, 12, batch_first=True, norm_first=norm_first)).eval()
+    ours = nn.Transformer.from_torch(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert not ours.training
+    source, target = torch.randn(3, 6, 8), torch.randn(3, 5, 8)
+    padding, target_padding = torch.zeros(3, 6, dtype=torch.bool), torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 3:] = target_padding[2, 4:] = True
+    later, source_mask, memory_mask = nn.causal_mask(5), torch.rand(6, 6) < 0.3, torch.rand(5, 6) < 0.3
+    source_mask[:, 0] = memory_mask[:, 0] = False
+    for asked, wanted in [
+        ({}, {"tgt_mask": later, "tgt_is_causal": True}),
+        ({"is_causal": False}, {}),
+        (
+            {"source_key_padding_mask": padding},
+            {"src_key_padding_mask": padding, "memory_key_padding_mask": padding, "tgt_mask": later},
+        ),
+        (
+            {
+                "source_mask": source_mask,
+                "memory_mask": memory_mask,
+                "target_key_padding_mask": target_padding,
+            },
+            {
+                "src_mask": source_mask,
+                "memory_mask": memory_mask,
+                "tgt_mask": later,
+                "tgt_key_padding_mask": target_padding,
+            },
+        ),
+        (
+            {"target_mask": later, "memory_key_padding_mask": padding, "is_causal": False},
+            {"tgt_mask": later, "memory_key_padding_mask": padding},
+        ),
+    ]:
+        output, expected = ours(source, target, **asked), theirs(source, target, **wanted)
+        torch.testing.assert_close(output, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_custom_parts_are_refused() -> None:
+    theirs = torch.nn.Transformer(8, 2, 1, 1, 12, batch_first=True, custom_decoder=torch.nn.Linear(8, 8))
+    with pytest.raises(UnsupportedError, match="a TransformerDecoder") as caught:
+        nn.Transformer.from_torch(theirs)
+    assert caught.value.found == "a Linear"
+
+
+def test_decoders_from_torch_keep_what_was_changed() -> None:
+    layer = torch.nn.TransformerDecoderLayer(**ARGUMENTS, dtype=torch.float64).eval()
+    layer.norm3.eps, layer.dropout3.p, layer.multihead_attn.dropout = 0.5, 0.7, 0.2
+    ours = nn.TransformerDecoderLayer.from_torch(layer)
+    assert (ours.norm3.eps, ours.dropout3.p, ours.multihead_attn.dropout) == (0.5, 0.7, 0.2)
+    assert not ours.training
+    assert ours.linear1.weight.dtype == torch.float64
+
+
+def test_the_memory_may_have_another_size() -> None:
+    decoder = nn.TransformerDecoder(8, 2, 12, 2, memory_dim=5)
+    assert decoder(torch.randn(2, 3, 8), torch.randn(2, 4, 5)).shape == (2, 3, 8)
+    assert decoder(torch.randn(3, 8), torch.randn(4, 5)).shape == (3, 8)
+
+
+@pytest.mark.parametrize("kind", ["swiglu", "geglu"])
+def test_a_gated_feed_forward(kind: Any) -> None:
+    layer = trained(nn.PositionWiseFeedForward(8, 12, activation=kind, dropout=0.0))
+    x = torch.randn(3, 5, 8)
+    gate, up = (x @ layer.linear1.weight.T + layer.linear1.bias).split(12, -1)
+    activated = gate * gate.sigmoid() if kind == "swiglu" else gate * (1 + torch.erf(gate / 2**0.5)) / 2
+    expected = (activated * up) @ layer.linear2.weight.T + layer.linear2.bias
+    torch.testing.assert_close(layer(x), expected)
+
+
+class Halves(torch.nn.Module):
+    """Rotary positions as in GPT-NeoX and Llama, written out."""
+
+    def forward(self, x: torch.Tensor, offset: int = 0) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        angle = torch.arange(offset, offset + x.shape[-2])[:, None] / 10000 ** (torch.arange(half) / half)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+
+MODERN = {"norm": "rms", "activation": "swiglu", "bias": False, "num_kv_heads": 1, "rotary": Halves()}
+STACKS: dict[str, dict[str, Any]] = {
+    "post": {},
+    "pre": {"norm_first": True, "final_norm": True, "quiet_softmax": True},
+    "modern": {"norm_first": True, "final_norm": True, **MODERN},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("chunks", [[1] * 7, [4, 1, 1, 1]], ids=["from nothing", "after a prompt"])
+@pytest.mark.parametrize("max_len", [None, 7])
+@pytest.mark.parametrize("padded", [False, True])
+def test_steps_equal_the_whole(
+    options: dict[str, Any], chunks: list[int], max_len: int | None, padded: bool
+) -> None:
+    encoder = trained(nn.TransformerEncoder(8, 4, 12, 2, **options)).eval()
+    decoder = trained(nn.TransformerDecoder(8, 4, 12, 2, memory_dim=5, **options)).eval()
+    x, memory = torch.randn(3, 7, 8), torch.randn(3, 6, 5)
+    padding, memory_padding = torch.zeros(3, 7, dtype=torch.bool), torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, :3] = padded  # at the left, as for prompts of different lengths
+    memory_padding[2, 4:] = padded
+    encoded = encoder(x, key_padding_mask=padding, is_causal=True)
+    decoded = decoder(x, memory, key_padding_mask=padding, memory_key_padding_mask=memory_padding)
+    encoder_cache, decoder_cache = encoder.new_cache(max_len), decoder.new_cache(max_len)
+    for part in x.split(chunks, 1):
+        start = encoder_cache.length
+        end = start + part.shape[1]
+        # Once the cache holds its projection, the memory is not needed.
+        given = memory if start == 0 else None
+        seen = padding[:, :end]
+        step = encoder(part, key_padding_mask=seen, cache=encoder_cache)
+        torch.testing.assert_close(step, encoded[:, start:end], atol=1e-5, rtol=1e-5)
+        step = decoder(
+            part, given, key_padding_mask=seen, memory_key_padding_mask=memory_padding, cache=decoder_cache
+        )
+        torch.testing.assert_close(step, decoded[:, start:end], atol=1e-5, rtol=1e-5)
+    assert repr(decoder_cache) == "TransformerCache(num_layers=2, length=7)"
+    beams = torch.tensor([1, 1, 0])
+    decoder_cache.reset()
+    decoder(x[:, :4], memory, cache=decoder_cache)
+    decoder_cache.reorder(beams)
+    expected = decoder(x[beams], memory[beams])[:, 4:]
+    torch.testing.assert_close(decoder(x[beams, 4:], cache=decoder_cache), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_of_another_stack_is_refused() -> None:
+    encoder, decoder = nn.TransformerEncoder(8, 2, 12, 1), nn.TransformerDecoder(8, 2, 12, 2)
+    with pytest.raises(BurntError, match="of another stack") as caught:
+        encoder(torch.zeros(1, 1, 8), cache=decoder.new_cache())
+    assert caught.value.found == "TransformerCache(num_layers=2, length=0)"
+    assert (caught.value.where, caught.value.hint) == ("TransformerEncoder", "cache = model.new_cache()")
+    with pytest.raises(BurntError, match="nothing to attend to"):
+        decoder(torch.zeros(1, 1, 8), cache=decoder.new_cache())

@@ -1,0 +1,391 @@
+"""The layers of transformers: attention and feed-forward, each with dropout, residual connection and norm."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt.errors import UnsupportedError
+from burnt.nn.activation import ActivationName
+from burnt.nn.attention import CrossAttention, MultiHeadAttention
+from burnt.nn.cache import KeyValueCache
+from burnt.nn.dropout import Dropout
+from burnt.nn.feed_forward import FeedForwardActivation, FeedForwardBase
+from burnt.nn.norm import LayerNorm, RmsNorm
+
+__all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer", "arguments_of", "build_norm"]
+
+
+class TransformerEncoderLayer(FeedForwardBase):
+    r"""Self-attention and two Linears, each with dropout, a residual connection and a norm.
+
+    .. math:: x \leftarrow \mathrm{norm}_1(x + \mathrm{attention}(x)), \quad
+              y = \mathrm{norm}_2(x + W_2\,f(W_1 x))
+
+    or, with `norm_first`, :math:`x + \mathrm{attention}(\mathrm{norm}_1(x))` and so on.
+
+    Args:
+        d_model: size E of the vectors; a multiple of `num_heads`.
+        num_heads: heads of the attention.
+        d_ff: size between the two Linears (torch's ``dim_feedforward``).
+        dropout: probability, after the attention (and of its weights), after `f` and after the second Linear.
+        activation: `f`: a name, a Config or a module, or ``"swiglu"`` or ``"geglu"``, as in
+            `PositionWiseFeedForward`.
+        norm_first: normalise what goes into attention and Linears, and not the sums.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
+
+    Raises:
+        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        ConfigError: there is no such activation.
+        UnsupportedError: there is no such norm.
+
+    Parameters, their names and initial values are those of :class:`torch.nn.TransformerEncoderLayer`; the
+    batch comes first. (Burn's default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
+
+    >>> import torch
+    >>> TransformerEncoderLayer(8, num_heads=2, d_ff=16)(torch.zeros(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    self_attn: MultiHeadAttention
+    norm1: LayerNorm | RmsNorm
+    norm2: LayerNorm | RmsNorm
+    dropout1: Dropout
+    dropout2: Dropout
+    norm_first: bool
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int = 2048,
+        *,
+        dropout: float = 0.1,
+        activation: FeedForwardActivation | torch.nn.Module = "relu",
+        norm_first: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
+        layer_norm_eps: float = 1e-5,
+        bias: bool = True,
+        num_kv_heads: int | None = None,
+        quiet_softmax: bool = False,
+        rotary: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.self_attn = MultiHeadAttention(
+            d_model,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            dropout=dropout,
+            bias=bias,
+            quiet_softmax=quiet_softmax,
+            rotary=rotary,
+            device=device,
+            dtype=dtype,
+        )
+        self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
+        self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
+        self.norm2 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.norm_first = norm_first
+
+    @classmethod
+    def from_torch(cls, layer: torch.nn.TransformerEncoderLayer) -> Self:
+        """Build a copy of torch's layer; its input has the batch axis first.
+
+        Raises:
+            UnsupportedError: an activation that is a function which burnt has no name for.
+        """
+        weight = layer.linear1.weight
+        copied = cls(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
+        copied.load_state_dict(layer.state_dict())
+        # These may have been changed individually.
+        copied.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
+        copied.norm2.eps = layer.norm2.eps
+        copied.dropout1.p, copied.dropout2.p = layer.dropout1.p, layer.dropout2.p
+        return copied.train(layer.training)
+
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Encode `input` ``[B, L, d_model]``; masks and cache as in `MultiHeadAttention.forward`."""
+
+        def attend(x: Tensor) -> Tensor:
+            attended = self.self_attn(
+                x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal, cache=cache
+            )
+            return self.dropout1(attended)  # type: ignore[no-any-return]
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.dropout2(self._feed_forward(x))  # type: ignore[no-any-return]
+
+        x = input
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            return x + feed_forward(self.norm2(x))
+        x = self.norm1(x + attend(x))
+        output: Tensor = self.norm2(x + feed_forward(x))
+        return output
+
+
+class TransformerDecoderLayer(FeedForwardBase):
+    r"""Causal self-attention, attention to a memory, and two Linears, each with dropout, residual and norm.
+
+    .. math:: x \leftarrow \mathrm{norm}_1(x + \mathrm{attention}(x)), \quad
+              x \leftarrow \mathrm{norm}_2(x + \mathrm{attention}(x, \mathrm{memory})), \quad
+              y = \mathrm{norm}_3(x + W_2\,f(W_1 x))
+
+    or, with `norm_first`, :math:`x + \mathrm{attention}(\mathrm{norm}_1(x))` and so on.
+
+    Args:
+        d_model: size E of the vectors; a multiple of `num_heads`.
+        num_heads: heads of both attentions.
+        d_ff: size between the two Linears (torch's ``dim_feedforward``).
+        memory_dim: size of the memory's vectors; None is `d_model`.
+        dropout: probability, after each attention (and of its weights), after `f` and after the second
+            Linear.
+        activation: `f`: a name, a Config or a module, or ``"swiglu"`` or ``"geglu"``, as in
+            `PositionWiseFeedForward`.
+        norm_first: normalise what goes into attentions and Linears, and not the sums.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`, of both attentions.
+        rotary: as in `MultiHeadAttention`, of the self-attention.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
+
+    Raises:
+        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        ConfigError: there is no such activation.
+        UnsupportedError: there is no such norm.
+
+    Parameters, their names and initial values are those of :class:`torch.nn.TransformerDecoderLayer`; the
+    batch comes first, and the self-attention is causal unless ``is_causal=False`` (in torch and Burn only
+    with a mask). Without a memory, a decoder is a `TransformerEncoderLayer` with ``is_causal=True``. (Burn's
+    default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
+
+    >>> import torch
+    >>> layer = TransformerDecoderLayer(8, num_heads=2, d_ff=16)
+    >>> layer(torch.zeros(2, 5, 8), torch.zeros(2, 9, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    self_attn: MultiHeadAttention
+    multihead_attn: CrossAttention
+    norm1: LayerNorm | RmsNorm
+    norm2: LayerNorm | RmsNorm
+    norm3: LayerNorm | RmsNorm
+    dropout1: Dropout
+    dropout2: Dropout
+    dropout3: Dropout
+    norm_first: bool
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int = 2048,
+        *,
+        memory_dim: int | None = None,
+        dropout: float = 0.1,
+        activation: FeedForwardActivation | torch.nn.Module = "relu",
+        norm_first: bool = False,
+        norm: Literal["layer", "rms"] = "layer",
+        layer_norm_eps: float = 1e-5,
+        bias: bool = True,
+        num_kv_heads: int | None = None,
+        quiet_softmax: bool = False,
+        rotary: torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.self_attn = MultiHeadAttention(
+            d_model,
+            num_heads,
+            num_kv_heads=num_kv_heads,
+            dropout=dropout,
+            bias=bias,
+            quiet_softmax=quiet_softmax,
+            rotary=rotary,
+            device=device,
+            dtype=dtype,
+        )
+        self.multihead_attn = CrossAttention(
+            d_model,
+            num_heads,
+            context_dim=memory_dim,
+            num_kv_heads=num_kv_heads,
+            dropout=dropout,
+            bias=bias,
+            quiet_softmax=quiet_softmax,
+            device=device,
+            dtype=dtype,
+        )
+        self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
+        self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
+        self.norm2 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
+        self.norm3 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(dropout)
+        self.dropout3 = Dropout(dropout)
+        self.norm_first = norm_first
+
+    @classmethod
+    def from_torch(cls, layer: torch.nn.TransformerDecoderLayer) -> Self:
+        """Build a copy of torch's layer; its inputs have the batch axis first.
+
+        Raises:
+            UnsupportedError: an activation that is a function which burnt has no name for.
+        """
+        weight = layer.linear1.weight
+        copied = cls(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
+        copied.load_state_dict(layer.state_dict())
+        # These may have been changed individually.
+        copied.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
+        copied.multihead_attn = CrossAttention.from_torch(layer.multihead_attn)
+        copied.norm2.eps, copied.norm3.eps = layer.norm2.eps, layer.norm3.eps
+        copied.dropout1.p, copied.dropout2.p = layer.dropout1.p, layer.dropout2.p
+        copied.dropout3.p = layer.dropout3.p
+        return copied.train(layer.training)
+
+    def forward(
+        self,
+        input: Tensor,
+        memory: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        is_causal: bool = True,
+        memory_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        memory_cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Decode.
+
+        Args:
+            input: ``[B, L, d_model]``.
+            memory: ``[B, S, memory_dim]``; may be None once `memory_cache` is filled.
+            attn_mask: of the self-attention, as in `MultiHeadAttention.forward`.
+            key_padding_mask: of the self-attention, ``[B, L]``.
+            is_causal: position i sees positions 0 to i alone.
+            memory_mask: an `attn_mask` ``[L, S]`` of the attention to the memory.
+            memory_key_padding_mask: ``[B, S]``, of the attention to the memory.
+            cache: of the self-attention, as in `MultiHeadAttention.forward`.
+            memory_cache: of the attention to the memory, as in `CrossAttention.forward`.
+        """
+
+        def attend(x: Tensor) -> Tensor:
+            attended = self.self_attn(
+                x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal, cache=cache
+            )
+            return self.dropout1(attended)  # type: ignore[no-any-return]
+
+        def attend_to_memory(x: Tensor) -> Tensor:
+            attended = self.multihead_attn(
+                x,
+                memory,
+                attn_mask=memory_mask,
+                key_padding_mask=memory_key_padding_mask,
+                cache=memory_cache,
+            )
+            return self.dropout2(attended)  # type: ignore[no-any-return]
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.dropout3(self._feed_forward(x))  # type: ignore[no-any-return]
+
+        x = input
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            x = x + attend_to_memory(self.norm2(x))
+            return x + feed_forward(self.norm3(x))
+        x = self.norm1(x + attend(x))
+        x = self.norm2(x + attend_to_memory(x))
+        output: Tensor = self.norm3(x + feed_forward(x))
+        return output
+
+
+def build_norm(
+    kind: str,
+    d_model: int,
+    eps: float,
+    bias: bool,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> LayerNorm | RmsNorm:
+    """Build a norm of a transformer by name.
+
+    Raises:
+        UnsupportedError: there is no such norm.
+    """
+    if kind == "layer":
+        return LayerNorm(d_model, eps, bias=bias, device=device, dtype=dtype)
+    if kind == "rms":
+        return RmsNorm(d_model, eps, device=device, dtype=dtype)
+    raise UnsupportedError("a transformer has no such norm", expected="'layer' or 'rms'", found=repr(kind))
+
+
+def arguments_of(
+    layer: torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer,
+) -> dict[str, Any]:
+    """Return the arguments of a layer equal to torch's.
+
+    Raises:
+        UnsupportedError: an activation that is a function which burnt has no name for.
+    """
+    return {
+        "d_model": layer.self_attn.embed_dim,
+        "num_heads": layer.self_attn.num_heads,
+        "d_ff": layer.linear1.out_features,
+        "dropout": layer.dropout.p,
+        "activation": _activation_from_torch(layer.activation),
+        "norm_first": layer.norm_first,
+        "layer_norm_eps": layer.norm1.eps,
+        "bias": layer.linear1.bias is not None,
+    }
+
+
+def _activation_from_torch(activation: Any) -> str | torch.nn.Module:
+    if isinstance(activation, torch.nn.Module):
+        return copy.deepcopy(activation)
+    # Where the function's name is burnt's name for it, the activation has torch's defaults.
+    name = getattr(activation, "__name__", "")
+    if name in get_args(ActivationName) and activation in (
+        getattr(F, name, None),
+        getattr(torch, name, None),
+    ):
+        return name
+    raise UnsupportedError(
+        "a transformer has no such activation",
+        expected="a function of torch with one argument, such as torch.nn.functional.gelu, or a module",
+        found=repr(activation),
+        hint="a function as a module: class Activation(torch.nn.Module)",
+    )
