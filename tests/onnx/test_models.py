@@ -36,7 +36,17 @@ def leaves(value: Any) -> Iterator[Tensor]:
         yield from (leaf for part in parts for leaf in leaves(part))
 
 
-LONG_GRAPHS = {"Lstm", "Gru", "MultiHeadAttention", "TransformerEncoderLayer", "TransformerEncoder"}
+LONG_GRAPHS = {
+    "CrossAttention",
+    "Gru",
+    "Lstm",
+    "MultiHeadAttention",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+}
 """Layers that take as long to export as the others together; the models below hold them."""
 
 
@@ -120,6 +130,32 @@ class LanguageModel(burnt.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.decoder(self.embedding(tokens), is_causal=True) @ self.embedding.weight.T
+
+
+class Translator(burnt.Module):
+    """Tokens of two languages -> logits of the second; padding of the first is ignored."""
+
+    embedding: nn.Embedding
+    transformer: nn.Transformer
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        padding = nn.padding_mask(source, 0)
+        x = self.transformer(self.embedding(source), self.embedding(target), source_key_padding_mask=padding)
+        return x @ self.embedding.weight.T
+
+
+class NextToken(burnt.Module):
+    """A token after others, whose keys and values are given and returned: a step of inference."""
+
+    embedding: nn.Embedding
+    decoder: nn.TransformerEncoderLayer
+
+    def forward(self, token: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        cache = nn.KeyValueCache(key=key, value=value)
+        x = self.decoder(self.embedding(token), cache=cache)
+        assert cache.key is not None
+        assert cache.value is not None
+        return x @ self.embedding.weight.T, cache.key, cache.value
 
 
 class Tagger(burnt.Module):
@@ -237,6 +273,20 @@ MODELS = {
         tokens,
     ),
     "decoder": Model(lambda: LanguageModel(nn.Embedding(11, 8), encoder(norm_first=True)), tokens),
+    "translator": Model(
+        lambda: Translator(nn.Embedding(11, 8), nn.Transformer(8, 2, 1, 1, 12)),
+        lambda n: {"source": tokens(n), "target": torch.randint(1, 11, (n, 4))},
+        {"source": {1: "words"}},
+    ),
+    "step": Model(
+        lambda: NextToken(nn.Embedding(11, 8), nn.TransformerEncoderLayer(8, 4, 12, num_kv_heads=2)),
+        lambda n: {
+            "token": torch.randint(11, (n, 1)),
+            "key": torch.randn(n, 2, 4 + n, 2),
+            "value": torch.randn(n, 2, 4 + n, 2),
+        },
+        {"key": {2: "length"}, "value": {2: "length"}},
+    ),
     "mask": Model(
         encoder, lambda n: {"input": torch.randn(n, 6, 8), "attn_mask": torch.randn(6, 6).triu(1) > 0}
     ),
