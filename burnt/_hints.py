@@ -110,6 +110,7 @@ SYNONYMS = {
     "collate_fn": ("batcher",),
     "default_root_dir": ("folder",),
     "end_factor": ("end",),
+    "dim_feedforward": ("d_ff",),
     "epochs": ("duration",),
     "eta_min": ("end",),
     "eval_dataset": ("valid",),

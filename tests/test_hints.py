@@ -147,6 +147,7 @@ def test_every_constructor_explains_an_argument_that_it_lacks(kind):
         (lambda: nn.Prelu(init=0.1), "did you mean 'alpha'?"),
         (lambda: nn.lora(nn.Linear(4, 2), r=8), "did you mean 'rank'?"),
         (lambda: nn.lora(nn.Linear(4, 2), lora_alpha=8), "did you mean 'alpha'?"),
+        (lambda: nn.TransformerDecoderLayer(8, 2, dim_feedforward=9), "did you mean 'd_ff'?"),
         (
             lambda: nn.Conv2d(1, filters=3, kernel=5),
             "filters: did you mean 'out_channels'?\nkernel: did you mean 'kernel_size'?",
