@@ -191,25 +191,13 @@ class _Attention(Module):
         weights: Tensor = scores_BHLS.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
         return weights
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the inputs and split them into heads: BHLD, BKSD, BKSD."""
-        if self.in_proj_weight is not None and key is query and value is query:
-            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
-            q, k, v = torch.split_with_sizes(packed, self._sizes(), dim=-1)
-            return self._heads(q), self._heads(k), self._heads(v)
-        return self._project_query(query), self._project_key(key), self._project_value(value)
-
-    def _project_query(self, query: Tensor) -> Tensor:
+    def _project(self, *inputs: Tensor) -> list[Tensor]:
+        """Project query, key and value, or only the first, and split into heads: BHLD, BKSD, BKSD."""
+        if len(inputs) == 3 and self.in_proj_weight is not None and inputs[0] is inputs[1] is inputs[2]:
+            packed = F.linear(inputs[0], self.in_proj_weight, self.in_proj_bias)
+            return [self._heads(x) for x in torch.split_with_sizes(packed, self._sizes(), dim=-1)]
         weights, biases = self._projections()
-        return self._heads(F.linear(query, weights[0], biases[0]))
-
-    def _project_key(self, key: Tensor) -> Tensor:
-        weights, biases = self._projections()
-        return self._heads(F.linear(key, weights[1], biases[1]))
-
-    def _project_value(self, value: Tensor) -> Tensor:
-        weights, biases = self._projections()
-        return self._heads(F.linear(value, weights[2], biases[2]))
+        return [self._heads(F.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases, strict=False)]
 
     def _projections(self) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
         """Return weights and biases of the projections of queries, keys and values."""
@@ -228,28 +216,27 @@ class _Attention(Module):
         return x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
     def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
-        batch = tuple(query.shape[:-2])
-        wanted: list[tuple[str, Tensor, tuple[object, ...]]] = [
-            ("query", query, (*batch, "L", self.embed_dim))
-        ]
+        batch = query.shape[:-2]
+        self._check_input("query", query, batch, "L", self.embed_dim)
         if key is not None:
-            wanted.append((self._KEY, key, (*batch, "S", self.kdim)))
+            self._check_input(self._KEY, key, batch, "S", self.kdim)
             if value is not None:
-                length = key.shape[-2] if key.dim() > 1 else "S"
-                wanted.append(("value", value, (*batch, length, self.vdim)))
-        for name, tensor, shape in wanted:
-            fits = tensor.dim() == len(shape) and all(
-                isinstance(want, str) or size == want for size, want in zip(tensor.shape, shape, strict=True)
-            )
-            if not fits or tensor.dim() not in (2, 3):
-                raise ShapeError(
-                    f"the {name} does not fit an attention",
-                    where=self._name(),
-                    expected=f"({', '.join(str(size) for size in shape)})"
-                    if tensor.dim() in (2, 3)
-                    else f"[batch, length, {shape[-1]}] or [length, {shape[-1]}]",
-                    found=tuple(tensor.shape),
-                )
+                self._check_input("value", value, batch, key.shape[-2], self.vdim)
+
+    def _check_input(self, name: str, x: Tensor, batch: torch.Size, length: int | str, size: int) -> None:
+        """Check that `x` is ``[*batch, length, size]``; a length that is a letter may be any."""
+        shape = x.shape
+        fits = len(shape) in (2, 3) and shape[:-2] == batch and shape[-1] == size
+        if fits and (isinstance(length, str) or shape[-2] == length):
+            return
+        raise ShapeError(
+            f"the {name} does not fit an attention",
+            where=self._name(),
+            expected=f"({', '.join(str(n) for n in (*batch, length, size))})"
+            if len(shape) in (2, 3)
+            else f"[batch, length, {size}] or [length, {size}]",
+            found=tuple(shape),
+        )
 
     def _mask(
         self,
@@ -544,7 +531,7 @@ class MultiHeadAttention(_Attention):
         """
         key = query if key is None else key
         self._check_inputs(query, key, None)
-        q_BHLD, k_BKSD = self._project_query(query), self._project_key(key)
+        q_BHLD, k_BKSD = self._project(query, key)
         if self.rotary is not None:
             q_BHLD, k_BKSD = self.rotary(q_BHLD, 0), self.rotary(k_BKSD, 0)
         weights = self._weights(q_BHLD, k_BKSD, attn_mask, key_padding_mask, causal=is_causal)
@@ -690,22 +677,21 @@ class CrossAttention(_Attention):
             ShapeError: an input or a mask of the wrong shape.
             BurntError: no context, or a mask that is neither boolean nor floating.
         """
-        k_BKSD, v_BKSD = (None, None) if cache is None else (cache.key, cache.value)
-        if k_BKSD is None or v_BKSD is None:
-            if context is None:
-                raise BurntError(
-                    "there is nothing to attend to",
-                    where=self._name(),
-                    expected="a context, or a cache that an earlier call has filled",
-                    found="no cache" if cache is None else "an empty cache",
-                )
+        if cache is not None and cache.key is not None and cache.value is not None:
+            self._check_inputs(query, None, None)
+            (q_BHLD,), k_BKSD, v_BKSD = self._project(query), cache.key, cache.value
+        elif context is not None:
             self._check_inputs(query, context, None)
-            k_BKSD, v_BKSD = self._project_key(context), self._project_value(context)
+            q_BHLD, k_BKSD, v_BKSD = self._project(query, context, context)
             if cache is not None:
                 cache.append(k_BKSD, v_BKSD)
         else:
-            self._check_inputs(query, None, None)
-        q_BHLD = self._project_query(query)
+            raise BurntError(
+                "there is nothing to attend to",
+                where=self._name(),
+                expected="a context, or a cache that an earlier call has filled",
+                found="no cache" if cache is None else "an empty cache",
+            )
         output = self._attend(q_BHLD, k_BKSD, v_BKSD, attn_mask, key_padding_mask)
         output = output if query.dim() == 3 else output[0]
         if not need_weights:
