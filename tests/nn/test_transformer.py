@@ -149,6 +149,7 @@ def test_grouped_queries_reach_the_attention() -> None:
     assert encoder(torch.randn(2, 3, 8)).shape == (2, 3, 8)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
@@ -275,6 +276,7 @@ STACKS: dict[str, dict[str, Any]] = {
 
 
 @torch.no_grad()
+@pytest.mark.sample
 @pytest.mark.parametrize("options", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize("chunks", [[1] * 7, [4, 1, 1, 1]], ids=["from nothing", "after a prompt"])
 @pytest.mark.parametrize("max_len", [None, 7])
