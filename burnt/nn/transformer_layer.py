@@ -42,6 +42,7 @@ class TransformerEncoderLayer(FeedForwardBase):
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`.
         rotary: as in `MultiHeadAttention`.
+        feed_forward: another module in place of the two Linears, which maps ``[..., d_model]`` to the same.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -67,6 +68,7 @@ class TransformerEncoderLayer(FeedForwardBase):
     dropout1: Dropout
     dropout2: Dropout
     norm_first: bool
+    feed_forward: torch.nn.Module | None
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class TransformerEncoderLayer(FeedForwardBase):
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
         rotary: torch.nn.Module | None = None,
+        feed_forward: torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -98,7 +101,9 @@ class TransformerEncoderLayer(FeedForwardBase):
             device=device,
             dtype=dtype,
         )
-        self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
+        self.feed_forward = feed_forward
+        if feed_forward is None:
+            self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
         self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
         self.norm2 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
         self.dropout1 = Dropout(dropout)
@@ -139,7 +144,8 @@ class TransformerEncoderLayer(FeedForwardBase):
             return self.dropout1(attended)  # type: ignore[no-any-return]
 
         def feed_forward(x: Tensor) -> Tensor:
-            return self.dropout2(self._feed_forward(x))  # type: ignore[no-any-return]
+            y = self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
+            return self.dropout2(y)  # type: ignore[no-any-return]
 
         x = input
         if self.norm_first:
@@ -175,6 +181,7 @@ class TransformerDecoderLayer(FeedForwardBase):
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`, of both attentions.
         rotary: as in `MultiHeadAttention`, of the self-attention.
+        feed_forward: another module in place of the two Linears, which maps ``[..., d_model]`` to the same.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -206,6 +213,7 @@ class TransformerDecoderLayer(FeedForwardBase):
     dropout2: Dropout
     dropout3: Dropout
     norm_first: bool
+    feed_forward: torch.nn.Module | None
 
     def __init__(
         self,
@@ -223,6 +231,7 @@ class TransformerDecoderLayer(FeedForwardBase):
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
         rotary: torch.nn.Module | None = None,
+        feed_forward: torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -249,7 +258,9 @@ class TransformerDecoderLayer(FeedForwardBase):
             device=device,
             dtype=dtype,
         )
-        self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
+        self.feed_forward = feed_forward
+        if feed_forward is None:
+            self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
         self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
         self.norm2 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
         self.norm3 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
@@ -320,7 +331,8 @@ class TransformerDecoderLayer(FeedForwardBase):
             return self.dropout2(attended)  # type: ignore[no-any-return]
 
         def feed_forward(x: Tensor) -> Tensor:
-            return self.dropout3(self._feed_forward(x))  # type: ignore[no-any-return]
+            y = self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
+            return self.dropout3(y)  # type: ignore[no-any-return]
 
         x = input
         if self.norm_first:

@@ -257,6 +257,23 @@ def test_a_gated_feed_forward(kind: Any) -> None:
     torch.testing.assert_close(layer(x), expected)
 
 
+def test_another_feed_forward() -> None:
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    x, memory = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    for kind, inputs in ((nn.TransformerEncoderLayer, (x,)), (nn.TransformerDecoderLayer, (x, memory))):
+        built = kind(8, 2, norm_first=True, dropout=0.0, feed_forward=Double())
+        layer = trained(built)
+        assert not any(name.startswith("linear") for name, _ in layer.named_parameters())
+        norm = layer.norm3 if len(inputs) == 2 else layer.norm2
+        before: list[torch.Tensor] = []
+        norm.register_forward_pre_hook(lambda module, args, before=before: before.append(args[0]))
+        output = layer(*inputs)
+        torch.testing.assert_close(output, before[0] + 2 * norm(before[0]))
+
+
 class Halves(torch.nn.Module):
     """Rotary positions as in GPT-NeoX and Llama, written out."""
 
