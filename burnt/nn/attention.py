@@ -14,10 +14,12 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from burnt import kernels
+from burnt.config import Config
 from burnt.errors import BurntError, ShapeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.cache import KeyValueCache
 from burnt.nn.linear import Linear
+from burnt.nn.position import RotaryEncoding
 
 __all__ = ["CrossAttention", "MultiHeadAttention"]
 
@@ -349,8 +351,8 @@ class MultiHeadAttention(_Attention):
         vdim: size of the values' vectors; None is `embed_dim`.
         quiet_softmax: add 1 to the denominator of the softmax, so that a head can attend to nothing (torch's
             ``add_zero_attn``).
-        rotary: encodes the positions of queries and keys: any module that is called with
-            ``[B, H, L, D]`` and the position of the first vector.
+        rotary: encodes the positions of queries and keys: a `RotaryEncoding`, its Config, or any module that
+            is called with ``[B, H, L, D]`` and the position of the first vector.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -394,7 +396,7 @@ class MultiHeadAttention(_Attention):
         kdim: int | None = None,
         vdim: int | None = None,
         quiet_softmax: bool = False,
-        rotary: torch.nn.Module | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -412,7 +414,7 @@ class MultiHeadAttention(_Attention):
             device=device,
             dtype=dtype,
         )
-        self.rotary = rotary
+        self.rotary = rotary.init(device) if isinstance(rotary, Config) else rotary
 
     @classmethod
     def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:

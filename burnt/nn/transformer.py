@@ -13,7 +13,9 @@ from burnt.module import Module
 from burnt.nn.cache import TransformerCache
 from burnt.nn.feed_forward import FeedForwardActivation
 from burnt.nn.norm import LayerNorm, RmsNorm
+from burnt.nn.position import RotaryEncoding
 from burnt.nn.transformer_layer import (
+    FeedForwardConfig,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
     arguments_of,
@@ -40,7 +42,9 @@ class TransformerEncoder(Module):
         bias: whether Linears and norms have biases.
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`; shared by all layers.
+        rotary: as in `MultiHeadAttention`; a module is shared by all layers.
+        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
+            `d_ff` and `activation` are unused then.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -79,7 +83,8 @@ class TransformerEncoder(Module):
         bias: bool = True,
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
-        rotary: torch.nn.Module | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
+        feed_forward: FeedForwardConfig | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -98,6 +103,7 @@ class TransformerEncoder(Module):
             num_kv_heads=num_kv_heads,
             quiet_softmax=quiet_softmax,
             rotary=rotary,
+            feed_forward=feed_forward,
             device=device,
             dtype=dtype,
         )
@@ -177,7 +183,9 @@ class TransformerDecoder(Module):
         bias: whether Linears and norms have biases.
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`, of the self-attention; shared by all layers.
+        rotary: as in `MultiHeadAttention`, of the self-attention; a module is shared by all layers.
+        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
+            `d_ff` and `activation` are unused then.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -219,7 +227,8 @@ class TransformerDecoder(Module):
         bias: bool = True,
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
-        rotary: torch.nn.Module | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
+        feed_forward: FeedForwardConfig | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -239,6 +248,7 @@ class TransformerDecoder(Module):
             num_kv_heads=num_kv_heads,
             quiet_softmax=quiet_softmax,
             rotary=rotary,
+            feed_forward=feed_forward,
             device=device,
             dtype=dtype,
         )
@@ -326,7 +336,9 @@ class Transformer(Module):
         bias: whether Linears and norms have biases.
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`, of both self-attentions; shared by all layers.
+        rotary: as in `MultiHeadAttention`, of both self-attentions; a module is shared by all layers.
+        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
+            `d_ff` and `activation` are unused then.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -366,7 +378,8 @@ class Transformer(Module):
         bias: bool = True,
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
-        rotary: torch.nn.Module | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
+        feed_forward: FeedForwardConfig | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -382,6 +395,7 @@ class Transformer(Module):
             "num_kv_heads": num_kv_heads,
             "quiet_softmax": quiet_softmax,
             "rotary": rotary,
+            "feed_forward": feed_forward,
             "device": device,
             "dtype": dtype,
         }

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt.config import Config
 from burnt.errors import UnsupportedError
 from burnt.nn.activation import ActivationName
 from burnt.nn.attention import CrossAttention, MultiHeadAttention
 from burnt.nn.cache import KeyValueCache
 from burnt.nn.dropout import Dropout
 from burnt.nn.feed_forward import FeedForwardActivation, FeedForwardBase
+from burnt.nn.gated import GatedFeedForward
+from burnt.nn.moe import MoeFeedForward
 from burnt.nn.norm import LayerNorm, RmsNorm
+from burnt.nn.position import RotaryEncoding
 
-__all__ = ["TransformerDecoderLayer", "TransformerEncoderLayer", "arguments_of", "build_norm"]
+__all__ = [
+    "FeedForwardConfig",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+    "arguments_of",
+    "build_norm",
+]
+
+FeedForwardConfig: TypeAlias = GatedFeedForward.Config | MoeFeedForward.Config
+"""Feed-forwards that a Config can name in place of two Linears."""
 
 
 class TransformerEncoderLayer(FeedForwardBase):
@@ -42,7 +55,8 @@ class TransformerEncoderLayer(FeedForwardBase):
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`.
         rotary: as in `MultiHeadAttention`.
-        feed_forward: another module in place of the two Linears, which maps ``[..., d_model]`` to the same.
+        feed_forward: replaces the two Linears; then `d_ff` and `activation` are unused. Any module that maps
+            ``[..., d_model]`` to the same, or the Config of a `GatedFeedForward` or `MoeFeedForward`.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -84,8 +98,8 @@ class TransformerEncoderLayer(FeedForwardBase):
         bias: bool = True,
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
-        rotary: torch.nn.Module | None = None,
-        feed_forward: torch.nn.Module | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
+        feed_forward: FeedForwardConfig | torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -101,7 +115,9 @@ class TransformerEncoderLayer(FeedForwardBase):
             device=device,
             dtype=dtype,
         )
-        self.feed_forward = feed_forward
+        self.feed_forward = (
+            feed_forward.init(device, dtype) if isinstance(feed_forward, Config) else feed_forward
+        )
         if feed_forward is None:
             self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
         self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
@@ -181,7 +197,8 @@ class TransformerDecoderLayer(FeedForwardBase):
         num_kv_heads: heads of keys and values, None for `num_heads`.
         quiet_softmax: as in `MultiHeadAttention`, of both attentions.
         rotary: as in `MultiHeadAttention`, of the self-attention.
-        feed_forward: another module in place of the two Linears, which maps ``[..., d_model]`` to the same.
+        feed_forward: replaces the two Linears; then `d_ff` and `activation` are unused. Any module that maps
+            ``[..., d_model]`` to the same, or the Config of a `GatedFeedForward` or `MoeFeedForward`.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -230,8 +247,8 @@ class TransformerDecoderLayer(FeedForwardBase):
         bias: bool = True,
         num_kv_heads: int | None = None,
         quiet_softmax: bool = False,
-        rotary: torch.nn.Module | None = None,
-        feed_forward: torch.nn.Module | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
+        feed_forward: FeedForwardConfig | torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -258,7 +275,9 @@ class TransformerDecoderLayer(FeedForwardBase):
             device=device,
             dtype=dtype,
         )
-        self.feed_forward = feed_forward
+        self.feed_forward = (
+            feed_forward.init(device, dtype) if isinstance(feed_forward, Config) else feed_forward
+        )
         if feed_forward is None:
             self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
         self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)

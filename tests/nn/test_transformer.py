@@ -339,3 +339,28 @@ def test_a_cache_of_another_stack_is_refused() -> None:
     assert (caught.value.where, caught.value.hint) == ("TransformerEncoder", "cache = model.new_cache()")
     with pytest.raises(BurntError, match="nothing to attend to"):
         decoder(torch.zeros(1, 1, 8), cache=decoder.new_cache())
+
+
+def test_configs_name_positions_and_feed_forwards() -> None:
+    config = nn.Transformer.Config(
+        d_model=8,
+        num_heads=2,
+        num_encoder_layers=2,
+        num_decoder_layers=1,
+        rotary=nn.RotaryEncoding.Config(head_dim=4, base=100.0),
+        feed_forward=nn.MoeFeedForward.Config(d_model=8, d_ff=12, num_experts=3),
+    )
+    again = nn.Transformer.Config.from_json(config.to_json())
+    model = again.init(dtype=torch.float64)
+    assert model.encoder.layers[1].self_attn.rotary.base == 100.0
+    kinds = [layer.feed_forward for stack in (model.encoder, model.decoder) for layer in stack.layers]
+    assert all(isinstance(kind, nn.MoeFeedForward) for kind in kinds)
+    assert len(set(map(id, kinds))) == 3
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    inputs = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 3, 8, dtype=torch.float64)
+    assert model(*inputs).shape == (2, 3, 8)
+    layer = nn.TransformerEncoderLayer(
+        8, 2, feed_forward=nn.GatedFeedForward.Config(d_model=8, d_ff=12), rotary=nn.RotaryEncoding(4)
+    )
+    assert isinstance(layer.feed_forward, nn.GatedFeedForward)
+    assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 8)

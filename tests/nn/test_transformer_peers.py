@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from burnt import nn
-from tests.nn.test_transformer import Halves, trained
+from tests.nn.test_transformer import trained
 
 pytestmark = pytest.mark.full  # the import takes 3 s
 
@@ -96,7 +96,7 @@ def test_llama() -> None:
         norm="rms",
         bias=False,
         num_kv_heads=2,
-        rotary=Halves(),
+        rotary=nn.RotaryEncoding.Config(head_dim=SIZE // HEADS),
     )
     theirs = peer.state_dict()
     state = {"norm.weight": theirs["norm.weight"]}

@@ -4,10 +4,18 @@ import torch
 from torch import Tensor
 from torch import nn as tnn
 
+from burnt import nn
 from tests.nn.case import Case, vectors
 
 LAYER = {"d_model": 12, "num_heads": 3, "d_ff": 20, "dropout": 0.0}
-MODERN = {"norm_first": True, "norm": "rms", "activation": "swiglu", "bias": False, "num_kv_heads": 1}
+MODERN = {
+    "norm_first": True,
+    "norm": "rms",
+    "activation": "swiglu",
+    "bias": False,
+    "num_kv_heads": 1,
+    "rotary": nn.RotaryEncoding.Config(head_dim=4),
+}
 
 
 def torch_layer() -> tnn.Module:
