@@ -8,8 +8,8 @@ step is skipped; on a GPU the norm stays on the device (`burnt.kernels.optim.for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from burnt.codegen.runtime.targets import target_of
 from burnt.errors import InputRuntimeError, InputUnsupportedError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.optim import foreach_c
-from burnt.kernels.optim.foreach_c import Update
+from burnt.kernels.optim.formula import Options, Update
 from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "check_steps",
     "measure_gradients",
     "run_step",
+    "tensor_norms",
 ]
 
 _FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # device types with fused steps in torch
@@ -46,17 +47,17 @@ class Passes(Protocol):
     def apply_update(
         self,
         update: Update,
-        columns: Sequence[Sequence[Tensor] | None],
-        numbers: Sequence[float],
-        options: Sequence[tuple[str, int]] = (),
-        *,
-        steps: Sequence[Tensor] | None = None,
-        extras: Sequence[int | float] | None = None,
+        elements: Mapping[str, Sequence[Tensor]],
+        options: Options,
+        scalars: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         """Apply an update to the tensors in place, unless the step is skipped.
 
-        The arguments are those of `burnt.kernels.optim.foreach_c.apply_update`, but `numbers` lacks the first
-        one of updates that read gradients: the factor that gradients are multiplied by.
+        Args:
+            update: the update.
+            elements: lists with one tensor per parameter, by name.
+            options: the options of its formula.
+            scalars: for each scalar of the formula a list with its tensors or numbers.
         """
 
 
@@ -87,29 +88,24 @@ class HostPasses:
     def apply_update(
         self,
         update: Update,
-        columns: Sequence[Sequence[Tensor] | None],
-        numbers: Sequence[float],
-        options: Sequence[tuple[str, int]] = (),
-        *,
-        steps: Sequence[Tensor] | None = None,
-        extras: Sequence[int | float] | None = None,
+        elements: Mapping[str, Sequence[Tensor]],
+        options: Options,
+        scalars: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         """Apply an update, one call per dtype; see `Passes`."""
         if self._is_skipped:
             return
-        numbers = [self._grad_factor, *numbers] if update.has_gradients else numbers
-        groups = _group_by_dtype(next(c for c in columns if c is not None))
+        options, scalars = {**options, "grad_factor": self._grad_factor}, scalars or {}
+        groups = _group_by_dtype(next(iter(elements.values())))
         if len(groups) == 1:
-            foreach_c.apply_update(update, columns, numbers, options, steps=steps, extras=extras)
+            foreach_c.apply_update(update, elements, options, scalars)
             return
         for indices in groups:
             foreach_c.apply_update(
                 update,
-                [None if c is None else [c[i] for i in indices] for c in columns],
-                numbers,
+                {name: [column[i] for i in indices] for name, column in elements.items()},
                 options,
-                steps=None if steps is None else [steps[i] for i in indices],
-                extras=None if extras is None else [extras[i] for i in indices],
+                {name: [column[i] for i in indices] for name, column in scalars.items()},
             )
 
 
@@ -130,9 +126,10 @@ def run_step(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     states: Sequence[Sequence[Tensor]],
-    burnt_step: Callable[[Passes, Sequence[Tensor]], None],
+    burnt_step: Callable[[Passes, Sequence[Tensor]], None] | None,
     torch_step: Callable[[list[Tensor]], None],
     steps: Sequence[Tensor] = (),
+    wide_steps: Sequence[Tensor] = (),
 ) -> StepResult:
     """Run a step by burnt's kernels or, if they do not support the arguments, by torch.
 
@@ -141,17 +138,21 @@ def run_step(
         params: the parameters.
         grads: their gradients.
         states: the optimizer's state, one list of tensors per kind.
-        burnt_step: runs the step with `Passes`; gets gradients with the strides of their parameters.
+        burnt_step: runs the step with `Passes`; gets gradients with the strides of their parameters. None if
+            there is no kernel.
         torch_step: runs the step with torch; gets unscaled and clipped gradients.
-        steps: step counters.
+        steps: step counters and other scalars.
+        wide_steps: scalars in float64.
 
     Raises:
         InputUnsupportedError: ``candidate="burnt"`` does not support the arguments.
     """
     reason = (
-        "requested"
+        "it has no kernel"
+        if burnt_step is None
+        else "requested"
         if request.candidate == "torch"
-        else _fallback_reason(params, grads, states, steps, request)
+        else _fallback_reason(params, grads, states, steps, wide_steps, request)
     )
     if reason is not None and request.candidate == "burnt":
         raise InputUnsupportedError(
@@ -161,8 +162,8 @@ def run_step(
             hint="with candidate=None torch runs the step instead",
         )
     with torch.no_grad():
-        if reason is not None:
-            return _run_torch_step(request, params, grads, torch_step, reason)
+        if reason is not None or burnt_step is None:
+            return _run_torch_step(request, params, grads, torch_step, str(reason))
         aligned_grads = [_match_strides(g, p) for g, p in zip(grads, params, strict=True)]
         passes = _make_passes(request, aligned_grads)
         burnt_step(passes, aligned_grads)
@@ -236,6 +237,7 @@ def _fallback_reason(
     grads: Sequence[Tensor],
     states: Sequence[Sequence[Tensor]],
     steps: Sequence[Tensor],
+    wide_steps: Sequence[Tensor],
     request: Request,
 ) -> str | None:
     """Return why burnt's kernels do not support these arguments; None if they do."""
@@ -263,9 +265,10 @@ def _fallback_reason(
         for column in others:
             if not (dense and column[i].is_contiguous()) and column[i].stride() != p.stride():
                 return "a state with other strides than its parameter"
-    for step in steps:
-        if step.dtype != torch.float32 or step.device != device:
-            return f"a step counter that is {describe(step)}"
+    for dtype, scalars in ((torch.float32, steps), (torch.float64, wide_steps)):
+        for scalar in scalars:
+            if scalar.dtype != dtype or scalar.device != device:
+                return f"a step counter that is {describe(scalar)}"
     return None
 
 
@@ -284,6 +287,13 @@ def _match_strides(grad: Tensor, param: Tensor) -> Tensor:
     """Return the gradient with the strides of its parameter; autograd may return other ones."""
     same_layout = (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride()
     return grad if same_layout and not grad.is_neg() else torch.empty_like(param).copy_(grad)
+
+
+def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of each tensor, ``[tensors]``, in float32, or in float64 if a tensor is float64."""
+    has_float64 = any(t.dtype == torch.float64 for t in tensors)
+    norms = torch._foreach_norm(list(tensors), dtype=torch.float64 if has_float64 else torch.float32)
+    return torch.stack(norms)
 
 
 # --- checks -----------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Optimizer kernels over lists of tensors in Triton: one launch per step, whatever the number of tensors.
 
-As in `burnt.kernels.optim.foreach_c`, a table has one row per tensor, with its element count and addresses;
-each program processes one block of one tensor. For the norm, squares are summed per chunk, and the chunks in
+As in `burnt.kernels.optim.foreach_c`, a table has one row per tensor, with its element count, scalars and
+addresses; each program processes one block of one tensor. What a formula computes per tensor, such as bias
+corrections, is computed before in float64 by a kernel with one thread per tensor, which writes the scalars of
+the state, too. For the norm, squares are summed per chunk, and the chunks in
 a fixed order by one program, so that the result is deterministic. The norm, the factor for the gradients and
 whether the step is skipped stay on the device, where the update kernels read them: there is no
-synchronization. Everything is computed in float32.
+synchronization. Elements are computed in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,11 +24,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from burnt.codegen.render.triton.device_math import divide, expm1, sqrt
-from burnt.kernels.optim.foreach_c import ADAM, MOMENTUM, MUON, SGD, Update
+from burnt.codegen.render.triton.device_math import divide, sqrt
+from burnt.codegen.runtime import triton_launch
+from burnt.kernels.optim.foreach_c import increment_versions, scalar_bits, scalar_type
+from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, fold, trace
 from burnt.kernels.optim.request import Request, StepResult
 
-__all__ = ["DevicePasses", "adam", "finish", "momentum", "muon", "sgd", "squares"]
+__all__ = ["DevicePasses", "Kernels", "compile_update", "finish", "lerp", "squares"]
 
 BLOCK = 2048  # elements per program of an update: 16 per thread
 CHUNK = 8 * BLOCK  # elements per program of a sum of squares
@@ -33,15 +38,16 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
-def _locate_block(table, block_rows, COLUMNS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the table row of a program's tensor, and the index of the program's first element in it."""
+def locate_block(table, block_rows, COLUMNS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a program's tensor, its row, and the index of the program's first element in it."""
     block = tl.program_id(0).to(tl.int64)
-    row = table + tl.load(block_rows + block).to(tl.int64) * COLUMNS
-    return row, (block - tl.load(row + 1)) * SIZE
+    tensor = tl.load(block_rows + block).to(tl.int64)
+    row = table + tensor * COLUMNS
+    return tensor, row, (block - tl.load(row + 1)) * SIZE
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_count(row, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_count(row, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load the number of elements of a row's tensor."""
     count = tl.load(row)
     if ALIGNED:
@@ -50,16 +56,16 @@ def _load_count(row, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_pointer(row, index, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the pointer to a row's tensor in one of the lists."""
-    pointer = tl.load(row + 3 + index).to(tl.pointer_type(ELEMENT))
+def load_pointer(row, index, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the pointer in a column of a row."""
+    pointer = tl.load(row + index).to(tl.pointer_type(ELEMENT))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
 
 @triton.jit
-def _lerp(a, b, weight):  # type: ignore[no-untyped-def]
+def lerp(a, b, weight):  # type: ignore[no-untyped-def]
     """Interpolate like torch's lerp, which is exact at both ends."""
     return tl.where(weight < 0.5, a + weight * (b - a), b - (1.0 - weight) * (b - a))
 
@@ -79,9 +85,9 @@ def squares(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
 ):
     """Compute the sum of squares of a chunk, and whether all its elements are finite."""
-    row, start = _locate_block(table, block_rows, COLUMNS, SIZE)
-    count = _load_count(row, ALIGNED)
-    x_ = _load_pointer(row, 0, ELEMENT, ALIGNED)
+    _, row, start = locate_block(table, block_rows, COLUMNS, SIZE)
+    count = load_count(row, ALIGNED)
+    x_ = load_pointer(row, 2, ELEMENT, ALIGNED)
     factor = tl.full([], 1.0, tl.float32)
     if HAS_SCALE:
         factor = divide(factor, tl.load(scale))
@@ -132,186 +138,6 @@ def finish(  # type: ignore[no-untyped-def]
     tl.store(outcome + 3, 1.0 - skipped)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def adam(  # type: ignore[no-untyped-def]
-    table,
-    block_rows,
-    outcome,
-    lr,
-    first_weight,  # 1 - beta1
-    second_decay,  # beta2
-    second_weight,  # 1 - beta2
-    log_beta1,
-    log_beta2,
-    eps,
-    weight_decay,
-    shrink,
-    ema_weight,
-    HAS_NORM: tl.constexpr,
-    DECAY: tl.constexpr,
-    AMSGRAD: tl.constexpr,
-    HAS_EMA: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Update with Adam; DECAY is 1 for an L2 penalty, 2 for decoupled weight decay."""
-    lr = tl.cast(lr, tl.float32)
-    row, start = _locate_block(table, block_rows, COLUMNS, SIZE)
-    index = start + tl.arange(0, SIZE)
-    inside = index < _load_count(row, ALIGNED)
-    p_ = _load_pointer(row, 0, ELEMENT, ALIGNED) + index
-    g_ = _load_pointer(row, 1, ELEMENT, ALIGNED) + index
-    m_ = _load_pointer(row, 2, ELEMENT, ALIGNED) + index
-    v_ = _load_pointer(row, 3, ELEMENT, ALIGNED) + index
-    step = tl.load(tl.load(row + 2).to(tl.pointer_type(tl.float32))) + 1.0
-    p = tl.load(p_, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(g_, mask=inside, other=0.0).to(tl.float32)
-    m = tl.load(m_, mask=inside, other=0.0).to(tl.float32)
-    v = tl.load(v_, mask=inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        g = g * tl.load(outcome + 1)
-        inside = inside & (tl.load(outcome + 2) == 0.0)
-    if DECAY == 1:
-        g += p * weight_decay
-    if DECAY == 2:
-        p = p * shrink
-    m = _lerp(m, g, first_weight)
-    v = v * second_decay + second_weight * g * g
-    tl.store(m_, m.to(ELEMENT), mask=inside)
-    tl.store(v_, v.to(ELEMENT), mask=inside)
-    largest = v
-    if AMSGRAD:
-        x_ = _load_pointer(row, 4, ELEMENT, ALIGNED) + index
-        x = tl.load(x_, mask=inside, other=0.0).to(tl.float32)
-        largest = tl.where((x > v) | (x != x), x, v)
-        tl.store(x_, largest.to(ELEMENT), mask=inside)
-    step_size = divide(lr, -expm1(step * log_beta1))
-    bias_correction = sqrt(-expm1(step * log_beta2))
-    p -= divide(step_size * m, divide(sqrt(largest), bias_correction) + eps)
-    tl.store(p_, p.to(ELEMENT), mask=inside)
-    if HAS_EMA:
-        e_ = _load_pointer(row, 4 + AMSGRAD, ELEMENT, ALIGNED) + index
-        e = tl.load(e_, mask=inside, other=0.0).to(tl.float32)
-        tl.store(e_, _lerp(e, p, ema_weight).to(ELEMENT), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def sgd(  # type: ignore[no-untyped-def]
-    table,
-    block_rows,
-    outcome,
-    lr,
-    momentum_decay,  # momentum
-    grad_weight,  # 1 - dampening
-    weight_decay,
-    ema_weight,
-    HAS_NORM: tl.constexpr,
-    DECAY: tl.constexpr,
-    HAS_MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    HAS_EMA: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Update with stochastic gradient descent."""
-    row, start = _locate_block(table, block_rows, COLUMNS, SIZE)
-    index = start + tl.arange(0, SIZE)
-    inside = index < _load_count(row, ALIGNED)
-    p_ = _load_pointer(row, 0, ELEMENT, ALIGNED) + index
-    g_ = _load_pointer(row, 1, ELEMENT, ALIGNED) + index
-    p = tl.load(p_, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(g_, mask=inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        g = g * tl.load(outcome + 1)
-        inside = inside & (tl.load(outcome + 2) == 0.0)
-    if DECAY:
-        g += p * weight_decay
-    if HAS_MOMENTUM:
-        m_ = _load_pointer(row, 2, ELEMENT, ALIGNED) + index
-        m = tl.load(m_, mask=inside, other=0.0).to(tl.float32)
-        # In a first step (extra != 0) the gradient is not dampened.
-        m = m * momentum_decay + g * tl.where(tl.load(row + 2) != 0, 1.0, grad_weight)
-        tl.store(m_, m.to(ELEMENT), mask=inside)
-        if NESTEROV:
-            g += m * momentum_decay
-        else:
-            g = m
-    p -= g * lr
-    tl.store(p_, p.to(ELEMENT), mask=inside)
-    if HAS_EMA:
-        e_ = _load_pointer(row, 2 + HAS_MOMENTUM, ELEMENT, ALIGNED) + index
-        e = tl.load(e_, mask=inside, other=0.0).to(tl.float32)
-        tl.store(e_, _lerp(e, p, ema_weight).to(ELEMENT), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def momentum(  # type: ignore[no-untyped-def]
-    table,
-    block_rows,
-    outcome,
-    momentum_decay,
-    grad_weight,  # 1 - keep
-    HAS_NORM: tl.constexpr,
-    NESTEROV: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """First half of Muon: update the momentum and write the matrix to orthogonalize."""
-    row, start = _locate_block(table, block_rows, COLUMNS, SIZE)
-    index = start + tl.arange(0, SIZE)
-    inside = index < _load_count(row, ALIGNED)
-    u_ = _load_pointer(row, 0, ELEMENT, ALIGNED) + index
-    g_ = _load_pointer(row, 1, ELEMENT, ALIGNED) + index
-    m_ = _load_pointer(row, 2, ELEMENT, ALIGNED) + index
-    g = tl.load(g_, mask=inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        g = g * tl.load(outcome + 1)
-        inside = inside & (tl.load(outcome + 2) == 0.0)
-    m = _lerp(tl.load(m_, mask=inside, other=0.0).to(tl.float32), g, grad_weight)
-    tl.store(m_, m.to(ELEMENT), mask=inside)
-    if NESTEROV:
-        m = _lerp(g, m, momentum_decay)
-    tl.store(u_, m.to(ELEMENT), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def muon(  # type: ignore[no-untyped-def]
-    table,
-    block_rows,
-    outcome,
-    shrink,
-    ema_weight,
-    HAS_NORM: tl.constexpr,
-    HAS_EMA: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Second half of Muon: update the parameters with the orthogonalized matrix, at the row's rate."""
-    row, start = _locate_block(table, block_rows, COLUMNS, SIZE)
-    index = start + tl.arange(0, SIZE)
-    inside = index < _load_count(row, ALIGNED)
-    rate = tl.load(row + 2).to(tl.int32).to(tl.float32, bitcast=True)
-    p_ = _load_pointer(row, 0, ELEMENT, ALIGNED) + index
-    u_ = _load_pointer(row, 1, ELEMENT, ALIGNED) + index
-    if HAS_NORM:
-        inside = inside & (tl.load(outcome + 2) == 0.0)
-    p = tl.load(p_, mask=inside, other=0.0).to(tl.float32)
-    p = p * shrink - rate * tl.load(u_, mask=inside, other=0.0).to(tl.float32)
-    tl.store(p_, p.to(ELEMENT), mask=inside)
-    if HAS_EMA:
-        e_ = _load_pointer(row, 2, ELEMENT, ALIGNED) + index
-        e = tl.load(e_, mask=inside, other=0.0).to(tl.float32)
-        tl.store(e_, _lerp(e, p, ema_weight).to(ELEMENT), mask=inside)
-
-
 class DevicePasses:
     """`burnt.kernels.optim.foreach.Passes` on a GPU."""
 
@@ -331,34 +157,35 @@ class DevicePasses:
     def apply_update(
         self,
         update: Update,
-        columns: Sequence[Sequence[Tensor] | None],
-        numbers: Sequence[float],
-        options: Sequence[tuple[str, int]] = (),
-        *,
-        steps: Sequence[Tensor] | None = None,
-        extras: Sequence[int | float] | None = None,
+        elements: Mapping[str, Sequence[Tensor]],
+        options: Options,
+        scalars: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         """Apply an update, one launch per dtype and alignment; see `Passes`."""
-        if steps is not None:
-            extras = [step.data_ptr() for step in steps]
-        kernel, arguments, flags = _ARGUMENTS[update](numbers, dict(options), columns)
-        present_columns = [c for c in columns if c is not None]
-        for (dtype, aligned), indices in _group_by_launch(present_columns).items():
-            present = [[c[i] for i in indices] for c in present_columns]
-            part_extras = [0] * len(indices) if extras is None else [extras[i] for i in indices]
-            table, block_rows, blocks = _build_tables(present, part_extras, BLOCK)
+        scalars = scalars or {}
+        traced = trace(update, elements.keys(), options)
+        kernels = compile_update(traced)
+        per_tensor = [number for term in kernels.wide for number in _split(fold(term, options))]
+        per_element = [fold(term, options) for term in kernels.narrow]
+        has_norm = self._outcome is not None
+        for (dtype, aligned), indices in _group_by_launch(list(elements.values())).items():
+            columns = [[column[i] for i in indices] for column in elements.values()]
+            bits = [[scalar_bits(scalars[name][i]) for i in indices] for name in traced.scalars]
+            table, block_rows, blocks = _build_tables(columns, bits, BLOCK)
+            width = 2 + len(bits) + len(columns)
+            outcome = table if self._outcome is None else self._outcome
+            prepared = outcome
+            if kernels.prepare is not None:
+                prepared = torch.empty(len(indices), max(len(kernels.prepared), 1), device=table.device)
+                kernels.prepare[(-(-len(indices) // 128),)](
+                    table, outcome, prepared, len(indices), *per_tensor, has_norm, width, 128
+                )
             if blocks:
-                outcome = table if self._outcome is None else self._outcome
-                kernel[(blocks,)](
-                    table, block_rows, outcome, *arguments, self._outcome is not None, *flags,
-                    3 + len(present), _TRITON_DTYPES[dtype], aligned, BLOCK,
+                kernels.update[(blocks,)](
+                    table, block_rows, outcome, prepared, *per_element, has_norm, width,
+                    _TRITON_DTYPES[dtype], aligned, BLOCK,
                 )  # fmt: skip
-        if steps is not None and len(steps):
-            torch._foreach_add_(list(steps), 1 if self._outcome is None else self._outcome[3])
-        written = [
-            c for letter, c in zip(update.streams, columns, strict=True) if letter in update.written and c
-        ]
-        torch.autograd.graph.increment_version(chain(*written))
+        increment_versions(traced, elements, scalars)
 
     def _compute_norm(self, request: Request, grads: Sequence[Tensor], outcome: Tensor) -> None:
         has_scale = request.grad_scale is not None
@@ -367,7 +194,7 @@ class DevicePasses:
             scale = torch.as_tensor(request.grad_scale, dtype=torch.float32, device=outcome.device).reshape(1)
         launches = []
         for key, indices in _group_by_launch([grads]).items():
-            launches.append((key, _build_tables([[grads[i] for i in indices]], [0] * len(indices), CHUNK)))
+            launches.append((key, _build_tables([[grads[i] for i in indices]], [], CHUNK)))
         chunks = sum(blocks for _, (_, _, blocks) in launches)
         sums = torch.empty(chunks, device=outcome.device)
         nonfinite = torch.empty(chunks, dtype=torch.int32, device=outcome.device)
@@ -375,7 +202,7 @@ class DevicePasses:
         for (dtype, aligned), (table, block_rows, blocks) in launches:
             if blocks:
                 squares[(blocks,)](
-                    table, block_rows, scale, sums[first_chunk:], nonfinite[first_chunk:], has_scale, 4,
+                    table, block_rows, scale, sums[first_chunk:], nonfinite[first_chunk:], has_scale, 3,
                     _TRITON_DTYPES[dtype], aligned, CHUNK, BLOCK,
                 )  # fmt: skip
             first_chunk += blocks
@@ -384,30 +211,152 @@ class DevicePasses:
         finish[(1,)](sums, nonfinite, scale, outcome, chunks, max_norm, has_scale, is_clipped, 1024)
 
 
-def _adam_arguments(numbers: Sequence[float], options: dict[str, int], columns: Sequence[Any]) -> Any:
-    lr, beta1, beta2, eps, weight_decay, ema_weight = map(float, numbers)
-    logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
-    scalars = [lr, 1 - beta1, beta2, 1 - beta2, *logs, eps, weight_decay, 1 - lr * weight_decay, ema_weight]
-    return adam, scalars, [options["DECAY"], columns[4] is not None, columns[5] is not None]
+_OPERATIONS = {
+    "add": "{} + {}",
+    "subtract": "{} - {}",
+    "multiply": "{} * {}",
+    "divide": "divide({}, {})",
+    "sqrt": "sqrt({})",
+    "absolute": "tl.abs({})",
+    "sign": "sign({})",
+    "power": "pow({}, {})",
+    "maximum": "maximum({}, {})",
+    "lerp": "lerp({}, {}, {})",
+    "where_greater": "tl.where({} > {}, {}, {})",
+}
+_HEADER = """
+import triton
+import triton.language as tl
+
+from burnt.codegen.render.triton.device_math import divide, maximum, pow, sign, sqrt
+from burnt.kernels.optim.foreach_triton import lerp, load_count, load_pointer, locate_block
+
+"""
 
 
-def _sgd_arguments(numbers: Sequence[float], options: dict[str, int], columns: Sequence[Any]) -> Any:
-    lr, momentum_decay, dampening, weight_decay, ema_weight = map(float, numbers)
-    flags = [options["DECAY"], columns[2] is not None, options["NESTEROV"], columns[3] is not None]
-    return sgd, [lr, momentum_decay, 1 - dampening, weight_decay, ema_weight], flags
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of an update.
+
+    Args:
+        prepare: computes what elements need of their tensor, and updates scalars; None if there is nothing.
+        update: updates the elements.
+        wide: terms that are computed on the host and passed to `prepare`, each as two numbers.
+        narrow: terms that are computed on the host and passed to `update`.
+        prepared: terms that `prepare` stores, and `update` loads.
+        source: the text of both.
+    """
+
+    prepare: Any
+    update: Any
+    wide: tuple[Term, ...]
+    narrow: tuple[Term, ...]
+    prepared: tuple[Term, ...]
+    source: str
 
 
-def _momentum_arguments(numbers: Sequence[float], options: dict[str, int], columns: Sequence[Any]) -> Any:
-    return momentum, [float(numbers[0]), 1 - float(numbers[0])], [options["NESTEROV"]]
+def _split(number: float) -> tuple[float, float]:
+    """Split a double into two numbers that are exact in float32, the type of numbers that kernels get."""
+    high = struct.unpack("f", struct.pack("f", number))[0]
+    return high, number - high
 
 
-def _muon_arguments(numbers: Sequence[float], options: dict[str, int], columns: Sequence[Any]) -> Any:
-    return muon, list(map(float, numbers)), [columns[2] is not None]
+@functools.cache
+def compile_update(traced: Trace) -> Kernels:
+    """Print the kernels of a traced formula."""
+    terms = list(traced.terms())
+    operands = [(term.scope, arg) for term in terms for arg in term.args]
+    operands += [
+        (Scope.TENSOR if name in traced.scalars else Scope.ELEMENT, r) for name, r in traced.results.items()
+    ]
+
+    def arguments(user: Scope, scope: Scope) -> tuple[Term, ...]:
+        found = (
+            a for s, a in operands if s is user and a.scope is scope and a.op not in ("literal", "factor")
+        )
+        return tuple(dict.fromkeys(found))
+
+    wide, narrow = arguments(Scope.TENSOR, Scope.STEP), arguments(Scope.ELEMENT, Scope.STEP)
+    prepared = arguments(Scope.ELEMENT, Scope.TENSOR)
+    name, columns = traced.update.name, 2 + len(traced.scalars)
+
+    body, names = [], {term: f"w{i}" for i, term in enumerate(wide)}
+    signature = [f"w{i}_high, w{i}_low, " for i in range(len(wide))]
+    body += [f"w{i} = tl.cast(w{i}_high, tl.float64) + w{i}_low" for i in range(len(wide))]
+    for i, scalar in enumerate(traced.scalars):
+        bits = f"tl.load(row + {2 + i}, mask=inside, other=0)"
+        if scalar in traced.update.values:
+            body.append(f"{scalar} = {bits}.to(tl.float64, bitcast=True)")
+        else:
+            body.append(f"{scalar}_ = {bits}.to(tl.pointer_type(tl.{scalar_type(traced, scalar)}))")
+            body.append(f"{scalar} = tl.load({scalar}_, mask=inside, other=1.0).to(tl.float64)")
+    body += _print_terms((t for t in terms if t.scope is Scope.TENSOR), names, "tl.float64")
+    for i, term in enumerate(prepared):
+        address, number = f"prepared + tensor * {len(prepared)} + {i}", f"{_name(term, names)}.to(tl.float32)"
+        body.append(f"tl.store({address}, {number}, mask=inside)")
+    body += ["if HAS_NORM:", "    inside = inside & (tl.load(outcome + 2) == 0.0)"]
+    for scalar in traced.scalars:
+        if scalar in traced.results:
+            number = f"{_name(traced.results[scalar], names)}.to({scalar}_.dtype.element_ty)"
+            body.append(f"tl.store({scalar}_, {number}, mask=inside)")
+    newline = "\n    "
+    prepare = f"""
+@triton.jit
+def prepare(
+    table, outcome, prepared, tensors, {"".join(signature)}
+    HAS_NORM: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
+):
+    tensor = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = tensor < tensors
+    row = table + tensor.to(tl.int64) * COLUMNS
+    {newline.join(body)}
+"""
+
+    body, names = [], {term: f"n{i}" for i, term in enumerate(narrow)}
+    body += [f"n{i} = tl.cast(n{i}, tl.float32)" for i in range(len(narrow))]
+    for i, term in enumerate(prepared):
+        names[term] = f"p{i}"
+        body.append(f"p{i} = tl.load(prepared + tensor * {len(prepared)} + {i})")
+    for i, element in enumerate(traced.elements):
+        body.append(f"{element}_ = load_pointer(row, {columns + i}, ELEMENT, ALIGNED) + index")
+        if element in traced.used:
+            body.append(f"{element} = tl.load({element}_, mask=inside, other=0.0).to(tl.float32)")
+    body += ["grad_factor = 1.0", "if HAS_NORM:", "    grad_factor = tl.load(outcome + 1)"]
+    body += ["    inside = inside & (tl.load(outcome + 2) == 0.0)"]
+    body += _print_terms((t for t in terms if t.scope is Scope.ELEMENT), names, "tl.float32")
+    body += [
+        f"tl.store({e}_, {_name(traced.results[e], names)}.to(ELEMENT), mask=inside)" for e in traced.written
+    ]
+    update = f"""
+@triton.jit
+def {name}(
+    table, block_rows, outcome, prepared, {"".join(f"n{i}, " for i in range(len(narrow)))}
+    HAS_NORM: tl.constexpr, COLUMNS: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    tensor, row, start = locate_block(table, block_rows, COLUMNS, SIZE)
+    index = start + tl.arange(0, SIZE)
+    inside = index < load_count(row, ALIGNED)
+    {newline.join(body)}
+"""
+    source = _HEADER + (prepare if traced.scalars else "") + update
+    functions = triton_launch.load(source)
+    return Kernels(functions.get("prepare"), functions[name], wide, narrow, prepared, source)
 
 
-_ARGUMENTS = {
-    ADAM: _adam_arguments, SGD: _sgd_arguments, MOMENTUM: _momentum_arguments, MUON: _muon_arguments
-}  # fmt: skip
+def _print_terms(terms: Iterable[Term], names: dict[Term, str], dtype: str) -> list[str]:
+    lines = []
+    for i, term in enumerate(terms):
+        text = _OPERATIONS[term.op].format(*(_name(arg, names, dtype) for arg in term.args))
+        lines.append(f"t{i} = {text}")
+        names[term] = f"t{i}"
+    return lines
+
+
+def _name(term: Term, names: Mapping[Term, str], dtype: str = "") -> str:
+    if term in names:
+        return names[term]
+    return f"tl.full([], {term.args[0]!r}, {dtype})" if term.op == "literal" else str(term.args[0])
 
 
 def _group_by_launch(columns: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, bool], list[int]]:
@@ -420,15 +369,14 @@ def _group_by_launch(columns: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dt
 
 
 def _build_tables(
-    columns: Sequence[Sequence[Tensor]], extras: Sequence[int | float], size: int
+    columns: Sequence[Sequence[Tensor]], scalars: Sequence[Sequence[int]], size: int
 ) -> tuple[Tensor, Tensor, int]:
     """Return the table, the index of each block's tensor, and the number of blocks."""
     device = columns[0][0].device
     counts = tuple(t.numel() for t in columns[0])
     block_rows, firsts = _block_rows(counts, size, device)
-    bits = [e if isinstance(e, int) else struct.unpack("i", struct.pack("f", e))[0] for e in extras]
     addresses = [[t.data_ptr() for t in column] for column in columns]
-    rows = tuple(chain(*zip(counts, firsts, bits, *addresses, strict=True)))
+    rows = tuple(chain(*zip(counts, firsts, *scalars, *addresses, strict=True)))
     return _upload(rows, device), block_rows, len(block_rows)
 
 

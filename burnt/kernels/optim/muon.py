@@ -17,8 +17,8 @@ from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.ops.matmul import matmul
 from burnt.kernels.optim.foreach import Passes, check_lists, run_step
-from burnt.kernels.optim.foreach_c import MOMENTUM, MUON
 from burnt.kernels.optim.request import Request, StepResult
+from burnt.kernels.optim.updates import MOMENTUM, MUON
 
 __all__ = ["COEFFICIENTS", "LR_ADJUSTMENTS", "muon_step", "orthogonalized"]
 
@@ -150,12 +150,18 @@ def muon_step(
         if passes.is_skipped(wait=False):
             return
         updates = [torch.zeros_like(p) for p in params]
-        options = [("NESTEROV", int(nesterov))]
-        passes.apply_update(MOMENTUM, [updates, grads, momentum_buffers], [momentum], options)
+        passes.apply_update(
+            MOMENTUM,
+            {"update": updates, "grad": grads, "momentum_buffer": momentum_buffers},
+            {"momentum": float(momentum), "nesterov": nesterov},
+        )
         for i, (update, p) in enumerate(zip(updates, params, strict=True)):
             updates[i] = torch.empty_like(p).copy_(orthogonalize_update(update))
-        numbers = [1 - lr * weight_decay, 1 - ema_decay]
-        passes.apply_update(MUON, [params, updates, ema], numbers, extras=rates)
+        elements: dict[str, Sequence[Tensor]] = {"param": params, "update": updates}
+        if ema is not None:
+            elements["ema"] = ema
+        options = {"lr": float(lr), "weight_decay": float(weight_decay), "ema_weight": 1.0 - ema_decay}
+        passes.apply_update(MUON, elements, options, {"rate": rates})
 
     def torch_step(grads: list[Tensor]) -> None:
         for p, gradient, buffer, rate in zip(params, grads, momentum_buffers, rates, strict=True):

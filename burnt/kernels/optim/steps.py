@@ -13,15 +13,17 @@ and cannot be part of a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from burnt.errors import InputValueError
 from burnt.kernels.optim.foreach import Passes, can_fuse, check_lists, check_steps, run_step
-from burnt.kernels.optim.foreach_c import ADAM, SGD
+from burnt.kernels.optim.formula import Update, apply_eagerly
 from burnt.kernels.optim.request import Request, StepResult
+from burnt.kernels.optim.updates import ADAM, SGD
 
 __all__ = ["StepResult", "adam_step", "adamw_step", "sgd_step"]
 
@@ -86,7 +88,7 @@ def adamw_step(
     """
     request = Request("adamw_step", grad_scale, max_norm, ema, ema_decay, candidate)
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps
-    return _adam_step(request, 2 if weight_decay else 0, *lists, lr, betas, eps, weight_decay)
+    return _adam_step(request, True, *lists, lr, betas, eps, weight_decay)
 
 
 def adam_step(
@@ -137,7 +139,7 @@ def adam_step(
     """
     request = Request("adam_step", grad_scale, max_norm, ema, ema_decay, candidate)
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps
-    return _adam_step(request, 1 if weight_decay else 0, *lists, lr, betas, eps, weight_decay)
+    return _adam_step(request, False, *lists, lr, betas, eps, weight_decay)
 
 
 def sgd_step(
@@ -200,20 +202,24 @@ def sgd_step(
     check_lists(request, params, grads=grads, momentum_buffers=buffers)
 
     def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
-        is_first: list[int | float] | None = None
-        columns: list[Sequence[Tensor] | None] = [params, grads, None, ema]
+        elements: dict[str, Sequence[Tensor]] = {"param": params, "grad": grads}
+        scalars: dict[str, Sequence[float]] = {}
         if buffers is not None:
-            is_first = [int(b is None) for b in buffers]
+            is_first = [float(b is None) for b in buffers]
             # If this first step is skipped, the buffers must stay None, so that the next is not dampened.
             if passes.is_skipped(wait=dampening != 0 and any(is_first)):
                 return
             buffers[:] = [
                 torch.zeros_like(p) if b is None else b for p, b in zip(params, buffers, strict=True)
             ]
-            columns[2] = buffers  # type: ignore[assignment]
-        numbers = [lr, momentum, dampening, weight_decay, 1 - ema_decay]
-        options = [("DECAY", int(weight_decay != 0)), ("NESTEROV", int(nesterov))]
-        passes.apply_update(SGD, columns, numbers, options, extras=is_first)
+            elements["momentum_buffer"], scalars = buffers, {"is_first": is_first}  # type: ignore[assignment]
+        if ema is not None:
+            elements["ema"] = ema
+        options = number_options(
+            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
+            ema_weight=1 - ema_decay,
+        )  # fmt: skip
+        passes.apply_update(SGD, elements, options, scalars)
 
     def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.sgd import sgd
@@ -236,9 +242,74 @@ def sgd_step(
     return run_step(request, params, grads, states, burnt_step, torch_step)
 
 
+def update_step(
+    name: str,
+    update: Update,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    states: Mapping[str, Sequence[Tensor]],
+    scalars: Mapping[str, Sequence[Tensor]],
+    *,
+    grad_scale: float | Tensor | None = None,
+    max_norm: float | None = None,
+    ema: Sequence[Tensor] | None = None,
+    ema_decay: float = 0.999,
+    candidate: str | None = None,
+    **options: Any,
+) -> StepResult:
+    """Take a step by the formula of an update.
+
+    Args:
+        name: what messages call the step.
+        update: the update.
+        params: as in `adamw_step`, like all other arguments unless stated.
+        grads: gradients; not changed.
+        states: the formula's tensors by name, one per parameter each.
+        scalars: the formula's scalars by name, ``[]`` each.
+        grad_scale: factor that the loss was multiplied by.
+        max_norm: maximum global norm of the gradients.
+        ema: exponential moving averages of the parameters.
+        ema_decay: decay rate of these averages.
+        candidate: ``"burnt"``, ``"torch"`` or None; torch's is `burnt.kernels.optim.formula.apply_eagerly`.
+        options: the options of the formula; it gets `betas` as ``beta1``, ``beta2``.
+
+    Returns:
+        As in `adamw_step`, which also lists the errors raised.
+    """
+    request = Request(name, grad_scale, max_norm, ema, ema_decay, candidate)
+    check_lists(request, params, grads=grads, **states)
+    for steps in scalars.values():
+        check_steps(request, params, steps)
+    options = number_options(**options, ema_weight=1 - ema_decay)
+
+    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
+        elements = {"param": params, "grad": grads, **states}
+        passes.apply_update(update, elements if ema is None else {**elements, "ema": ema}, options, scalars)
+
+    def torch_step(grads: list[Tensor]) -> None:
+        apply_eagerly(update, {"param": params, "grad": grads, **states}, options, scalars)
+
+    wide = [t for name in update.wide for t in scalars[name]]
+    narrow = [t for name in scalars if name not in update.wide for t in scalars[name]]
+    return run_step(
+        request, params, grads, list(states.values()), burnt_step, torch_step, steps=narrow, wide_steps=wide
+    )
+
+
+def number_options(**options: Any) -> dict[str, Any]:
+    """Return options as formulas take them: numbers as floats, the parts of `betas` by names of their own."""
+    numbers: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "betas":
+            numbers |= {f"beta{i + 1}": float(beta) for i, beta in enumerate(value)}
+        else:
+            numbers[name] = float(value) if type(value) is int else value
+    return numbers
+
+
 def _adam_step(
     request: Request,
-    decay_mode: int,
+    is_decoupled: bool,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -250,7 +321,7 @@ def _adam_step(
     eps: float,
     weight_decay: float,
 ) -> StepResult:
-    """Take a step of Adam. `decay_mode`: 0 no weight decay, 1 L2 penalty, 2 decoupled."""
+    """Take a step of Adam, with weight decay decoupled or as an L2 penalty."""
     request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
     states = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "max_exp_avg_sqs": max_exp_avg_sqs}
     check_lists(request, params, grads=grads, **states)
@@ -258,16 +329,23 @@ def _adam_step(
     present_states = [column for column in states.values() if column is not None]
 
     def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
-        columns = [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, request.ema]
-        numbers = [lr, *betas, eps, weight_decay, 1 - request.ema_decay]
-        passes.apply_update(ADAM, columns, numbers, [("DECAY", decay_mode)], steps=steps)
+        elements = {"param": params, "grad": grads, "exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
+        if max_exp_avg_sqs is not None:
+            elements["max_exp_avg_sq"] = max_exp_avg_sqs
+        if request.ema is not None:
+            elements["ema"] = request.ema
+        options = number_options(
+            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=is_decoupled,
+            amsgrad=max_exp_avg_sqs is not None, ema_weight=1 - request.ema_decay,
+        )  # fmt: skip
+        passes.apply_update(ADAM, elements, options, {"step": steps})
 
     def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.adam import adam
 
         adam(
             list(params), grads, list(exp_avgs), list(exp_avg_sqs), list(max_exp_avg_sqs or []), list(steps),
-            fused=can_fuse(params, grads, *present_states), decoupled_weight_decay=decay_mode == 2,
+            fused=can_fuse(params, grads, *present_states), decoupled_weight_decay=is_decoupled,
             amsgrad=max_exp_avg_sqs is not None,
             beta1=betas[0], beta2=betas[1], lr=lr, weight_decay=weight_decay, eps=eps, maximize=False,
         )  # fmt: skip

@@ -84,7 +84,7 @@ def recurrent() -> None:
 
 def optimized() -> None:
     p, g = [torch.randn(31, 17)], [torch.randn(31, 17)]
-    steps.sgd_step(p, g, lr=0.1, candidate="burnt")
+    steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
 
 
 def summed() -> None:
@@ -96,7 +96,7 @@ def summed() -> None:
 WRITTEN: dict[str, tuple[Any, tuple[str, ...], Callable[[], None]]] = {
     "attention": (flash_triton, ("forward_kernel",), attention),
     "lstm": (loop_triton, ("forward_all", "forward_cell"), recurrent),
-    "optimizer step": (foreach_triton, ("sgd",), optimized),
+    "optimizer step": (foreach_triton, ("squares", "finish"), optimized),
     "embedding, backward": (backward_triton, ("add_runs",), summed),
 }
 

@@ -16,7 +16,8 @@ import triton.language as tl
 
 from burnt.kernels.ops.embedding.backward_triton import add_runs
 from burnt.kernels.ops.rnn import loop_triton
-from burnt.kernels.optim import foreach_triton
+from burnt.kernels.optim import foreach_triton, updates
+from burnt.kernels.optim.formula import Trace, Update, trace
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled, compiled_as_written, printed
 
 
@@ -215,48 +216,72 @@ def test_embedding_backward_does_not_spill(target: str, tmp_path: Any) -> None:
         assert dtype == torch.float64 or "f64" not in result.assembly
 
 
-def optimizer_kernels(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
+UPDATES = [update for update in vars(updates).values() if isinstance(update, Update)]
+
+
+def traced(update: Update) -> Trace:
+    """An update with all that it may be asked for: every option is a number other than 0, or true."""
+
+    elements = [*update.elements, "grad", *(["ema"] if "param" in update.elements else [])]
+    switches = "decoupled", "decoupled_weight_decay", "nesterov", "amsgrad", "centered", "no_prox"
+    numbers = (
+        "lr", "beta1", "beta2", "beta3", "eps", "weight_decay", "momentum", "dampening", "alpha", "rho",
+        "lr_decay", "momentum_decay", "warmup_steps", "ema_weight",
+    )  # fmt: skip
+    return trace(update, elements, dict.fromkeys(numbers, 0.5) | dict.fromkeys(switches, True))
+
+
+def optimizer_kernels(element: tl.dtype, selected: Sequence[Update]) -> dict[str, tuple[Any, list[Any]]]:
     """Each kernel with all that it may be asked for."""
     table, owners, outcome = torch.int64, torch.int32, torch.float32
     size, chunk = foreach_triton.BLOCK, foreach_triton.CHUNK
-    begin, end = [table, owners, outcome], [element, True, size]
+    nadam = foreach_triton.compile_update(traced(updates.NADAM))
+    wide = [0.5] * 2 * len(nadam.wide)
+
+    def kernel_of_update(update: Update) -> tuple[str, tuple[Any, list[Any]]]:
+        kernels = foreach_triton.compile_update(traced(update))
+        columns = 2 + len(update.scalars) + len(update.values) + len(update.elements) + 2
+        numbers = [0.5] * len(kernels.narrow)
+        arguments = [table, owners, outcome, outcome, *numbers, True, columns, element, True, size]
+        return update.name, (kernels.update, arguments)
+
     return {
         "squares": (
             foreach_triton.squares,
-            [table, owners, outcome, outcome, torch.int32, True, 4, element, True, chunk, size],
+            [table, owners, outcome, outcome, torch.int32, True, 3, element, True, chunk, size],
         ),
         "finish": (
             foreach_triton.finish,
             [outcome, torch.int32, outcome, outcome, 1000, 1.5, True, True, 1024],
         ),
-        "adam": (foreach_triton.adam, [*begin, *[0.5] * 10, True, 2, True, True, 9, *end]),
-        "sgd": (foreach_triton.sgd, [*begin, *[0.5] * 5, True, 1, True, True, True, 7, *end]),
-        "momentum": (foreach_triton.momentum, [*begin, 0.5, 0.5, True, True, 6, *end]),
-        "muon": (foreach_triton.muon, [*begin, 0.5, 0.5, True, True, 6, *end]),
+        **dict(map(kernel_of_update, selected)),
+        "prepare": (nadam.prepare, [table, outcome, outcome, 300, *wide, True, 10, 128]),
     }
 
 
-def check_steps_of_optimizers(target: str, folder: Any, elements: Sequence[tl.dtype]) -> None:
+def check_steps_of_optimizers(
+    target: str, folder: Any, elements: Sequence[tl.dtype], selected: Sequence[Update]
+) -> None:
     for element in elements:
-        for name, (kernel, arguments) in optimizer_kernels(element).items():
+        for name, (kernel, arguments) in optimizer_kernels(element, selected).items():
             result = compiled_as_written(kernel, arguments, target, folder)
             assert result.spilled == 0, (name, target, result.registers)
             assert result.shared <= SHARED[target]
-            assert "f64" not in result.assembly, (name, target)
+            assert name == "prepare" or "f64" not in result.assembly, (name, target)
             # 16 bytes at once of what begins there.
-            if name != "finish" and target == "sm_90" and element == tl.float32:
+            if name not in ("finish", "prepare") and target == "sm_90" and element == tl.float32:
                 assert "ld.global.v4.b32" in result.assembly, name
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_steps_of_optimizers(target: str, tmp_path: Any) -> None:
-    check_steps_of_optimizers(target, tmp_path, [tl.float32])
+    check_steps_of_optimizers(target, tmp_path, [tl.float32], [updates.SGD, updates.ADAM, updates.MUON])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("target", TARGETS)
 def test_steps_of_optimizers_on_all_targets(target: str, tmp_path: Any) -> None:
-    check_steps_of_optimizers(target, tmp_path, [tl.float32, tl.bfloat16, tl.float16])
+    check_steps_of_optimizers(target, tmp_path, [tl.float32, tl.bfloat16, tl.float16], UPDATES)
 
 
 def of_recurrent_layers(dtype: torch.dtype, lstm: bool) -> dict[str, list[Any]]:

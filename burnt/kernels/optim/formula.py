@@ -1,0 +1,340 @@
+"""Formulas of optimizers: elementwise updates, written once for C, Triton and torch.
+
+A formula is a Python function of two namespaces: ``s`` holds the tensors and scalars of one parameter, ``o``
+the options. It reads and assigns their attributes, with operators and the functions below::
+
+    def lion(s, o):
+        update = sign(lerp(s.exp_avg, s.grad, 1 - o.beta1))
+        s.exp_avg = lerp(s.exp_avg, s.grad, 1 - o.beta2)
+        s.param = s.param - o.lr * update
+
+With tensors and numbers in the namespaces it computes (`apply_eagerly`); with terms it builds expressions
+(`trace`), which `foreach_c` and `foreach_triton` print. The scope of a term says how often it is computed:
+once per step, per tensor, or per element. A number in an `if` is asked whether it is nonzero; a formula has
+one kernel for each answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache, cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Options",
+    "Scope",
+    "Term",
+    "Trace",
+    "Update",
+    "absolute",
+    "apply_eagerly",
+    "fold",
+    "lerp",
+    "maximum",
+    "power",
+    "sign",
+    "sqrt",
+    "trace",
+    "where_greater",
+    "wide_dtype",
+]
+
+
+class Scope(IntEnum):
+    """How often a term has to be computed."""
+
+    STEP = 0
+    TENSOR = 1
+    ELEMENT = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """An expression.
+
+    Args:
+        op: ``"literal"``, ``"number"`` (an option), ``"factor"`` (of the gradients), ``"scalar"`` (one per
+            tensor), ``"element"``, or an operation.
+        args: operands; the value of a literal, or the name of a number, scalar or element.
+        scope: how often it is computed.
+        is_nonzero: for numbers, the answer to `bool`.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    scope: Scope
+    is_nonzero: bool | None = None
+
+    def __bool__(self) -> bool:
+        if self.is_nonzero is None:
+            raise TypeError("a formula can only branch on options other than lr")
+        return self.is_nonzero
+
+    def __add__(self, other: Any) -> Term:
+        return _combine("add", self, other)
+
+    def __radd__(self, other: Any) -> Term:
+        return _combine("add", other, self)
+
+    def __sub__(self, other: Any) -> Term:
+        return _combine("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Term:
+        return _combine("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Term:
+        return _combine("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Term:
+        return _combine("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Term:
+        return _combine("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Term:
+        return _combine("divide", other, self)
+
+    def __neg__(self) -> Term:
+        return _combine("subtract", 0.0, self)
+
+
+def _combine(op: str, *operands: Any) -> Term:
+    terms = tuple(x if isinstance(x, Term) else Term("literal", (float(x),), Scope.STEP) for x in operands)
+    return Term(op, terms, max(term.scope for term in terms))
+
+
+# What formulas call. torch's functions differ for numbers, so those have their own.
+_NUMBERS: dict[str, Callable[..., float]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+    "sqrt": math.sqrt,
+    "power": lambda a, b: a**b,
+    "where_greater": lambda a, b, yes, no: yes if a > b else no,
+}
+_TENSORS: dict[str, Callable[..., Tensor]] = {
+    "sqrt": torch.sqrt,
+    "absolute": torch.abs,
+    "sign": torch.sign,
+    "power": torch.pow,
+    "maximum": torch.maximum,
+    "lerp": lambda a, b, weight: torch.lerp(
+        a, b, weight.to(a.dtype) if isinstance(weight, Tensor) else weight
+    ),
+    "where_greater": lambda a, b, yes, no: torch.where(a > b, yes, no),
+}
+
+
+def _call(op: str, *operands: Any) -> Any:
+    if any(isinstance(x, Term) for x in operands):
+        return _combine(op, *operands)
+    return (_TENSORS if any(isinstance(x, Tensor) for x in operands) else _NUMBERS)[op](*operands)
+
+
+def sqrt(x: Any) -> Any:
+    """Square root."""
+    return _call("sqrt", x)
+
+
+def absolute(x: Any) -> Any:
+    """Absolute value."""
+    return _call("absolute", x)
+
+
+def sign(x: Any) -> Any:
+    """-1, 0 or 1; 0 for NaN."""
+    return _call("sign", x)
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """A number to the power of a scalar."""
+    return _call("power", base, exponent)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """The larger of two elements; NaN if one is NaN."""
+    return _call("maximum", a, b)
+
+
+def lerp(a: Any, b: Any, weight: Any) -> Any:
+    """``a + weight * (b - a)``, exact at both ends like torch's."""
+    return _call("lerp", a, b, weight)
+
+
+def where_greater(a: Any, b: Any, yes: Any, no: Any) -> Any:
+    """`yes` if a > b, else `no`; scalars or numbers."""
+    return _call("where_greater", a, b, yes, no)
+
+
+# --- reading a formula ------------------------------------------------------------------------------------
+
+
+def fold(term: Term, numbers: Mapping[str, float]) -> float:
+    """Return the value of a term of scope STEP."""
+    if term.op == "literal":
+        return float(term.args[0])
+    if term.op == "number":
+        return float(numbers[term.args[0]])
+    return _NUMBERS[term.op](*(fold(arg, numbers) for arg in term.args))
+
+
+@dataclass(frozen=True)
+class Update:
+    """An elementwise update of parameters and optimizer state.
+
+    Args:
+        name: the kernel's name.
+        formula: the formula.
+        elements: names of its tensors other than ``grad``, which it may have, and ``ema``.
+        scalars: names of its scalar tensors, of which it may assign those of the state: float32, or float64
+            in `wide`.
+        values: names of its scalars that are numbers.
+        wide: names of the scalars that are float64.
+    """
+
+    name: str
+    formula: Callable[[Any, Any], None]
+    elements: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A formula as terms.
+
+    Args:
+        elements: names of the lists of tensors, in the order of their addresses.
+        results: the new value of each element and scalar that the formula assigns.
+        options: names of the options.
+    """
+
+    update: Update
+    elements: tuple[str, ...]
+    results: Mapping[str, Term]
+    options: tuple[str, ...]
+
+    @cached_property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the scalars that the formula reads, in their order in a table."""
+        return tuple(n for n in (*self.update.scalars, *self.update.values) if n in self.used)
+
+    @cached_property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of the options that the formula reads as numbers."""
+        return tuple(name for name in self.options if name in self.used)
+
+    @cached_property
+    def used(self) -> set[str]:
+        """Names of the options, scalars and elements that the formula reads."""
+        terms = [*self.results.values(), *(arg for term in self.terms() for arg in term.args)]
+        return {term.args[0] for term in terms if term.op in ("number", "factor", "scalar", "element")}
+
+    @cached_property
+    def written(self) -> list[str]:
+        """Names of the lists of tensors that are written."""
+        return [name for name in self.elements if name in self.results]
+
+    def terms(self) -> Iterator[Term]:
+        """Iterate over all terms that have operands, operands first."""
+        seen: set[Term] = set()
+
+        def visit(term: Term) -> Iterator[Term]:
+            if term not in seen and term.args and isinstance(term.args[0], Term):
+                seen.add(term)
+                for arg in term.args:
+                    yield from visit(arg)
+                yield term
+
+        for result in self.results.values():
+            yield from visit(result)
+
+
+Options = Mapping[str, Any]
+
+
+def trace(update: Update, elements: Iterable[str], options: Options) -> Trace:
+    """Trace a formula; cached.
+
+    Args:
+        update: the update.
+        elements: the names of the lists of tensors that there are.
+        options: the options of the step; floats become numbers, other values are constants of the trace.
+    """
+    return _trace(
+        update,
+        tuple(elements),
+        tuple(
+            (name, value != 0, None) if isinstance(value, float) else (name, None, value)
+            for name, value in options.items()
+        ),
+    )
+
+
+@cache
+def _trace(
+    update: Update, elements: tuple[str, ...], options: tuple[tuple[str, bool | None, Any], ...]
+) -> Trace:
+    o, s = SimpleNamespace(ema_weight=None), SimpleNamespace()
+    for name, is_nonzero, value in options:
+        if is_nonzero is not None:
+            value = Term("number", (name,), Scope.STEP, None if name == "lr" else is_nonzero)
+        setattr(o, name, value)
+    before: dict[str, Term] = {}
+    for name in (*update.scalars, *update.values):
+        before[name] = Term("scalar", (name,), Scope.TENSOR)
+    for name in elements:
+        before[name] = Term("element", (name,), Scope.ELEMENT)
+    vars(s).update(before)
+    if "grad" in before:
+        s.grad = before["grad"] * Term("factor", ("grad_factor",), Scope.STEP)
+    update.formula(s, o)
+    if "ema" in before:
+        s.ema = lerp(before["ema"], s.param, o.ema_weight)
+    results = {
+        name: value for name, value in vars(s).items() if name != "grad" and value is not before.get(name)
+    }
+    return Trace(update, elements, results, tuple(name for name, _, _ in options))
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return float64; float32 on Metal, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def apply_eagerly(
+    update: Update,
+    elements: Mapping[str, Sequence[Tensor]],
+    options: Options,
+    scalars: Mapping[str, Sequence[Any]],
+) -> None:
+    """Apply an update with torch's operations, one tensor at a time; 16-bit elements in float32.
+
+    Args:
+        update: the update.
+        elements: lists with one tensor per parameter, by name; those that the formula assigns are written.
+        options: the options.
+        scalars: lists of 0-dimensional tensors or numbers.
+    """
+    o = SimpleNamespace(**options)
+    for i in range(len(next(iter(elements.values())))):
+        tensors = {name: column[i] for name, column in elements.items()}
+        tensors |= {name: c[i] for name, c in scalars.items() if isinstance(c[i], Tensor)}
+        before = {
+            name: t.to(wide_dtype(t.device)) if name in scalars or t.dtype == torch.float64 else t.float()
+            for name, t in tensors.items()
+        }
+        s = SimpleNamespace(**{name: column[i] for name, column in scalars.items()} | before)
+        update.formula(s, o)
+        for name, tensor in tensors.items():
+            if name != "grad" and vars(s)[name] is not before[name]:
+                tensor.copy_(vars(s)[name])
