@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
+from burnt.optim.adafactor import Adafactor
+from burnt.optim.adagrad import Adadelta, Adagrad
 from burnt.optim.adam import Adam, AdamW
 from burnt.optim.averages import Ema, Swa
 from burnt.optim.groups import Group, Groups, matrices
+from burnt.optim.adam_variants import Adamax, NAdam, RAdam
+from burnt.optim.adan import Adan
+from burnt.optim.lamb import Lamb
+from burnt.optim.lbfgs import Lbfgs
+from burnt.optim.lion import Lion
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 from burnt.optim.schedules import (
@@ -35,11 +42,19 @@ from burnt.optim.schedules import (
     WarmupStableDecay,
     plot,
 )
+from burnt.optim.rms_prop import RmsProp
+from burnt.optim.schedule_free import ScheduleFreeAdamW
+from burnt.optim.schedules import Constant, Cosine, Linear, Schedule, Sequential, Warmup
 from burnt.optim.sgd import Sgd
 
 __all__ = [
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
+    "Adan",
     "Constant",
     "Cosine",
     "CosineRestarts",
@@ -61,7 +76,18 @@ __all__ = [
     "OptimizerRecord",
     "Polynomial",
     "Product",
+    "Lamb",
+    "Lbfgs",
+    "Linear",
+    "Lion",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "OptimizerRecord",
+    "RAdam",
+    "RmsProp",
     "Schedule",
+    "ScheduleFreeAdamW",
     "Sequential",
     "Sgd",
     "Step",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt.kernels import StepResult, adam_step, adamw_step
-from burnt.optim.optimizer import Optimizer
+from burnt.optim.optimizer import Optimizer, zero
 
 __all__ = ["Adam", "AdamW"]
 
@@ -18,6 +18,10 @@ class _Adam(Optimizer):
     """Base of Adam and AdamW: their state, and the step except for its function."""
 
     _step: ClassVar[Callable[..., StepResult]]
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self._options["amsgrad"]
+        return {"step": zero(parameter)} | {name: torch.zeros_like(parameter) for name in names}
 
     def _advance(
         self,
@@ -28,11 +32,6 @@ class _Adam(Optimizer):
         limits: Mapping[str, Any],
     ) -> StepResult:
         options = self._options
-        for parameter, state in zip(params, states, strict=True):
-            if not state:
-                state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
-                names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * options["amsgrad"]
-                state |= {name: torch.zeros_like(parameter, requires_grad=False) for name in names}
         first, second, steps = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         largest = [s["max_exp_avg_sq"] for s in states] if options["amsgrad"] else None
         return type(self)._step(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt.errors import OptimError
 from burnt.kernels import StepResult, muon_step
 from burnt.kernels.optim.muon import COEFFICIENTS
 from burnt.optim.optimizer import Optimizer
@@ -62,6 +63,20 @@ class Muon(Optimizer):
             adjust_lr_fn=adjust_lr_fn,
         )
 
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(parameter)}
+
+    def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:
+        path = next((path for path, p in params.items() if p.dim() != 2), None)
+        if path is not None:
+            raise OptimError(
+                "Muon cannot step this model",
+                where=path,
+                expected="matrices only",
+                found=f"a parameter of shape {tuple(params[path].shape)}",
+                hint="pass it only matrices, by path, and the others to another optimizer",
+            )
+
     def _advance(
         self,
         lr: float,
@@ -70,8 +85,5 @@ class Muon(Optimizer):
         states: Sequence[dict[str, Any]],
         limits: Mapping[str, Any],
     ) -> StepResult:
-        for parameter, state in zip(params, states, strict=True):
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
         buffers = [state["momentum_buffer"] for state in states]
         return muon_step(params, grads, buffers, lr=lr, **self._options, **limits)

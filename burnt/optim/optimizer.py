@@ -1,7 +1,7 @@
 """Optimizer: `step(lr, model, grads)` with burnt's kernels, and state by parameter path.
 
-The state is stored in an optimizer of `torch.optim`, in its layout and with its names. That optimizer also
-performs the steps that `burnt.kernels` does not support: sparse gradients and complex parameters.
+The state has the names of `torch.optim`, where torch has the optimizer. Torch's then performs the steps that
+`burnt.kernels` does not support: sparse gradients and complex parameters.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from burnt.config import DerivedConfig, derive_config, field_values
 from burnt.errors import OptimError, nearest, quantity
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
+from burnt.kernels.optim.formula import Update
+from burnt.kernels.optim.steps import update_step
 from burnt.record import read_tensors, write_tensors
 
-__all__ = ["Optimizer", "OptimizerRecord"]
-
-# Devices for which torch has a fused kernel for the whole step; its step counters are on that device.
-_FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+__all__ = ["Optimizer", "OptimizerRecord", "zero"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +85,22 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, Tensor | torch.nn.Module | Mapping | Iterator)
 
 
+def zero(parameter: Tensor) -> Tensor:
+    """Return a scalar for a parameter's state, such as a step counter."""
+    return torch.zeros((), dtype=torch.float32, device=parameter.device)
+
+
 class Optimizer:
     """Base of the optimizers: built without parameters; each step gets model, gradients and learning rate.
 
-    State is stored by parameter path, so it stays valid for a model that was params, forked or reloaded.
+    State is stored by parameter path, so it stays valid for a model that was moved, forked or reloaded.
 
     Raises:
         OptimError: an option has an invalid value.
     """
 
-    _torch: ClassVar[type[torch.optim.Optimizer]]
+    _torch: ClassVar[type[torch.optim.Optimizer] | None] = None
+    _update: ClassVar[Update]
     needs_closure: bool = False  # whether the training calls `step_with`
     # Of the learning rates that the optimizer schedules itself. The training sets it after `burnt ctl lr`.
     rate_factor: float = 1.0
@@ -141,16 +146,30 @@ class Optimizer:
         return super().__new__(cls)
 
     def __init__(self, **options: Any) -> None:
-        try:
-            self._torch([torch.nn.Parameter(torch.empty(self._shape))], lr=0.0, **options)  # type: ignore[call-arg]
-        except ValueError as error:
-            raise OptimError(f"{type(self).__name__} cannot be built", found=str(error)) from None
+        self._check_options(options)
         self._options = options
-        self._inner: torch.optim.Optimizer | None = None
         self._bound_to: object = None
         self._params: dict[str, torch.nn.Parameter] = {}
-        self._has_kernel = True
+        self._state: dict[str, dict[str, Any]] = {}
+        self._inner: torch.optim.Optimizer | None = None
         self._pending_state: Mapping[str, Tensor] = {}
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        if self._torch is not None:
+            try:
+                self._torch([torch.nn.Parameter(torch.empty(self._shape))], lr=0.0, **options)  # type: ignore[call-arg]
+            except ValueError as error:
+                raise OptimError(f"{type(self).__name__} cannot be built", found=str(error)) from None
+            return
+        for name, value in options.items():
+            are_betas = name == "betas"
+            if not (all(0 <= beta < 1 for beta in value) if are_betas else value >= 0):
+                raise OptimError(
+                    f"{type(self).__name__} cannot be built",
+                    where=name,
+                    expected="numbers of at least 0 and below 1" if are_betas else "a number of at least 0",
+                    found=repr(value),
+                )
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
@@ -190,18 +209,19 @@ class Optimizer:
         """
         self._check_rate(lr)
         self._bind_model(model)
-        assert self._inner is not None
         self._check_paths(grads)
         params = [self._params[path] for path in grads]
         averages = None if ema is None else self._averages(ema)
         limits: dict[str, Any] = {"max_norm": clip_norm, "grad_scale": grad_scale, "ema_decay": ema_decay}
-        if self._has_kernel and not any(gradient.is_sparse for gradient in grads.values()):
+        if all(
+            p.is_floating_point() and not grads[path].is_sparse for path, p in zip(grads, params, strict=True)
+        ):
             limits["ema"] = None if averages is None else [averages[path] for path in grads]
-            states = [self._inner.state[parameter] for parameter in params]
+            states = [self._state_of(path) for path in grads]
             result = self._advance(lr, params, list(grads.values()), states, limits)
             rest = [path for path in averages or () if path not in grads]
         else:
-            result = self._step_with_torch(self._inner, lr, grads, clip_norm, grad_scale)
+            result = self._step_with_torch(lr, grads, clip_norm, grad_scale)
             rest = list(averages or ())
         if averages is not None and rest:
             weight = torch.where(result.skipped, 0.0, 1 - ema_decay)
@@ -310,11 +330,10 @@ class Optimizer:
     def into_record(self) -> OptimizerRecord:
         """Return the state as a record, which shares memory with the optimizer."""
         tensors = dict(self._pending_state)
-        if self._inner is not None:
-            for path, parameter in self._params.items():
-                for name, value in self._inner.state.get(parameter, {}).items():
-                    if value is not None:
-                        tensors[f"{path}/{name}"] = value.detach()
+        for path, state in self._state.items():
+            tensors |= {
+                f"{path}/{name}": value.detach() for name, value in state.items() if value is not None
+            }
         return OptimizerRecord(type(self).__name__, dict(self._options), tensors)
 
     def load_record(self, record: OptimizerRecord) -> None:
@@ -324,17 +343,31 @@ class Optimizer:
             OptimError: the record is of another optimizer, or lacks `amsgrad` state that this one needs.
         """
         self._check_record(record)
-        if self._options.get("amsgrad") and record.tensors and not record.options.get("amsgrad"):
+        saved = {key.rpartition("/")[2] for key in record.tensors}
+        if record.tensors and not (needed := self._needed_state(saved)) <= saved:
+            options = [f"{name}={v!r}" for name, v in record.options.items() if v != self._options.get(name)]
             raise OptimError(
-                "the saved state lacks the maximum second moments that amsgrad needs",
-                expected=f"{record.optimizer}(amsgrad=True)",
-                found=f"{record.optimizer}(amsgrad=False)",
-                hint="resume without amsgrad, or start afresh",
+                "the saved state lacks what this optimizer's options need",
+                expected=", ".join(sorted(needed)),
+                found=", ".join(sorted(saved)),
+                hint=f"resume with {record.optimizer}({', '.join(options)}), or start afresh",
             )
-        self._inner = None
-        self._bound_to = None
-        self._params = {}
+        self._bound_to, self._inner, self._params, self._state = None, None, {}, {}
         self._pending_state = {name: tensor.clone() for name, tensor in record.tensors.items()}
+
+    def _needed_state(self, saved: set[str]) -> set[str]:
+        """Return the names that a state with these ones must have."""
+        return set(self._initial_state(torch.empty(self._shape)))
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first step."""
+        return {}
+
+    def _state_of(self, path: str) -> dict[str, Any]:
+        """Return the state of a parameter, created before its first step."""
+        if not self._state.get(path):
+            self._state[path] = self._initial_state(self._params[path].detach())
+        return self._state[path]
 
     def _advance(
         self,
@@ -344,65 +377,71 @@ class Optimizer:
         states: Sequence[dict[str, Any]],
         limits: Mapping[str, Any],
     ) -> StepResult:
-        """Perform a step with `burnt.kernels`.
+        """Perform a step with `burnt.kernels`, by the formula `_update` unless a class overrides it.
 
         Args:
             lr: the learning rate.
             params: the parameters that have a gradient.
             grads: their gradients, dense.
-            states: a state dictionary for each, empty before its first step.
+            states: a state dictionary for each.
             limits: further keyword arguments of the kernel: clipping, loss scale, averages.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not implement _advance")
+        columns = {name: [state[name] for state in states] for name in (states[0] if states else ())}
+        tensors = {name: column for name, column in columns.items() if name not in self._update.scalars}
+        scalars = {name: column for name, column in columns.items() if name in self._update.scalars}
+        name = type(self).__name__
+        return update_step(
+            name, self._update, params, grads, tensors, scalars, lr=lr, **self._options, **limits
+        )
 
     def _step_with_torch(
         self,
-        inner: torch.optim.Optimizer,
         lr: float,
         grads: Mapping[str, Tensor],
         clip_norm: float | None,
         grad_scale: float | Tensor | None,
     ) -> StepResult:
         """Perform a step with torch's optimizer; with a loss scale, it synchronises with the device."""
-        scaled, norm, skipped = Gradients(grads), None, torch.tensor(False)
+        scaled, norm, by = Gradients(grads), None, "torch.optim: sparse or complex"
         if grad_scale is not None:
             scaled = scaled.scale(1 / grad_scale)
         if clip_norm is not None or grad_scale is not None:
             norm = scaled.norm()
         if grad_scale is not None and not scaled.finite():
-            return StepResult(norm, torch.tensor(True), "torch.optim: sparse or complex")
+            return StepResult(norm, torch.tensor(True), by)
         if clip_norm is not None:
             scaled = scaled.clip_norm(clip_norm)
-        (group,) = inner.param_groups
-        fused, group["lr"] = group.get("fused"), lr
+        if self._inner is None:
+            if self._torch is None:
+                raise self._unsupported("it needs dense gradients of real parameters")
+            self._inner = self._torch(list(self._params.values()), lr=0.0, **self._options)  # type: ignore[call-arg]
+        self._inner.param_groups[0]["lr"] = lr
         try:
             for path, gradient in scaled.items():
-                self._params[path].grad = gradient
-            if fused and any(gradient.is_sparse for gradient in scaled.values()):
-                group["fused"] = False
-            inner.step()
+                parameter = self._params[path]
+                parameter.grad = gradient
+                self._inner.state[parameter] = self._state_of(path)
+            self._inner.step()
+        except RuntimeError as error:
+            raise self._unsupported(str(error)) from None
         finally:
-            if "fused" in group:
-                group["fused"] = fused
             for parameter in self._params.values():
                 parameter.grad = None
-        return StepResult(norm, skipped, "torch.optim: sparse or complex")
+        return StepResult(norm, torch.tensor(False), by)
+
+    def _unsupported(self, found: str) -> OptimError:
+        return OptimError(
+            f"{type(self).__name__} does not support sparse gradients or complex parameters like these",
+            found=found,
+            hint="gradient.to_dense(), torch.view_as_real(parameter), or another optimizer, such as Sgd",
+        )
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
-        """Create torch's optimizer for these parameters, with the state of their paths."""
-        state, params = self.into_record().tensors, dict(named)
-        fused = all(p.is_floating_point() and p.device.type in _FUSED_DEVICES for p in params.values())
-        # torch's Muon has no option fused=.
-        kernel: dict[str, Any] = {"fused": fused or None} if len(self._shape) == 1 else {}
-        try:
-            inner = self._torch(list(params.values()), lr=0.0, **self._options, **kernel)  # type: ignore[call-arg]
-        except ValueError as error:
-            raise OptimError(
-                f"{type(self).__name__} cannot step this model",
-                found=str(error),
-                hint="pass it only suitable parameters, by path, and the others to another optimizer",
-            ) from None
-        for key, value in state.items():
+        """Step these parameters from now on, with the state of their paths."""
+        tensors, params = self.into_record().tensors, dict(named)
+        self._check_params(params)
+        states: dict[str, dict[str, Any]] = {}
+        for key, value in tensors.items():
             path, _, name = key.rpartition("/")
             parameter = params.get(path)
             if parameter is None:
@@ -411,17 +450,16 @@ class Optimizer:
                     where=path,
                     hint="the model has changed since the state was saved",
                 )
-            # The counter of a fused step is on the parameter's device, that of other steps on the CPU.
-            if name == "step":
-                counter = value.clone().to(parameter.device if fused else "cpu")
-                inner.state[parameter][name] = counter.float() if fused else counter
-                continue
-            if value.shape != parameter.shape:
+            like = self._initial_state(parameter.detach().to("meta")).get(name, parameter)
+            if value.shape != like.shape:
                 raise OptimError(
                     "the optimizer's state has another shape than its parameter",
                     where=key,
-                    expected=tuple(parameter.shape),
+                    expected=tuple(like.shape),
                     found=tuple(value.shape),
                 )
-            inner.state[parameter][name] = value.clone().to(parameter.device, parameter.dtype)
-        self._inner, self._params, self._has_kernel, self._pending_state = inner, params, fused, {}
+            states.setdefault(path, {})[name] = value.clone().to(parameter.device, like.dtype)
+        self._params, self._state, self._inner, self._pending_state = params, states, None, {}
+
+    def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:
+        """Raise if the optimizer cannot step these parameters."""

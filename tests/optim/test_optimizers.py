@@ -1,6 +1,7 @@
 """The optimizers, against torch's own on the same model, and their state."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -24,8 +25,24 @@ CASES = [
     (optim.Adam, torch.optim.Adam, {"amsgrad": True}),
     (optim.AdamW, torch.optim.AdamW, {}),
     (optim.AdamW, torch.optim.AdamW, {"weight_decay": 0.3, "amsgrad": True}),
+    (optim.RmsProp, torch.optim.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.1}),
+    (optim.Adagrad, torch.optim.Adagrad, {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    (optim.Adadelta, torch.optim.Adadelta, {"weight_decay": 0.1}),
+    (optim.Adamax, torch.optim.Adamax, {"betas": (0.8, 0.9)}),
+    (optim.NAdam, torch.optim.NAdam, {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    (optim.RAdam, torch.optim.RAdam, {"betas": (0.9, 0.95)}),
+    (optim.Adafactor, torch.optim.Adafactor, {"weight_decay": 0.1}),
 ]
+OWN = [  # torch has none
+    (optim.Adan, {"weight_decay": 0.1}),
+    (optim.Adan, {"no_prox": True}),
+    (optim.Lion, {"weight_decay": 0.1}),
+    (optim.Lamb, {"weight_decay": 0.1}),
+    (optim.ScheduleFreeAdamW, {"warmup_steps": 3, "weight_decay": 0.1}),
+]
+EVERY = [(ours, options) for ours, _, options in CASES] + OWN
 STATEFUL = [case for case in CASES if case[0] is not optim.Sgd or case[2]]
+EVERY_IDS = [f"{ours.__name__}-{'-'.join(options) or 'plain'}" for ours, options in EVERY]
 IDS = [f"{case[0].__name__}-{'-'.join(case[2]) or 'plain'}" for case in CASES]
 
 
@@ -71,7 +88,10 @@ def test_as_torch(ours, theirs, options):
     model, fused, plain = net(), net(), net()
     start = copy.deepcopy(model)
     advance(ours(**options), model, 0, 6)
-    torch_advance(theirs(fused.parameters(), lr=0.1, fused=True, **options), fused, 0, 6)
+    has_fused = "fused" in inspect.signature(theirs).parameters
+    torch_advance(
+        theirs(fused.parameters(), lr=0.1, **options, **{"fused": True} if has_fused else {}), fused, 0, 6
+    )
     torch_advance(theirs(plain.parameters(), lr=0.1, foreach=False, **options), plain, 0, 6)
     for mine, *others, before in zip(*(m.parameters() for m in (model, fused, plain, start)), strict=True):
         for other in others:
@@ -80,14 +100,11 @@ def test_as_torch(ours, theirs, options):
 
 
 def test_defaults_are_those_of_torch():
-    for ours, theirs in (
-        (optim.Sgd, torch.optim.SGD),
-        (optim.Adam, torch.optim.Adam),
-        (optim.AdamW, torch.optim.AdamW),
-    ):
+    twins = {ours: theirs for ours, theirs, _ in CASES}
+    for ours, theirs in (twins | {optim.Lbfgs: torch.optim.LBFGS}).items():
         defaults = theirs(net().parameters(), lr=0.1).defaults
-        for name, value in ours().into_record().options.items():
-            assert defaults[name] == value, (ours, name)
+        for name, value in (ours().into_record().options | {"max_eval": 25}).items():
+            assert name == "max_eval" or defaults[name] == value, (ours, name)
 
 
 def test_complex_parameters_and_half_precision_work():
@@ -213,8 +230,8 @@ def test_clipping_is_that_of_torch(ours, theirs, options):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
-def test_a_scaled_loss(ours, theirs, options):
+@pytest.mark.parametrize(("ours", "options"), EVERY, ids=EVERY_IDS)
+def test_a_scaled_loss(ours, options):
     """Twice the same, but for one step whose gradients overflow, which changes nothing."""
     model, twin = net(), net()
     scaled, plain = ours(**options), ours(**options)
@@ -283,8 +300,8 @@ def test_what_torch_steps_is_clipped_scaled_and_averaged_too(kind):
 # the state
 
 
-@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
-def test_going_on_from_a_file_is_never_having_stopped(tmp_path, ours, theirs, options):
+@pytest.mark.parametrize(("ours", "options"), EVERY, ids=EVERY_IDS)
+def test_going_on_from_a_file_is_never_having_stopped(tmp_path, ours, options):
     whole, model = net(), net()
     advance(ours(**options), whole, 0, 10)
     first = ours(**options)
@@ -442,6 +459,9 @@ def test_every_optimizer_has_a_config_that_builds_it_and_goes_through_json():
         assert repr(built) == repr(expected)
     with pytest.raises(ConfigError, match="momentun"):
         optim.Sgd.Config.from_json('{"momentun": 0.9}')
+    for ours, options in [*EVERY, (optim.Lbfgs, {"line_search_fn": "strong_wolfe"})]:
+        config = ours.Config.from_json(ours.Config(**options).to_json())
+        assert repr(config.init()) == repr(ours(**options))
 
 
 def test_printing_a_record_shows_no_values() -> None:

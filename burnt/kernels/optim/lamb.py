@@ -1,0 +1,88 @@
+"""Lamb steps over lists of tensors: two passes over memory, with the norms of each tensor in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from burnt.kernels.optim.foreach import Passes, check_lists, check_steps, run_step, tensor_norms
+from burnt.kernels.optim.formula import apply_eagerly, wide_dtype
+from burnt.kernels.optim.request import Request, StepResult
+from burnt.kernels.optim.steps import number_options
+from burnt.kernels.optim.updates import LAMB, LAMB_DIRECTION
+
+__all__ = ["lamb_step"]
+
+
+def lamb_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+    grad_scale: float | Tensor | None = None,
+    max_norm: float | None = None,
+    ema: Sequence[Tensor] | None = None,
+    ema_decay: float = 0.999,
+    candidate: str | None = None,
+) -> StepResult:
+    """Take a step of Lamb on lists of tensors in place, with optional unscaling, clipping and averaging.
+
+    Args:
+        params: as in `adamw_step`, like all other arguments unless stated.
+        grads: gradients; not changed.
+        exp_avgs: running means of the gradients, initially zeros.
+        exp_avg_sqs: running means of the squared gradients, initially zeros.
+        steps: number of steps taken.
+        lr: learning rate.
+        betas: decay rates of the two running means.
+        eps: added to the denominator.
+        weight_decay: this times the parameter is added to the direction, before its norm is taken.
+        grad_scale: factor that the loss was multiplied by.
+        max_norm: maximum global norm of the gradients.
+        ema: exponential moving averages of the parameters.
+        ema_decay: decay rate of these averages.
+        candidate: ``"burnt"``, ``"torch"`` or None.
+
+    Returns:
+        As in `adamw_step`, which also lists the errors raised.
+    """
+    request = Request("lamb_step", grad_scale, max_norm, ema, ema_decay, candidate)
+    request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
+    check_lists(request, params, grads=grads, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
+    check_steps(request, params, steps)
+    options = number_options(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_weight=1 - ema_decay)
+    states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
+
+    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
+        if passes.is_skipped(wait=False) or not params:
+            return
+        updates = [torch.zeros_like(p) for p in params]
+        elements = {"param": params, "grad": grads, "update": updates, **states}
+        passes.apply_update(LAMB_DIRECTION, elements, options, {"step": steps})
+        elements = {"param": params, "update": updates}
+        ratios = {"trust_ratio": _trust_ratios(params, updates)}
+        passes.apply_update(LAMB, elements if ema is None else {**elements, "ema": ema}, options, ratios)
+
+    def torch_step(grads: list[Tensor]) -> None:
+        updates = [torch.zeros_like(p) for p in params]
+        elements = {"param": params, "grad": grads, "update": updates, **states}
+        apply_eagerly(LAMB_DIRECTION, elements, options, {"step": steps})
+        ratios = {"trust_ratio": _trust_ratios(params, updates)}
+        apply_eagerly(LAMB, {"param": params, "update": updates}, options, ratios)
+
+    return run_step(request, params, grads, list(states.values()), burnt_step, torch_step, steps=steps)
+
+
+def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
+    """Return each parameter's norm divided by that of its update; 1 if one of them is 0."""
+    of_params, of_updates = tensor_norms([*params, *updates]).view(2, -1)
+    ratios = torch.where(of_params * of_updates > 0, of_params / of_updates, 1.0)
+    return list(ratios.to(wide_dtype(ratios.device)).unbind())

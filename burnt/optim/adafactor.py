@@ -1,0 +1,78 @@
+"""Adafactor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt.kernels import StepResult
+from burnt.kernels.optim.adafactor import adafactor_step
+from burnt.optim.optimizer import Optimizer, zero
+
+__all__ = ["Adafactor"]
+
+
+class Adafactor(Optimizer):
+    """Adafactor: the second moments of a matrix are stored as one row and one column, without a first moment.
+
+    The learning rate is relative to the root mean square of each parameter.
+
+    Args:
+        beta2_decay: the decay of the second moments is 1 minus the step to this power.
+        eps: lower bounds of the second moments (None: the dtype's machine epsilon) and of the parameter's
+            root mean square.
+        d: updates are scaled down to this root mean square.
+        weight_decay: this times the learning rate is the fraction subtracted from the parameter.
+
+    Raises:
+        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
+
+    Shazeer and Stern, 2018; same as :class:`torch.optim.Adafactor`. Burn lacks it.
+
+    >>> Adafactor()
+    Adafactor(beta2_decay=-0.8, eps=(None, 0.001), d=1.0, weight_decay=0.0)
+    """
+
+    _torch = torch.optim.Adafactor
+    _shape = (0, 0)
+
+    def __init__(
+        self,
+        beta2_decay: float = -0.8,
+        eps: tuple[float | None, float] = (None, 1e-3),
+        d: float = 1.0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(beta2_decay=beta2_decay, eps=tuple(eps), d=d, weight_decay=weight_decay)
+
+    def _needed_state(self, saved: set[str]) -> set[str]:
+        return {"step"}  # the rest depends on the shapes
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        if parameter.dim() < 2:
+            return {"step": zero(parameter), "variance": torch.zeros_like(parameter)}
+        row, column = parameter[..., :1], parameter[..., :1, :]
+        return {
+            "step": zero(parameter),
+            "row_var": torch.zeros_like(row, memory_format=torch.contiguous_format),
+            "col_var": torch.zeros_like(column, memory_format=torch.contiguous_format),
+        }
+
+    def _advance(
+        self,
+        lr: float,
+        params: Sequence[torch.nn.Parameter],
+        grads: Sequence[Tensor],
+        states: Sequence[dict[str, Any]],
+        limits: Mapping[str, Any],
+    ) -> StepResult:
+        rows, columns, variances = (
+            [state.get(name) for state in states] for name in ("row_var", "col_var", "variance")
+        )
+        steps = [state["step"] for state in states]
+        return adafactor_step(
+            params, grads, rows, columns, variances, steps, lr=lr, **self._options, **limits
+        )

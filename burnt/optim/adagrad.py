@@ -1,0 +1,74 @@
+"""Adagrad and Adadelta."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnt.kernels.optim.updates import ADADELTA, ADAGRAD
+from burnt.optim.optimizer import Optimizer, zero
+
+__all__ = ["Adadelta", "Adagrad"]
+
+
+class Adagrad(Optimizer):
+    """Adagrad: gradients divided by the root of the sum of their squares. It takes sparse gradients.
+
+    Args:
+        lr_decay: the learning rate is divided by 1 plus this times the number of steps.
+        weight_decay: this times the parameter is added to the gradient.
+        initial_accumulator_value: where the sums of squares begin.
+        eps: added to the denominator. Burn's default is 1e-5.
+
+    Duchi, Hazan and Singer, 2011; same as :class:`torch.optim.Adagrad`; Burn's AdaGrad.
+
+    >>> Adagrad(lr_decay=0.01)
+    Adagrad(lr_decay=0.01, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10)
+    """
+
+    _torch = torch.optim.Adagrad
+    _update = ADAGRAD
+
+    def __init__(
+        self,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(
+            lr_decay=lr_decay,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
+        )
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        start = self._options["initial_accumulator_value"]
+        value = complex(start, start) if parameter.is_complex() else start
+        return {"step": zero(parameter), "sum": torch.full_like(parameter, value)}
+
+
+class Adadelta(Optimizer):
+    """Adadelta: gradients scaled by the ratio of running means of squared updates and of squared gradients.
+
+    Args:
+        rho: decay of the running means.
+        eps: added to both running means.
+        weight_decay: this times the parameter is added to the gradient.
+
+    Zeiler, 2012; same as :class:`torch.optim.Adadelta`. The learning rate is usually 1.
+
+    >>> Adadelta(rho=0.95)
+    Adadelta(rho=0.95, eps=1e-06, weight_decay=0.0)
+    """
+
+    _torch = torch.optim.Adadelta
+    _update = ADADELTA
+
+    def __init__(self, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> None:
+        super().__init__(rho=rho, eps=eps, weight_decay=weight_decay)
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        means = {name: torch.zeros_like(parameter) for name in ("square_avg", "acc_delta")}
+        return {"step": zero(parameter)} | means
