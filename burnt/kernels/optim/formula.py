@@ -274,7 +274,7 @@ def trace(update: Update, elements: Iterable[str], options: Options) -> Trace:
         update,
         tuple(elements),
         tuple(
-            (name, value != 0, None) if isinstance(value, float) else (name, None, value)
+            (name, name == "lr" or value != 0, None) if isinstance(value, float) else (name, None, value)
             for name, value in options.items()
         ),
     )
@@ -328,13 +328,16 @@ def apply_eagerly(
     o = SimpleNamespace(**options)
     for i in range(len(next(iter(elements.values())))):
         tensors = {name: column[i] for name, column in elements.items()}
-        tensors |= {name: c[i] for name, c in scalars.items() if isinstance(c[i], Tensor)}
+        # With an axis, as a scalar promotes a 0-dimensional tensor to its own dtype.
         before = {
-            name: t.to(wide_dtype(t.device)) if name in scalars or t.dtype == torch.float64 else t.float()
+            name: (t if t.dtype == torch.float64 else t.float()).reshape(t.shape or (1,))
             for name, t in tensors.items()
         }
+        for name, column in scalars.items():
+            if isinstance(column[i], Tensor):
+                tensors[name], before[name] = column[i], column[i].to(wide_dtype(column[i].device))
         s = SimpleNamespace(**{name: column[i] for name, column in scalars.items()} | before)
         update.formula(s, o)
         for name, tensor in tensors.items():
             if name != "grad" and vars(s)[name] is not before[name]:
-                tensor.copy_(vars(s)[name])
+                tensor.copy_(vars(s)[name].reshape(tensor.shape))

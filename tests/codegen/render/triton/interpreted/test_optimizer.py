@@ -8,6 +8,9 @@ import torch
 from burnt.kernels.optim import foreach, foreach_triton, muon
 from burnt.kernels.optim import steps as optim_steps
 from burnt.kernels.optim.foreach_triton import DevicePasses
+from burnt.kernels.optim.lamb import lamb_step
+from tests.kernels.optim.test_formula import CASES, IDS, begin
+from tests.kernels.optim.test_formula import drawn as drawn_for_formula
 
 SHAPES = [(0,), (1,), (7,), (31, 17), (1027,), (3, 0)]
 LIMITS = [
@@ -36,11 +39,11 @@ def drawn(dtype, seed, sign=1.0):
     return [(torch.randn(shape, generator=generator) * sign).to(dtype) for shape in SHAPES]
 
 
-def same(made, right, dtype):
+def same(made, right, dtype, ulps=4):
     for a, b in zip(made, right, strict=True):
         size = float(b.double().abs().max()) if b.numel() else 0.0
         worst = float((a.double() - b.double()).abs().max()) if b.numel() else 0.0
-        assert worst <= 4 * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
+        assert worst <= ulps * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
 
 
 @pytest.mark.sample(2)
@@ -213,3 +216,52 @@ def test_muon_skips_a_nonfinite_gradient(triton):
     before = [t.clone() for t in (*p, *m)]
     assert muon.muon_step(p, g, m, lr=0.1, grad_scale=8.0, candidate="burnt").skipped
     assert all(torch.equal(a, b) for a, b in zip((*p, *m), before, strict=True))
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("update", "options"), CASES, ids=IDS)
+def test_every_formula(triton, update, options, dtype):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        params, states, scalars = begin(update, options, dtype)
+        average = drawn_for_formula(dtype, 9)
+        bad = drawn_for_formula(dtype, 30)
+        bad[3][30, 16] = math.nan
+        clipped = {"ema": average, "ema_decay": 0.75, "max_norm": 2.5, "grad_scale": 2.0}
+        for grads, settings in (
+            (drawn_for_formula(dtype, 31), {}),
+            (bad, {"grad_scale": 2.0}),
+            (drawn_for_formula(dtype, 32), clipped),
+        ):
+            result = optim_steps.update_step(
+                update.name, update, params, grads, states, scalars, lr=0.05, candidate="burnt", **options,
+                **settings,
+            )  # fmt: skip
+            assert bool(result.skipped) == (grads is bad)
+        for column in scalars.values():
+            assert all(s.isfinite() for s in column)
+        kept.append((*states.values(), params, average, *scalars.values()))
+    for theirs, ours in zip(*kept, strict=True):
+        if theirs[0].dim() == 0:
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+        else:
+            same(ours, theirs, dtype, ulps=8)  # a variance is a difference
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str
+)
+def test_lamb(triton, dtype):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, m, v = drawn(dtype, 0), drawn(dtype, 1), [t.abs() for t in drawn(dtype, 2)]
+        steps = [torch.ones(()) for _ in p]
+        for turn, limits in enumerate(LIMITS):
+            result = lamb_step(p, drawn(dtype, 10 + turn), m, v, steps, lr=0.05, weight_decay=0.1, **limits)
+            assert result.by == "burnt"
+        kept.append((p, m, v, steps))
+    for theirs, ours in zip(*kept, strict=True):
+        same(ours, theirs, dtype)
