@@ -10,6 +10,7 @@ which CPUs without instructions for it take long for.
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -18,12 +19,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from burnt import kernels
+from burnt import kernels, optim
 from kernel_table import clock
 from kernel_table.cpu import Effort, calm_median, quartiles
 
 MAX_NORM = 1.0
-RATES = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1.0}  # of steps that can be told from roundings
+RATES = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1.0, "adadelta": 1.0}  # of steps that can be told from roundings
+OTHERS = {  # by optimizers of burnt.optim, which these are called after, and of torch.optim
+    "adadelta": (optim.Adadelta, torch.optim.Adadelta),
+    "adafactor": (optim.Adafactor, torch.optim.Adafactor),
+    "adagrad": (optim.Adagrad, torch.optim.Adagrad),
+    "adamax": (optim.Adamax, torch.optim.Adamax),
+    "adan": (optim.Adan, None),
+    "lamb": (optim.Lamb, None),
+    "lion": (optim.Lion, None),
+    "nadam": (optim.NAdam, torch.optim.NAdam),
+    "radam": (optim.RAdam, torch.optim.RAdam),
+    "rms prop": (optim.RmsProp, torch.optim.RMSprop),
+    "schedule-free adamw": (optim.ScheduleFreeAdamW, None),
+}
 RIVALS = ("torch", "lists")
 """The fused step, or the only one that there is; and the one by lists of tensors (``foreach``)."""
 
@@ -68,6 +82,7 @@ ON_CPU = (
     SGD,
     Step("adamw + clip, 1 M in 300 tensors", "adamw", spread(1_000_000, 300)),
     Step("adamw + clip, 9 k in 6 tensors", "adamw", spread(9_000, 6)),
+    *(Step(f"{kind} + clip, 1 M in 300 tensors", kind, spread(1_000_000, 300), 1.0) for kind in OTHERS),
     Step("muon + clip, 6 matrices of a block 256 wide", "muon", blocks(1, 256)),
 )
 ON_GPU = (
@@ -83,13 +98,18 @@ def burnts(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[],
 
     def run() -> None:
         by = step().by
-        if by != "burnt":
+        if by != "burnt" and kind != "adafactor":  # which has no kernel
             raise NotServedError(f"the step was served by {by}")
 
     return run
 
 
 def kernel_step(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[], kernels.StepResult]:
+    if kind in OTHERS:
+        optimizer = OTHERS[kind][0]()
+        named = {str(i): torch.nn.Parameter(p) for i, p in enumerate(params)}
+        named_grads = {str(i): g for i, g in enumerate(grads)}
+        return lambda: optimizer.step(RATES.get(kind, 1e-3), named, named_grads, clip_norm=MAX_NORM)
     settings = {"lr": RATES[kind], "max_norm": MAX_NORM}
     first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
     if kind == "muon":
@@ -106,7 +126,9 @@ def torchs(kind: str, params: list[Tensor], grads: list[Tensor], **options: Any)
     for parameter, gradient in zip(own, grads, strict=True):
         parameter.grad = gradient
     optimizer: torch.optim.Optimizer
-    if kind == "muon":
+    if kind in OTHERS:
+        optimizer = OTHERS[kind][1](own, lr=RATES.get(kind, 1e-3), **options)
+    elif kind == "muon":
         optimizer = torch.optim.Muon(own, lr=RATES[kind])
     elif kind == "sgd":
         optimizer = torch.optim.SGD(own, lr=RATES[kind], momentum=0.9, **options)
@@ -141,6 +163,12 @@ def runs(step: Step, divisor: int, device: torch.device | str = "cpu") -> dict[s
     }
     if step.kind == "muon":
         del makers["lists"]
+    if step.kind in OTHERS:
+        theirs = OTHERS[step.kind][1]
+        makers = {"burnt": burnts}
+        if theirs is not None:
+            has_fused = "fused" in inspect.signature(theirs).parameters
+            makers["torch"] = lambda *args: torchs(*args, **{"fused" if has_fused else "foreach": True})
     made: dict[str, list[Tensor]] = {}
     found: dict[str, Callable[[], Any]] = {}
     for name, make in makers.items():

@@ -62,9 +62,9 @@ def adafactor_step(
     check_steps(request, params, steps)
 
     def torch_step(grads: list[Tensor]) -> None:
-        torch._foreach_add_(list(steps), 1.0)
+        torch._foreach_add_(list(steps), torch.ones((), device=steps[0].device))  # faster than a number
         # For all tensors at once, without synchronizing with the device.
-        counts = torch.stack([step.to(wide_dtype(step.device)) for step in steps])
+        counts = torch.stack(list(steps)).to(wide_dtype(steps[0].device))
         norms = tensor_norms(params)
         sizes = torch.tensor(
             [max(p.numel(), 1) for p in params], dtype=norms.dtype, device=norms.device
@@ -73,27 +73,38 @@ def adafactor_step(
         weights = counts**beta2_decay
         if weight_decay:
             torch._foreach_mul_(list(params), 1 - lr * weight_decay)
-        updates = []
-        for grad, row_var, col_var, variance, weight in zip(
-            grads, row_vars, col_vars, variances, weights.unbind(), strict=True
-        ):
-            smallest = torch.finfo(grad.dtype).eps if eps[0] is None else eps[0]
-            g = grad if grad.dtype == torch.float64 else grad.float()
-            if row_var is None or col_var is None:
-                assert variance is not None
-                mean = variance.to(g.dtype).lerp(g * g, weight.to(g.dtype))
-                variance.copy_(mean)
-            else:
-                squares = g * g
-                row = row_var.to(g.dtype).lerp(squares.mean(-1, keepdim=True), weight.to(g.dtype))
-                col = col_var.to(g.dtype).lerp(squares.mean(-2, keepdim=True), weight.to(g.dtype))
-                row_var.copy_(row)
-                col_var.copy_(col)
-                mean = row @ col / row.mean(-2, keepdim=True).clamp(min=smallest)
-            updates.append(mean.clamp(min=smallest * smallest).rsqrt() * g)
-        update_norms = tensor_norms(updates)
-        factors = rates / (update_norms / (sizes * d)).clamp(min=1.0)
-        for p, update, factor in zip(params, updates, factors.unbind(), strict=True):
-            p.sub_(update.mul_(factor))
+        grads = [g.float() if g.dtype.itemsize == 2 else g for g in grads]
+        squares = torch._foreach_mul(grads, grads)
+        smallest = [torch.finfo(p.dtype).eps if eps[0] is None else eps[0] for p in params]
+        by_dtype = {dtype: weights.to(dtype).unbind() for dtype in {g.dtype for g in grads}}
+        means = []
+        for i, square in enumerate(squares):
+            row_var, col_var, variance, weight = (
+                row_vars[i],
+                col_vars[i],
+                variances[i],
+                by_dtype[square.dtype][i],
+            )
+            if variance is not None:
+                means.append(_average(variance, square, weight))
+            elif row_var is not None and col_var is not None:
+                row = _average(row_var, square.mean(-1, keepdim=True), weight)
+                column = _average(col_var, square.mean(-2, keepdim=True), weight)
+                means.append(row @ column / row.mean(-2, keepdim=True).clamp(min=smallest[i]))
+        updates = torch._foreach_clamp_min(means, [x * x for x in smallest])
+        torch._foreach_rsqrt_(updates)
+        torch._foreach_mul_(updates, grads)
+        factors = rates / (tensor_norms(updates) / (sizes * d)).clamp(min=1.0)
+        torch._foreach_mul_(updates, list(factors.unbind()))
+        torch._foreach_sub_(list(params), updates)
 
     return run_step(request, params, grads, [], None, torch_step, steps=steps)
+
+
+def _average(state: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+    """Move a running mean towards a value, and return it before it is rounded to 16 bits."""
+    if state.dtype == value.dtype:
+        return state.lerp_(value, weight)
+    mean = state.to(value.dtype).lerp(value, weight)
+    state.copy_(mean)
+    return mean

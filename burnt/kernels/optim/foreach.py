@@ -210,7 +210,8 @@ def _run_torch_step(
             scale = torch.as_tensor(request.grad_scale, dtype=norm.dtype, device=device)
             factor = (1.0 if factor is None else factor) / scale
         if factor is not None:
-            clipped = [(g * factor.to(g.device)).to(g.dtype) for g in grads]
+            factors = {place: factor.to(place) for place in {g.device for g in grads}}
+            clipped = [(g * factors[g.device]).to(g.dtype) for g in grads]
     elif request.needs_norm:
         norm = torch.zeros(())
     if params:
