@@ -20,6 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ELSEWHERE = {
+    "AdamWScheduleFree": "burnt.optim.ScheduleFreeAdamW",
     "BatchNorm1d": "burnt.nn.BatchNorm",
     "BatchNorm2d": "burnt.nn.BatchNorm",
     "BatchNorm3d": "burnt.nn.BatchNorm",

@@ -79,8 +79,8 @@ def test_case_is_a_hint(name):
         (optim, "Plateau", "use burnt.train.Plateau"),
         (
             optim,
-            "RMSprop",
-            "use torch.optim.RMSprop, it steps burnt modules in a loop of your own, but not in a Learner",
+            "Rprop",
+            "use torch.optim.Rprop, it steps burnt modules in a loop of your own, but not in a Learner",
         ),
         (burnt, "Trainer", "use burnt.train.SupervisedTraining"),
         (burnt, "LightningModule", "use burnt.Module"),

@@ -86,9 +86,14 @@ def test_dropout_drops_its_share_and_scales_the_rest(device: torch.device) -> No
 
 @pytest.mark.parametrize(
     "build",
-    [optim.Adam, optim.AdamW, lambda: optim.Adam(amsgrad=True), optim.Sgd, lambda: optim.Sgd(momentum=0.9)],
-    ids=["adam", "adamw", "amsgrad", "sgd", "momentum"],
-)
+    [
+        optim.Adam, optim.AdamW, lambda: optim.Adam(amsgrad=True), optim.Sgd, lambda: optim.Sgd(momentum=0.9),
+        optim.Adadelta, optim.Adafactor, optim.Adagrad, optim.Adamax, optim.Adan, optim.Lamb, optim.Lion,
+        optim.NAdam, optim.RAdam, lambda: optim.RmsProp(momentum=0.9, centered=True),
+        lambda: optim.ScheduleFreeAdamW(warmup_steps=3),
+    ],
+    ids=lambda build: repr(build()),
+)  # fmt: skip
 def test_optimizers_step_as_on_the_cpu_in_float64(
     build: Callable[[], optim.Optimizer], device: torch.device
 ) -> None:

@@ -289,8 +289,8 @@ def update_step(
     def torch_step(grads: list[Tensor]) -> None:
         apply_eagerly(update, {"param": params, "grad": grads, **states}, options, scalars)
 
-    wide = [t for name in update.wide for t in scalars[name]]
-    narrow = [t for name in scalars if name not in update.wide for t in scalars[name]]
+    wide = [t for name, column in scalars.items() if name in update.wide for t in column]
+    narrow = [t for name, column in scalars.items() if name not in update.wide for t in column]
     return run_step(
         request, params, grads, list(states.values()), burnt_step, torch_step, steps=narrow, wide_steps=wide
     )
