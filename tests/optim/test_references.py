@@ -304,6 +304,21 @@ def test_lbfgs_steps_as_in_torch_and_resumes_to_the_bit(tmp_path: Any, line_sear
         assert list(steps_of(optimizer, p, 1)) == [right]
 
 
+def test_lbfgs_resumes_where_gradients_do_not_change() -> None:
+    """No curvature is added there, and the scale of the Hessian is that of the step before."""
+    results = []
+    for interrupted in (False, True):
+        p, optimizer = start(), optim.Lbfgs(max_iter=2)
+        for slope in (1.0, 2.0, 2.0, 2.0):
+            if interrupted:
+                record, optimizer = optimizer.into_record(), optim.Lbfgs(max_iter=2)
+                optimizer.load_record(record)
+            gradient = torch.tensor([-slope, slope])
+            optimizer.step_with(0.1, {"p": p}, lambda g=gradient, p=p: ((g * p).sum(), {"p": g.clone()}))
+        results.append(p.tolist())
+    assert results[0] == results[1]
+
+
 def test_lbfgs_with_strong_wolfe_solves_what_gradient_descent_does_not() -> None:
     p = start(torch.float64)
     optimizer = optim.Lbfgs(max_iter=60, max_eval=200, line_search_fn="strong_wolfe")
