@@ -340,7 +340,7 @@ class Optimizer:
         """Load a saved state; it is applied at the next step.
 
         Raises:
-            OptimError: the record is of another optimizer, or lacks `amsgrad` state that this one needs.
+            OptimError: the record is of another optimizer, or lacks a state that an option needs.
         """
         self._check_record(record)
         saved = {key.rpartition("/")[2] for key in record.tensors}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -264,25 +264,26 @@ def _split(number: float) -> tuple[float, float]:
 @functools.cache
 def compile_update(traced: Trace) -> Kernels:
     """Print the kernels of a traced formula."""
-    terms = list(traced.terms())
-    operands = [(term.scope, arg) for term in terms for arg in term.args]
-    operands += [
-        (Scope.TENSOR if name in traced.scalars else Scope.ELEMENT, r) for name, r in traced.results.items()
-    ]
+    operands = [(term.scope, arg) for term in traced.terms() for arg in term.args]
+    for name, result in traced.results.items():
+        operands.append((Scope.TENSOR if name in traced.scalars else Scope.ELEMENT, result))
 
-    def arguments(user: Scope, scope: Scope) -> tuple[Term, ...]:
-        found = (
-            a for s, a in operands if s is user and a.scope is scope and a.op not in ("literal", "factor")
-        )
-        return tuple(dict.fromkeys(found))
+    def find_operands(user: Scope, scope: Scope) -> tuple[Term, ...]:
+        """Find the terms of a scope that terms of another one use."""
+        found = [arg for user_scope, arg in operands if user_scope is user and arg.scope is scope]
+        return tuple(dict.fromkeys(arg for arg in found if arg.op not in ("literal", "factor")))
 
-    wide, narrow = arguments(Scope.TENSOR, Scope.STEP), arguments(Scope.ELEMENT, Scope.STEP)
-    prepared = arguments(Scope.ELEMENT, Scope.TENSOR)
-    name, columns = traced.update.name, 2 + len(traced.scalars)
+    wide, narrow = find_operands(Scope.TENSOR, Scope.STEP), find_operands(Scope.ELEMENT, Scope.STEP)
+    prepared = find_operands(Scope.ELEMENT, Scope.TENSOR)
+    prepare = _print_prepare(traced, wide, prepared) if traced.scalars else ""
+    source = _HEADER + prepare + _print_update(traced, narrow, prepared)
+    functions = triton_launch.load(source)
+    return Kernels(functions.get("prepare"), functions[traced.update.name], wide, narrow, prepared, source)
 
-    body, names = [], {term: f"w{i}" for i, term in enumerate(wide)}
-    signature = [f"w{i}_high, w{i}_low, " for i in range(len(wide))]
-    body += [f"w{i} = tl.cast(w{i}_high, tl.float64) + w{i}_low" for i in range(len(wide))]
+
+def _print_prepare(traced: Trace, wide: Sequence[Term], prepared: Sequence[Term]) -> str:
+    names = {term: f"w{i}" for i, term in enumerate(wide)}
+    body = [f"w{i} = tl.cast(w{i}_high, tl.float64) + w{i}_low" for i in range(len(wide))]
     for i, scalar in enumerate(traced.scalars):
         bits = f"tl.load(row + {2 + i}, mask=inside, other=0)"
         if scalar in traced.update.values:
@@ -290,7 +291,7 @@ def compile_update(traced: Trace) -> Kernels:
         else:
             body.append(f"{scalar}_ = {bits}.to(tl.pointer_type(tl.{scalar_type(traced, scalar)}))")
             body.append(f"{scalar} = tl.load({scalar}_, mask=inside, other=1.0).to(tl.float64)")
-    body += _print_terms((t for t in terms if t.scope is Scope.TENSOR), names, "tl.float64")
+    body += _print_terms(traced, Scope.TENSOR, names)
     for i, term in enumerate(prepared):
         address, number = f"prepared + tensor * {len(prepared)} + {i}", f"{_name(term, names)}.to(tl.float32)"
         body.append(f"tl.store({address}, {number}, mask=inside)")
@@ -300,10 +301,10 @@ def compile_update(traced: Trace) -> Kernels:
             number = f"{_name(traced.results[scalar], names)}.to({scalar}_.dtype.element_ty)"
             body.append(f"tl.store({scalar}_, {number}, mask=inside)")
     newline = "\n    "
-    prepare = f"""
+    return f"""
 @triton.jit
 def prepare(
-    table, outcome, prepared, tensors, {"".join(signature)}
+    table, outcome, prepared, tensors, {"".join(f"w{i}_high, w{i}_low, " for i in range(len(wide)))}
     HAS_NORM: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
 ):
     tensor = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -312,24 +313,27 @@ def prepare(
     {newline.join(body)}
 """
 
-    body, names = [], {term: f"n{i}" for i, term in enumerate(narrow)}
-    body += [f"n{i} = tl.cast(n{i}, tl.float32)" for i in range(len(narrow))]
+
+def _print_update(traced: Trace, narrow: Sequence[Term], prepared: Sequence[Term]) -> str:
+    names = {term: f"n{i}" for i, term in enumerate(narrow)}
+    body = [f"n{i} = tl.cast(n{i}, tl.float32)" for i in range(len(narrow))]
     for i, term in enumerate(prepared):
         names[term] = f"p{i}"
         body.append(f"p{i} = tl.load(prepared + tensor * {len(prepared)} + {i})")
-    for i, element in enumerate(traced.elements):
-        body.append(f"{element}_ = load_pointer(row, {columns + i}, ELEMENT, ALIGNED) + index")
+    for i, element in enumerate(traced.elements, 2 + len(traced.scalars)):
+        body.append(f"{element}_ = load_pointer(row, {i}, ELEMENT, ALIGNED) + index")
         if element in traced.used:
             body.append(f"{element} = tl.load({element}_, mask=inside, other=0.0).to(tl.float32)")
     body += ["grad_factor = 1.0", "if HAS_NORM:", "    grad_factor = tl.load(outcome + 1)"]
     body += ["    inside = inside & (tl.load(outcome + 2) == 0.0)"]
-    body += _print_terms((t for t in terms if t.scope is Scope.ELEMENT), names, "tl.float32")
-    body += [
-        f"tl.store({e}_, {_name(traced.results[e], names)}.to(ELEMENT), mask=inside)" for e in traced.written
-    ]
-    update = f"""
+    body += _print_terms(traced, Scope.ELEMENT, names)
+    for element in traced.written:
+        result = _name(traced.results[element], names)
+        body.append(f"tl.store({element}_, {result}.to(ELEMENT), mask=inside)")
+    newline = "\n    "
+    return f"""
 @triton.jit
-def {name}(
+def {traced.update.name}(
     table, block_rows, outcome, prepared, {"".join(f"n{i}, " for i in range(len(narrow)))}
     HAS_NORM: tl.constexpr, COLUMNS: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr,
     SIZE: tl.constexpr,
@@ -339,14 +343,11 @@ def {name}(
     inside = index < load_count(row, ALIGNED)
     {newline.join(body)}
 """
-    source = _HEADER + (prepare if traced.scalars else "") + update
-    functions = triton_launch.load(source)
-    return Kernels(functions.get("prepare"), functions[name], wide, narrow, prepared, source)
 
 
-def _print_terms(terms: Iterable[Term], names: dict[Term, str], dtype: str) -> list[str]:
-    lines = []
-    for i, term in enumerate(terms):
+def _print_terms(traced: Trace, scope: Scope, names: dict[Term, str]) -> list[str]:
+    lines, dtype = [], "tl.float64" if scope is Scope.TENSOR else "tl.float32"
+    for i, term in enumerate(term for term in traced.terms() if term.scope is scope):
         text = _OPERATIONS[term.op].format(*(_name(arg, names, dtype) for arg in term.args))
         lines.append(f"t{i} = {text}")
         names[term] = f"t{i}"

@@ -303,7 +303,7 @@ def number_options(**options: Any) -> dict[str, Any]:
         if name == "betas":
             numbers |= {f"beta{i + 1}": float(beta) for i, beta in enumerate(value)}
         else:
-            numbers[name] = float(value) if type(value) is int else value
+            numbers[name] = value if value is None or isinstance(value, bool) else float(value)
     return numbers
 
 
