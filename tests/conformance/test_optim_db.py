@@ -57,6 +57,7 @@ def test_the_samples_are_there():
     assert len(SAMPLES) >= 75
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize(("info", "sample"), SAMPLES)
 def test_sample(info: OptimizerInfo, sample: OptimizerInput):
     twin, options = TWINS[info.optim_cls.__name__], options_of(sample)

@@ -107,6 +107,7 @@ def test_defaults_are_those_of_torch():
             assert name == "max_eval" or defaults[name] == value, (ours, name)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_complex_parameters_and_half_precision_work(ours, theirs, options, dtype):
@@ -286,6 +287,18 @@ def test_averages_move_towards_all_parameters_also_those_without_a_gradient():
         optimizer.step(0.1, model, {}, ema=dict(list(average.named_parameters())[1:]))
     assert "a parameter has no average" in str(caught.value)
     assert "0.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(("ours", "options"), EVERY, ids=EVERY_IDS)
+def test_averages_are_updated_after_the_step(ours, options):
+    model, optimizer = net(), ours(**options)
+    average = copy.deepcopy(model)
+    for step in range(2):
+        before = copy.deepcopy(average)
+        grads = Gradients.of(loss_of(model, step), model)
+        optimizer.step(0.1, model, grads, clip_norm=1.0, ema=average, ema_decay=0.75)
+        for new, old, p in zip(average.parameters(), before.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(new, old.lerp(p, 0.25))
 
 
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
