@@ -2,6 +2,8 @@
 
 steps           public functions: SGD, Adam, AdamW; a step by any formula
 muon            public functions: Muon and its orthogonalization
+lamb            Lamb
+adafactor       Adafactor
 request         options common to all steps, and the result of a step
 foreach         input checks, gradient norm and clipping, choice between burnt's kernels and torch's
 formula         elementwise updates as terms, from which kernels are printed
