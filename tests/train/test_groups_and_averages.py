@@ -73,6 +73,8 @@ MAKERS = {
     "closure": lambda: Halving(momentum=0.9),
     "ema-groups": lambda: optim.Ema(groups()),
     "swa-closure": lambda: optim.Swa(Halving(momentum=0.9), start=2),
+    "schedule-free": lambda: optim.ScheduleFreeAdamW(warmup_steps=3),
+    "lbfgs": lambda: optim.Lbfgs(max_iter=3, line_search_fn="strong_wolfe"),
 }
 
 
