@@ -56,7 +56,7 @@ def adafactor_step(
     Returns:
         As in `adamw_step`, which also lists the errors raised.
     """
-    request = Request("adafactor_step", grad_scale, max_norm, ema, ema_decay, None)
+    request = Request("Adafactor", grad_scale, max_norm, ema, ema_decay, None)
     request.check_numbers(lr=lr, weight_decay=weight_decay)
     check_lists(request, params, grads=grads, variances=variances)
     check_steps(request, params, steps)

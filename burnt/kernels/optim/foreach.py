@@ -157,7 +157,7 @@ def run_step(
     if reason is not None and request.candidate == "burnt":
         raise InputUnsupportedError(
             f"the candidate 'burnt' of {request.name} does not support these arguments",
-            where=f"burnt.kernels.{request.name}",
+            where=request.where,
             found=reason,
             hint="with candidate=None torch runs the step instead",
         )
@@ -307,7 +307,7 @@ def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Te
         InputRuntimeError: one does not.
         InputUnsupportedError: a parameter is not floating-point, or a tensor is not dense.
     """
-    where = f"burnt.kernels.{request.name}"
+    where = request.where
     if request.ema is not None:
         lists["ema"] = request.ema
     for name, column in lists.items():
@@ -359,7 +359,7 @@ def check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tens
     if len(steps) != len(params) or invalid is not None:
         raise InputRuntimeError(
             f"steps of {request.name} does not match the parameters",
-            where=f"burnt.kernels.{request.name}",
+            where=request.where,
             expected=f"{len(params)} float32 tensors of one element each",
             found=f"{len(steps)} tensors"
             if invalid is None

@@ -54,7 +54,7 @@ def lamb_step(
     Returns:
         As in `adamw_step`, which also lists the errors raised.
     """
-    request = Request("lamb_step", grad_scale, max_norm, ema, ema_decay, candidate)
+    request = Request("Lamb", grad_scale, max_norm, ema, ema_decay, candidate)
     request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
     check_lists(request, params, grads=grads, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
     check_steps(request, params, steps)

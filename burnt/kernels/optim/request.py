@@ -41,6 +41,8 @@ class StepResult(NamedTuple):
 class Request:
     """Options common to all steps; see the arguments of the same names in `adamw_step`.
 
+    `name` is that of a function of `burnt.kernels` or of a class of `burnt.optim`.
+
     Raises:
         InputValueError: an option is out of range, or the candidate is unknown.
     """
@@ -69,10 +71,15 @@ class Request:
     def _raise_invalid(self, option: str, expected: str, found: str) -> None:
         raise InputValueError(
             f"{self.name} does not accept this {option}",
-            where=f"burnt.kernels.{self.name}",
+            where=self.where,
             expected=expected,
             found=found,
         )
+
+    @property
+    def where(self) -> str:
+        """The function or class of the step, for messages."""
+        return f"burnt.{'kernels' if self.name.endswith('_step') else 'optim'}.{self.name}"
 
     def check_numbers(self, *betas: float | Tensor, **nonnegative: float | Tensor) -> None:
         """Check the hyperparameters of a step: `betas` are in ``[0, 1)``, the others at least 0.

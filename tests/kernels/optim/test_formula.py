@@ -182,8 +182,14 @@ def test_a_skipped_step_of_lamb_and_adafactor_changes_nothing(candidate: str) ->
 def test_bad_input() -> None:
     options: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": 0.0, "lr": 0.1}
     p, g, m = ([torch.ones(2)] for _ in range(3))
-    with pytest.raises(InputRuntimeError, match="exp_avg of Lion does not match the parameters"):
+    with pytest.raises(InputRuntimeError) as caught:
         update_step("Lion", updates.LION, p, g, {"exp_avg": [torch.ones(3)]}, {}, **options)
+    assert str(caught.value) == (
+        "exp_avg of Lion does not match the parameters\n"
+        "  in        burnt.optim.Lion\n"
+        "  expected  exp_avg[0]: float32 (2,) on cpu, like params[0]\n"
+        "  found     float32 (3,) on cpu"
+    )
     with pytest.raises(InputRuntimeError, match="steps of Adagrad does not match the parameters"):
         update_step("Adagrad", updates.ADAGRAD, p, g, {"sum": m}, {"step": [torch.ones(2)]}, **options)
     with pytest.raises(InputUnsupportedError, match="a step counter that is float32"):
