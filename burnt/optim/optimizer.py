@@ -386,12 +386,14 @@ class Optimizer:
             states: a state dictionary for each.
             limits: further keyword arguments of the kernel: clipping, loss scale, averages.
         """
-        columns = {name: [state[name] for state in states] for name in (states[0] if states else ())}
-        tensors = {name: column for name, column in columns.items() if name not in self._update.scalars}
-        scalars = {name: column for name, column in columns.items() if name in self._update.scalars}
-        name = type(self).__name__
+        names, update = states[0].keys() if states else (), self._update
+        # In the order of the update, not of a record, so that there is one kernel for both.
+        tensors, scalars = (
+            {name: [state[name] for state in states] for name in of_update if name in names}
+            for of_update in (update.elements, update.scalars)
+        )
         return update_step(
-            name, self._update, params, grads, tensors, scalars, lr=lr, **self._options, **limits
+            type(self).__name__, update, params, grads, tensors, scalars, lr=lr, **self._options, **limits
         )
 
     def _step_with_torch(
