@@ -17,6 +17,8 @@ from burnt.optim.lbfgs import Lbfgs
 from burnt.optim.lion import Lion
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
+from burnt.optim.rms_prop import RmsProp
+from burnt.optim.schedule_free import ScheduleFreeAdamW
 from burnt.optim.schedules import (
     Constant,
     Cosine,
@@ -42,9 +44,6 @@ from burnt.optim.schedules import (
     WarmupStableDecay,
     plot,
 )
-from burnt.optim.rms_prop import RmsProp
-from burnt.optim.schedule_free import ScheduleFreeAdamW
-from burnt.optim.schedules import Constant, Cosine, Linear, Schedule, Sequential, Warmup
 from burnt.optim.sgd import Sgd
 
 __all__ = [
@@ -65,25 +64,21 @@ __all__ = [
     "Group",
     "Groups",
     "InverseSqrt",
+    "Lamb",
+    "Lbfgs",
     "Linear",
+    "Lion",
     "Mean",
     "MultiStep",
     "Multiplicative",
     "Muon",
+    "NAdam",
     "Noam",
     "OneCycle",
     "Optimizer",
     "OptimizerRecord",
     "Polynomial",
     "Product",
-    "Lamb",
-    "Lbfgs",
-    "Linear",
-    "Lion",
-    "Muon",
-    "NAdam",
-    "Optimizer",
-    "OptimizerRecord",
     "RAdam",
     "RmsProp",
     "Schedule",
