@@ -21,6 +21,7 @@ R = TypeVar("R")
 
 ELSEWHERE = {
     "AdamWScheduleFree": "burnt.optim.ScheduleFreeAdamW",
+    "AdaptiveLogSoftmaxWithLoss": "burnt.nn.AdaptiveLogSoftmax",
     "BatchNorm1d": "burnt.nn.BatchNorm",
     "BatchNorm2d": "burnt.nn.BatchNorm",
     "BatchNorm3d": "burnt.nn.BatchNorm",
@@ -28,8 +29,9 @@ ELSEWHERE = {
     "ConstantLR": "burnt.optim.Constant",
     "CosineAnnealingLR": "burnt.optim.Cosine",
     "CosineAnnealingWarmRestarts": "burnt.optim.CosineRestarts",
-    "CrossEntropyLoss": "burnt.nn.CrossEntropy",
     "CyclicLR": "burnt.optim.Cyclic",
+    "BCELoss": "burnt.nn.BinaryCrossEntropy",
+    "BCEWithLogitsLoss": "burnt.nn.BinaryCrossEntropyWithLogits",
     "DataLoader": "burnt.data.Loader",
     "Dense": "burnt.nn.Linear",
     "Interpolate1d": "burnt.nn.Upsample",
@@ -43,7 +45,6 @@ ELSEWHERE = {
     "Model": "burnt.Module",
     "ModelCheckpoint": "burnt.train.KeepBest",
     "Module": "burnt.Module",
-    "MSELoss": "burnt.nn.Mse",
     "MultiplicativeLR": "burnt.optim.Multiplicative",
     "MultiStepLR": "burnt.optim.MultiStep",
     "OneCycleLR": "burnt.optim.OneCycle",
@@ -93,7 +94,9 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
     by_lower = {other.lower(): other for other in known}
     torch_name, note = _TORCH.get(package, ("", ""))
     # Never imported for a hint: looking up a submodule that is not loaded yet comes here too.
-    if (same := by_lower.get(name.lower())) is not None:
+    # In other frameworks the names of losses end in Loss.
+    same = by_lower.get(name.lower()) or by_lower.get(name.lower().removesuffix("loss"))
+    if same is not None:
         return f"did you mean {package}.{same}?"
     if name in ELSEWHERE:
         return f"use {ELSEWHERE[name]}"

@@ -67,7 +67,9 @@ def test_case_is_a_hint(name):
     ("package", "name", "hint"),
     [
         (nn, "BatchNorm2d", "use burnt.nn.BatchNorm"),
-        (nn, "CrossEntropyLoss", "use burnt.nn.CrossEntropy"),
+        (nn, "CrossEntropyLoss", "did you mean burnt.nn.CrossEntropy?"),
+        (nn, "BCEWithLogitsLoss", "use burnt.nn.BinaryCrossEntropyWithLogits"),
+        (nn, "DiceLoss", "did you mean burnt.nn.Dice?"),
         (nn, "LSTMM", "did you mean burnt.nn.Lstm?"),
         (nn, "Activation", "did you mean burnt.nn.build_activation?"),
         (nn, "functional", "use torch.nn.functional, it works inside a burnt Module"),

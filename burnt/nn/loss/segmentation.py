@@ -1,0 +1,134 @@
+"""Losses of regions, such as the masks of objects in images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from burnt.errors import InputValueError, ShapeError
+from burnt.module import Module
+from burnt.nn.loss.checks import (
+    Reduction,
+    as_weight,
+    check_labels,
+    check_range,
+    check_reduction,
+    check_same_shape,
+)
+
+__all__ = ["Dice"]
+
+
+class Dice(Module):
+    r"""One minus the overlap of predicted and true regions, of each class.
+
+    .. math:: \ell_{n,c} = w_c \left( 1 - \frac{2 \sum_i p_{n,c,i} t_{n,c,i} + s}
+              {\sum_i p_{n,c,i} + \sum_i t_{n,c,i} + s} \right)
+
+    Args:
+        activation: what makes probabilities p of logits: ``"softmax"`` over classes, of which a pixel has
+            one, or ``"sigmoid"`` where masks are independent, or there is one.
+        smooth: s, so that a class that is neither there nor predicted has no loss, and a gradient.
+        weight: a weight for each class, numbers or a tensor ``[num_classes]``; 0 leaves out a background.
+        ignore_index: label of pixels that do not count.
+        reduction: ``"mean"`` over the batch, and over classes by their weights; ``"sum"``; or ``"none"``.
+
+    Shapes:
+        input logits ``[batch, num_classes, *]``; target labels, int64 or uint8, ``[batch, *]``, or
+        probabilities or masks of the input's shape; output ``[]``, with ``"none"`` ``[batch,
+        num_classes]``. The weight is the buffer ``weight``.
+
+    Raises:
+        InputIndexError: a label that is no class, on the CPU.
+        InputValueError: `smooth` is negative, or softmax of a single class.
+        ShapeError: the target is neither labels nor of the input's shape.
+
+    Milletari et al., 2016, without squares in the denominator, as Sudre et al., 2017. Often added to
+    `CrossEntropy`. Neither torch nor Burn has it.
+
+    >>> import torch
+    >>> logits = torch.tensor([[[20.0, 20.0, -20.0, -20.0]]])
+    >>> mask = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
+    >>> Dice("sigmoid", smooth=0.0)(logits, mask)
+    tensor(0.5000)
+    """
+
+    activation: str
+    smooth: float
+    ignore_index: int
+    reduction: str
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        activation: Literal["softmax", "sigmoid"] = "softmax",
+        *,
+        smooth: float = 1.0,
+        weight: Sequence[float] | Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__()
+        if activation not in ("softmax", "sigmoid"):
+            raise InputValueError(
+                f"there is no activation {activation!r}",
+                where="Dice",
+                expected="'softmax', 'sigmoid'",
+                found=repr(activation),
+            )
+        self.activation, self.ignore_index = activation, ignore_index
+        self.smooth = check_range(self, "smooth", smooth, 0.0)
+        self.reduction = check_reduction(self, reduction)
+        self.weight = as_weight(weight)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
+        if input.dim() < 2:
+            raise ShapeError(
+                "a Dice loss takes a batch", where="Dice", expected="[batch, num_classes, *]",
+                found=tuple(input.shape),
+            )  # fmt: skip
+        if self.activation == "softmax" and input.shape[1] == 1:
+            raise InputValueError(
+                "the softmax of a single class is 1 everywhere",
+                where="Dice",
+                expected="at least 2 classes",
+                found=tuple(input.shape),
+                hint='Dice("sigmoid") for one mask',
+            )
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        probabilities = x.softmax(1) if self.activation == "softmax" else x.sigmoid()
+        if target.shape != input.shape and target.shape == input.shape[:1] + input.shape[2:]:
+            is_counted = (target.long() != self.ignore_index).unsqueeze(1)
+            truth = self._masks(input, target, is_counted).to(x.dtype)
+            probabilities = probabilities * is_counted
+        else:
+            check_same_shape(self, input, target=target)
+            truth = target.to(x.dtype)
+        # The last axis is for an input without axes of pixels.
+        overlap = (probabilities * truth).unsqueeze(-1).flatten(2).sum(2)
+        total = (probabilities + truth).unsqueeze(-1).flatten(2).sum(2)
+        losses = 1 - (2 * overlap + self.smooth) / (total + self.smooth)
+        return self._reduced(losses).to(input.dtype)
+
+    def _masks(self, input: Tensor, target: Tensor, is_counted: Tensor) -> Tensor:
+        """Return the classes' masks of labels, of the input's shape; nothing where labels do not count."""
+        labels = torch.where(is_counted, target.long().unsqueeze(1), 0)
+        try:
+            return torch.zeros_like(input).scatter(1, labels, is_counted.to(input.dtype))
+        except RuntimeError:
+            check_labels(self, input, target, self.ignore_index)
+            raise
+
+    def _reduced(self, losses: Tensor) -> Tensor:
+        if self.weight is not None:
+            weight = self.weight.to(losses.dtype)
+            losses = losses * weight
+            if self.reduction == "mean":
+                return losses.sum(1).mean() / weight.sum()
+        if self.reduction == "none":
+            return losses
+        return losses.mean() if self.reduction == "mean" else losses.sum()
