@@ -101,8 +101,9 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         case {"embed_dim": int(a), "num_heads": int(b)}:
             return _attention(module, a, args, kwargs) or _last_axis(x, a, f"{name}({{}}, {b})")
         case {"input_size": int(a), "hidden_size": int(b)}:
-            if isinstance(module, nn.RNNBase) and x.dim() not in (2, 3):
-                return Misfit(f"(N, T, {a})" if module.batch_first else f"(T, N, {a})", shape_text(x))
+            if hasattr(module, "num_layers") and x.dim() not in (2, 3):
+                steps_first = not getattr(module, "batch_first", True)  # torch's default
+                return Misfit(f"(T, N, {a})" if steps_first else f"(N, T, {a})", shape_text(x))
             return _last_axis(x, a, f"{name}({{}}, {b})")
         case {"num_groups": int(a), "num_channels": int(b)}:
             return _channels(x, b, None, f"{name}({a}, {{}})")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from burnt.errors import ShapeError
+from burnt.errors import InputError, ShapeError
 from burnt.inspect.layers import Misfit, describe, dtype_misfit, has_known_inputs, misfit, output_features
 from burnt.inspect.specs import shape_text, shapes_text
 
@@ -127,9 +127,11 @@ class Trail:
                 origin=error.origin,
                 hint=(self._hint(problem) if problem is not None else None) or error.hint,
             )
+        problem = self._misfit_of(module)
+        if module is not None and problem is not None and isinstance(error, InputError):
+            return self._misfit_error(module, problem)
         if not is_about_shapes(error, line):
             return None
-        problem = self._misfit_of(module)
         if module is not None and problem is not None:
             return self._misfit_error(module, problem, detail=first_line(error))
         found = first_line(error)

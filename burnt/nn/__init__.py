@@ -65,6 +65,36 @@ from burnt.nn.embedding import Embedding, EmbeddingBag
 from burnt.nn.feed_forward import PositionWiseFeedForward
 from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
 from burnt.nn.linear import Bilinear, Linear
+from burnt.nn.loss import (
+    L1,
+    AdaptiveLogSoftmax,
+    BinaryCrossEntropy,
+    BinaryCrossEntropyWithLogits,
+    BinaryFocal,
+    CosineEmbedding,
+    CrossEntropy,
+    Ctc,
+    Dice,
+    Focal,
+    GaussianNll,
+    HingeEmbedding,
+    Huber,
+    InfoNce,
+    KlDiv,
+    LinearCrossEntropy,
+    Lp,
+    MarginRanking,
+    Mse,
+    MultiLabelMargin,
+    MultiLabelSoftMargin,
+    MultiMargin,
+    Nll,
+    PoissonNll,
+    SmoothL1,
+    SoftMargin,
+    TripletMargin,
+    TripletMarginWithDistance,
+)
 from burnt.nn.masks import causal_mask, padding_mask
 from burnt.nn.moe import MoeFeedForward, record_routing
 from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm, SyncBatchNorm
@@ -87,7 +117,7 @@ from burnt.nn.padding import (
 )
 from burnt.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from burnt.nn.position import LearnedPositionalEncoding, PositionalEncoding, RotaryEncoding
-from burnt.nn.recurrent import Gru, Lstm
+from burnt.nn.recurrent import Gru, GruCell, Lstm, LstmCell, Rnn, RnnCell
 from burnt.nn.shape import (
     ChannelShuffle,
     Flatten,
@@ -147,6 +177,7 @@ __all__ = [
     "Gelu",
     "Glu",
     "Gru",
+    "GruCell",
     "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
@@ -166,6 +197,7 @@ __all__ = [
     "LogSoftmax",
     "Lp",
     "Lstm",
+    "LstmCell",
     "MarginRanking",
     "MaxPool2d",
     "Mish",
@@ -193,6 +225,8 @@ __all__ = [
     "ReplicationPad2d",
     "ReplicationPad3d",
     "RmsNorm",
+    "Rnn",
+    "RnnCell",
     "RotaryEncoding",
     "Rrelu",
     "Selu",

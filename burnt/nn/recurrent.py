@@ -1,30 +1,35 @@
-"""Recurrent layers: LSTM and gated recurrent units.
+"""Recurrent layers: plain ones, LSTM and gated recurrent units, and the cells of one step.
 
-Axes: B batch, T steps, I input_size, H hidden_size, D directions, N num_layers.
+Axes: B batch, T steps, I input_size, H hidden_size, P proj_size or hidden_size, D directions, N num_layers.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from burnt import kernels
-from burnt.errors import InputRuntimeError, InputValueError, ShapeError, UnsupportedError
+from burnt.errors import InputRuntimeError, InputValueError, ShapeError
 from burnt.module import Module
 
-__all__ = ["Gru", "Lstm"]
+__all__ = ["Gru", "GruCell", "Lstm", "LstmCell", "Rnn", "RnnCell"]
 
 
 class _Recurrent(Module):
-    """Base of both layers: parameters with torch's names, and sequences of different lengths."""
+    """Base of the layers: parameters with torch's names, sequences of different lengths, and single steps."""
 
     _GATES: ClassVar[int]
     _STATES: ClassVar[tuple[str, ...]]
+    _OWN: ClassVar[dict[str, Any]] = {}
+    """The arguments that only this layer has, and their defaults."""
 
     input_size: int
     hidden_size: int
@@ -43,6 +48,7 @@ class _Recurrent(Module):
         bidirectional: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        proj_size: int = 0,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -60,14 +66,15 @@ class _Recurrent(Module):
             )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.dropout, self.bidirectional = bias, dropout, bidirectional
-        rows = self._GATES * hidden_size
+        rows, outputs = self._GATES * hidden_size, proj_size or hidden_size
         for layer in range(num_layers):
-            columns = input_size if layer == 0 else hidden_size * self.num_directions
+            columns = input_size if layer == 0 else outputs * self.num_directions
             sizes: dict[str, tuple[int, ...]] = {
                 "weight_ih": (rows, columns),
-                "weight_hh": (rows, hidden_size),
+                "weight_hh": (rows, outputs),
             }
             sizes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
+            sizes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
             for suffix in self._suffixes(layer):
                 for parameter, shape in sizes.items():
                     tensor = torch.empty(shape, device=device, dtype=dtype)
@@ -81,8 +88,10 @@ class _Recurrent(Module):
 
     @property
     def all_weights(self) -> list[list[Parameter]]:
-        """The parameters by layer and direction: weight_ih, weight_hh, and bias_ih, bias_hh."""
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
+        """The parameters by layer and direction: weight_ih, weight_hh, bias_ih, bias_hh and weight_hr."""
+        names = ["weight_ih", "weight_hh"]
+        names += ["bias_ih", "bias_hh"] if self.bias else []
+        names += ["weight_hr"] if self._state_sizes()[0] != self.hidden_size else []
         suffixes = [s for layer in range(self.num_layers) for s in self._suffixes(layer)]
         return [[getattr(self, name + suffix) for name in names] for suffix in suffixes]
 
@@ -95,28 +104,28 @@ class _Recurrent(Module):
     def extra_repr(self) -> str:
         """Return the sizes, and the options that differ from the defaults."""
         text = f"{self.input_size}, {self.hidden_size}"
-        rest = {"num_layers": 1, "bias": True, "dropout": 0.0, "bidirectional": False}
+        rest = {"num_layers": 1, "bias": True, "dropout": 0.0, "bidirectional": False} | self._OWN
         return text + "".join(
-            f", {name}={getattr(self, name)}" for name, usual in rest.items() if getattr(self, name) != usual
+            f", {name}={getattr(self, name)!r}"
+            for name, usual in rest.items()
+            if getattr(self, name) != usual
         )
 
     @classmethod
     def _from_torch(cls, layer: torch.nn.RNNBase) -> Self:
-        if layer.proj_size:
-            raise UnsupportedError(
-                f"{cls.__name__} has no projection of its states",
-                expected="proj_size=0",
-                found=f"a torch.nn.{type(layer).__name__} with proj_size={layer.proj_size}",
-                hint="a Linear after the layer projects its outputs alone",
-            )
         weight = layer.weight_ih_l0
         assert isinstance(weight, Tensor)
         arguments: dict[str, Any] = {
-            name: getattr(layer, name) for name in ("num_layers", "bias", "dropout", "bidirectional")
+            name: getattr(layer, name)
+            for name in ("num_layers", "bias", "dropout", "bidirectional", *cls._OWN)
         }
         copy = cls(layer.input_size, layer.hidden_size, **arguments, device=weight.device, dtype=weight.dtype)
         copy.load_state_dict(layer.state_dict())
         return copy.train(layer.training)
+
+    def _state_sizes(self) -> tuple[int, ...]:
+        """Return the size of the last axis of each state."""
+        return (self.hidden_size,) * len(self._STATES)
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
@@ -153,6 +162,49 @@ class _Recurrent(Module):
         last = end if len(self._STATES) > 1 else (end,)
         return (output, last) if batched else (output[0], tuple(state[:, 0] for state in last))
 
+    def _run_step(self, input: Tensor, start: tuple[Tensor, ...] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the output of one step, and the states after it.
+
+        By torch's cells: a layer's kernel over one step takes 2 to 9 times as long, for 1 to 64 rows.
+        """
+        if self.bidirectional:
+            raise InputValueError(
+                "a layer that also runs backwards has no single steps",
+                where=self._name(),
+                expected="bidirectional=False",
+                hint="the whole sequence: layer(input)",
+            )
+        if input.dim() not in (1, 2):
+            raise InputValueError(
+                "the input is no step",
+                where=self._name(),
+                expected=f"[batch, {self.input_size}] or [{self.input_size}]",
+                found=tuple(input.shape),
+                hint="input[:, t]" if input.dim() == 3 else None,
+            )
+        self._check(input.unsqueeze(-2), start, None)
+        batched = input.dim() == 2
+        x = input if batched else input.unsqueeze(0)
+        if start is None:
+            states = [x.new_zeros(self.num_layers, x.shape[0], size) for size in self._state_sizes()]
+        else:
+            states = [state if batched else state.unsqueeze(1) for state in start]
+        after = []
+        for layer, weights in enumerate(self.all_weights):
+            if layer and self.dropout:
+                x = F.dropout(x, self.dropout, self.training)
+            after.append(self._cell(x, [state[layer] for state in states], weights))
+            x = after[-1][0]
+        last = tuple(torch.stack(state) for state in zip(*after, strict=True))
+        return (x, last) if batched else (x[0], tuple(state[:, 0] for state in last))
+
+    def _cell(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the states of a layer after one step, the output first."""
+        raise NotImplementedError
+
+    def _biases(self, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        return weights[2:4] if self.bias else (None, None)
+
     def _run_packed(
         self, op: Any, input: PackedSequence, start: tuple[Tensor, ...] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
@@ -180,6 +232,13 @@ class _Recurrent(Module):
                 found=tuple(input.shape),
                 hint=f"the layer before makes {input.shape[-1]} features",
             )
+        if not input.shape[-2]:
+            raise InputRuntimeError(
+                "a recurrent layer needs at least one step",
+                where=self._name(),
+                expected="steps > 0",
+                found=tuple(input.shape),
+            )
         if lengths is not None and (input.dim() == 2 or lengths.shape != input.shape[:1]):
             raise ShapeError(
                 "lengths do not fit the batch",
@@ -200,8 +259,8 @@ class _Recurrent(Module):
                 found=f"({', '.join(type(state).__name__ for state in given)})",
             )
         batch = tuple(input.shape[:1]) if input.dim() == 3 else ()
-        expected = (self.num_layers * self.num_directions, *batch, self.hidden_size)
-        for name, state in zip(self._STATES, start, strict=True):
+        for name, state, size in zip(self._STATES, start, self._state_sizes(), strict=True):
+            expected = (self.num_layers * self.num_directions, *batch, size)
             if tuple(state.shape) != expected:
                 raise InputRuntimeError(
                     f"the state {name} does not fit a recurrent layer",
@@ -228,18 +287,21 @@ class Lstm(_Recurrent):
         bias: whether there are the biases ``b``.
         dropout: probability of dropping an output of a layer, but the last one, while training.
         bidirectional: each layer goes through the sequence in both directions (D = 2).
+        proj_size: size P of the states h, and outputs, to which ``weight_hr`` projects H hidden units
+            (Sak et al., 2014); less than H; 0 is none, P = H.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
     Shapes:
-        input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * H]``; states
-        ``[D * N, B, H]``, of layer after layer, both directions of each. For each layer k, ``weight_ih_lk``
-        is ``[4 H, I]`` (``[4 H, D * H]`` from the second layer on), ``weight_hh_lk`` ``[4 H, H]``,
-        ``bias_ih_lk`` and ``bias_hh_lk`` ``[4 H]``; gates are i, f, g, o. Names of the other
-        direction end in ``_reverse``.
+        input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * P]``; states h
+        ``[D * N, B, P]`` and c ``[D * N, B, H]``, of layer after layer, both directions of each. For each
+        layer k, ``weight_ih_lk`` is ``[4 H, I]`` (``[4 H, D * P]`` from the second layer on),
+        ``weight_hh_lk`` ``[4 H, P]``, ``bias_ih_lk`` and ``bias_hh_lk`` ``[4 H]``, ``weight_hr_lk``
+        ``[P, H]``; gates are i, f, g, o. Names of the other direction end in ``_reverse``.
 
     Raises:
-        InputValueError: no hidden unit or layer, or a dropout that is no probability.
+        InputValueError: no hidden unit or layer, a dropout that is no probability, or a projection to H or
+            more.
 
     Parameters, their names and initial values are those of :class:`torch.nn.LSTM`, whose state loads
     unchanged; `from_torch` takes the whole layer. The batch always comes first. (Burn's Lstm has one layer,
@@ -253,6 +315,9 @@ class Lstm(_Recurrent):
 
     _GATES = 4
     _STATES = ("h0", "c0")
+    _OWN: ClassVar = {"proj_size": 0}
+
+    proj_size: int
 
     def __init__(
         self,
@@ -262,18 +327,25 @@ class Lstm(_Recurrent):
         bias: bool = True,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        proj_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, dropout, bidirectional, device, dtype)
+        if not 0 <= proj_size < max(hidden_size, 1):
+            raise InputValueError(
+                "proj_size is out of range",
+                where="Lstm",
+                expected=f"less than hidden_size, {hidden_size}, or 0 for no projection",
+                found=proj_size,
+            )
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, dropout, bidirectional, device, dtype, proj_size
+        )
+        self.proj_size = proj_size
 
     @classmethod
     def from_torch(cls, layer: torch.nn.LSTM) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first.
-
-        Raises:
-            UnsupportedError: the layer has a `proj_size`.
-        """
+        """Build a copy of torch's layer; its input has the batch axis first."""
         return cls._from_torch(layer)
 
     def forward(
@@ -286,21 +358,64 @@ class Lstm(_Recurrent):
 
         Args:
             input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
-            hx: states h and c to begin with, ``[D * N, B, H]`` or, for one sequence, ``[D * N, H]``; None is
-                zeros.
+            hx: states h and c to begin with, ``[D * N, B, P]`` and ``[D * N, B, H]`` or, for one sequence,
+                ``[D * N, P]`` and ``[D * N, H]``; None is zeros.
             lengths: ``[B]``, int64: steps of each sequence, in any order; None is T. Outputs beyond are zero.
 
         Returns:
-            The states after each step, ``[B, T, D * H]``, or ``[T, D * H]``, or a PackedSequence of
-            ``[*, D * H]``; and the last states h and c of each sequence, as `hx`.
+            The states h after each step, ``[B, T, D * P]``, or ``[T, D * P]``, or a PackedSequence of
+            ``[*, D * P]``; and the last states h and c of each sequence, as `hx`.
 
         Raises:
             InputRuntimeError: another number of features, states of another shape, or a length out of range.
             InputValueError: an input with one axis, or with more than three.
             ShapeError: `lengths` are not one for each sequence.
         """
-        output, (h, c) = self._run(kernels.lstm, input, hx, lengths)
+        output, (h, c) = self._run(self._op(), input, hx, lengths)
         return output, (h, c)
+
+    def step(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run the layer over one step of sequences, with the states of the step before.
+
+        Args:
+            input: ``[B, I]`` or ``[I]``.
+            hx: the states that the last call returned; None is zeros, at the start of a sequence.
+
+        Returns:
+            The output ``[B, P]`` or ``[P]``, and the states h and c, for the next call. All steps in turn
+            give what `forward` gives for the sequence.
+
+        Raises:
+            InputValueError: the layer is bidirectional, or the input is no step.
+
+        >>> import torch
+        >>> layer, state = Lstm(8, 6), None
+        >>> for x in torch.zeros(5, 3, 8):
+        ...     output, state = layer.step(x, state)
+        >>> output.shape
+        torch.Size([3, 6])
+        """
+        output, (h, c) = self._run_step(input, hx)
+        return output, (h, c)
+
+    def _cell(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        weight_ih, weight_hh, *_ = weights
+        bias_ih, bias_hh = self._biases(weights)
+        if not self.proj_size:
+            return torch.lstm_cell(x, list(states), weight_ih, weight_hh, bias_ih, bias_hh)
+        h, c = states  # torch's cell has no projection
+        gates = F.linear(x, weight_ih, bias_ih) + F.linear(h, weight_hh, bias_hh)
+        i, f, g, o = gates.chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return F.linear(torch.sigmoid(o) * torch.tanh(c), weights[-1]), c
+
+    def _state_sizes(self) -> tuple[int, ...]:
+        return self.proj_size or self.hidden_size, self.hidden_size
+
+    def _op(self) -> Any:
+        return functools.partial(_run_torch, torch.lstm) if self.proj_size else kernels.lstm
 
 
 class Gru(_Recurrent):
@@ -383,3 +498,269 @@ class Gru(_Recurrent):
         """
         output, (h,) = self._run(kernels.gru, input, None if hx is None else (hx,), lengths)
         return output, h
+
+    def step(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run the layer over one step of sequences, with the state of the step before.
+
+        Args:
+            input: ``[B, I]`` or ``[I]``.
+            hx: the state that the last call returned; None is zeros, at the start of a sequence.
+
+        Returns:
+            The output ``[B, H]`` or ``[H]``, and the state, for the next call. All steps in turn give what
+            `forward` gives for the sequence.
+
+        Raises:
+            InputValueError: the layer is bidirectional, or the input is no step.
+        """
+        output, (h,) = self._run_step(input, None if hx is None else (hx,))
+        return output, h
+
+    def _cell(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (torch.gru_cell(x, states[0], *weights[:2], *self._biases(weights)),)
+
+
+class Rnn(_Recurrent):
+    r"""Plain recurrent layer: a state, carried through a sequence.
+
+    .. math:: h_t = \tanh(x_t W_{ih}^\top + b_{ih} + h_{t-1} W_{hh}^\top + b_{hh})
+
+    Args:
+        input_size: number I of features of a step.
+        hidden_size: number H of hidden units.
+        num_layers: number N of layers, each of which takes the outputs of the one before.
+        nonlinearity: ``"tanh"`` or ``"relu"``.
+        bias: whether there are the biases ``b``.
+        dropout: probability of dropping an output of a layer, but the last one, while training.
+        bidirectional: each layer goes through the sequence in both directions (D = 2).
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * H]``; states
+        ``[D * N, B, H]``, of layer after layer, both directions of each. For each layer k, ``weight_ih_lk``
+        is ``[H, I]`` (``[H, D * H]`` from the second layer on), ``weight_hh_lk`` ``[H, H]``, ``bias_ih_lk``
+        and ``bias_hh_lk`` ``[H]``. Names of the other direction end in ``_reverse``.
+
+    Raises:
+        InputValueError: no hidden unit or layer, a dropout that is no probability, or a nonlinearity that
+            does not exist.
+
+    Parameters, their names, initial values and the computation are those of :class:`torch.nn.RNN`;
+    `from_torch` takes the whole layer. The batch always comes first. Elman, 1990. (Burn's Rnn has one layer.)
+
+    >>> import torch
+    >>> output, h = Rnn(8, 6, bidirectional=True)(torch.zeros(3, 5, 8))
+    >>> output.shape, h.shape
+    (torch.Size([3, 5, 12]), torch.Size([2, 3, 6]))
+    """
+
+    _GATES = 1
+    _STATES = ("h0",)
+    _OWN: ClassVar = {"nonlinearity": "tanh"}
+
+    nonlinearity: str
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: Literal["tanh", "relu"] = "tanh",
+        bias: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _check_nonlinearity("Rnn", nonlinearity)
+        super().__init__(input_size, hidden_size, num_layers, bias, dropout, bidirectional, device, dtype)
+        self.nonlinearity = nonlinearity
+
+    @classmethod
+    def from_torch(cls, layer: torch.nn.RNN) -> Self:
+        """Build a copy of torch's layer; its input has the batch axis first."""
+        return cls._from_torch(layer)
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
+        """Run the layer over sequences.
+
+        Args:
+            input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
+            hx: the state to begin with, ``[D * N, B, H]`` or, for one sequence, ``[D * N, H]``; None is
+                zeros.
+            lengths: ``[B]``, int64: steps of each sequence, in any order; None is T. Outputs beyond are zero.
+
+        Returns:
+            The states after each step, ``[B, T, D * H]``, or ``[T, D * H]``, or a PackedSequence of
+            ``[*, D * H]``; and the last state of each sequence, as `hx`.
+
+        Raises:
+            InputRuntimeError: another number of features, a state of another shape, or a length out of range.
+            InputValueError: an input with one axis, or with more than three.
+            ShapeError: `lengths` are not one for each sequence.
+        """
+        output, (h,) = self._run(self._op(), input, None if hx is None else (hx,), lengths)
+        return output, h
+
+    def step(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run the layer over one step of sequences, with the state of the step before: as `Gru.step`."""
+        output, (h,) = self._run_step(input, None if hx is None else (hx,))
+        return output, h
+
+    def _cell(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        call = torch.rnn_tanh_cell if self.nonlinearity == "tanh" else torch.rnn_relu_cell
+        return (call(x, states[0], *weights[:2], *self._biases(weights)),)
+
+    def _op(self) -> Any:
+        call = torch.rnn_tanh if self.nonlinearity == "tanh" else torch.rnn_relu
+        return functools.partial(_run_torch, call)
+
+
+def _check_nonlinearity(name: str, nonlinearity: str) -> None:
+    if nonlinearity not in ("tanh", "relu"):
+        raise InputValueError(
+            f"there is no nonlinearity {nonlinearity!r}",
+            where=name,
+            expected="'tanh', 'relu'",
+            found=repr(nonlinearity),
+        )
+
+
+def _run_torch(
+    call: Any,
+    x: Tensor,
+    weights: Sequence[Sequence[Tensor]],
+    hx: Tensor | tuple[Tensor, Tensor] | None,
+    *,
+    lengths: Tensor | None,
+    bidirectional: bool,
+    dropout: float,
+    training: bool,
+) -> tuple[Tensor, Any]:
+    """Run a recurrent function of torch: arguments and results are those of `burnt.kernels.lstm`."""
+    is_lstm = call is torch.lstm
+    if hx is None:
+        # h has the size of the recurrent weights, c that of the hidden units.
+        sizes = weights[0][1].shape[1], weights[0][0].shape[0] // 4
+        states = [x.new_zeros(len(weights), x.shape[0], size) for size in sizes[: 2 if is_lstm else 1]]
+    else:
+        states = [hx] if isinstance(hx, Tensor) else list(hx)
+    settings = (
+        [weight for layer in weights for weight in layer],
+        len(weights[0]) >= 4,
+        len(weights) // (2 if bidirectional else 1),
+        dropout if training else 0.0,
+        training,
+        bidirectional,
+    )
+    if lengths is None:
+        output, *last = call(x, states if is_lstm else states[0], *settings, True)
+    else:
+        _check_lengths(x, lengths)
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        assert packed.sorted_indices is not None
+        assert packed.unsorted_indices is not None
+        states = [state.index_select(1, packed.sorted_indices) for state in states]
+        start = states if is_lstm else states[0]
+        data, *last = call(packed.data, packed.batch_sizes, start, *settings)
+        output, _ = pad_packed_sequence(packed._replace(data=data), True, total_length=x.shape[1])
+        last = [state.index_select(1, packed.unsorted_indices) for state in last]
+    return output, tuple(last) if is_lstm else last[0]
+
+
+def _check_lengths(x: Tensor, lengths: Tensor) -> None:
+    if lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
+        raise InputRuntimeError(
+            "the lengths of a recurrent layer are out of range",
+            expected=f"lengths from 1 to {x.shape[1]}",
+            found=f"{int(lengths.min())} to {int(lengths.max())}",
+        )
+
+
+class RnnCell(Module, torch.nn.RNNCell):
+    r"""One step of an `Rnn`: :math:`h' = \tanh(x W_{ih}^\top + b_{ih} + h W_{hh}^\top + b_{hh})`.
+
+    Args:
+        input_size: number I of features.
+        hidden_size: number H of hidden units.
+        bias: whether there are the biases ``b``.
+        nonlinearity: ``"tanh"`` or ``"relu"``.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, I]`` or ``[I]``, state ``[B, H]`` or ``[H]``, zeros by default; output, which is the next
+        state, ``[B, H]`` or ``[H]``. ``weight_ih`` is ``[H, I]``, ``weight_hh`` ``[H, H]``, ``bias_ih`` and
+        ``bias_hh`` ``[H]``.
+
+    Raises:
+        InputValueError: the nonlinearity does not exist.
+
+    As :class:`torch.nn.RNNCell`. `Rnn.step` runs one step of a layer that also takes whole sequences.
+
+    >>> import torch
+    >>> RnnCell(8, 6)(torch.zeros(3, 8)).shape
+    torch.Size([3, 6])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        nonlinearity: Literal["tanh", "relu"] = "tanh",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _check_nonlinearity("RnnCell", nonlinearity)
+        super().__init__(input_size, hidden_size, bias, nonlinearity, device, dtype)
+
+
+class LstmCell(Module, torch.nn.LSTMCell, init=False):
+    r"""One step of an `Lstm`: takes and returns the states h and c.
+
+    Args:
+        input_size: number I of features.
+        hidden_size: number H of hidden units.
+        bias: whether there are biases.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, I]`` or ``[I]``; states h and c, a pair, ``[B, H]`` or ``[H]``, zeros by default; returns
+        the next pair, whose h is the output. ``weight_ih`` is ``[4 H, I]``, ``weight_hh`` ``[4 H, H]``,
+        ``bias_ih`` and ``bias_hh`` ``[4 H]``; gates are i, f, g, o.
+
+    As :class:`torch.nn.LSTMCell`. `Lstm.step` runs one step of a layer that also takes whole sequences.
+
+    >>> import torch
+    >>> h, c = LstmCell(8, 6)(torch.zeros(3, 8))
+    >>> h.shape, c.shape
+    (torch.Size([3, 6]), torch.Size([3, 6]))
+    """
+
+
+class GruCell(Module, torch.nn.GRUCell, init=False):
+    r"""One step of a `Gru`: takes and returns the state.
+
+    Args:
+        input_size: number I of features.
+        hidden_size: number H of hidden units.
+        bias: whether there are biases.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[B, I]`` or ``[I]``, state ``[B, H]`` or ``[H]``, zeros by default; output, which is the next
+        state, ``[B, H]`` or ``[H]``. ``weight_ih`` is ``[3 H, I]``, ``weight_hh`` ``[3 H, H]``, ``bias_ih``
+        and ``bias_hh`` ``[3 H]``; gates are r, z, n.
+
+    As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole sequences.
+
+    >>> import torch
+    >>> GruCell(8, 6)(torch.zeros(3, 8)).shape
+    torch.Size([3, 6])
+    """

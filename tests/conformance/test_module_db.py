@@ -68,6 +68,13 @@ def attention(layer: Any, theirs: Any, query: Any, key: Any, value: Any, **masks
     return layer(query, key, value, **masks), layer.attention_weights(query, key, **masks)
 
 
+def recurrent(layer: Any, theirs: Any, input: Any, hx: Any = None) -> Any:
+    if theirs.batch_first or not isinstance(input, torch.Tensor) or input.dim() == 2:
+        return layer(input, hx)
+    output, last = layer(input.transpose(0, 1), hx)
+    return output.transpose(0, 1), last
+
+
 def encoder(layer: Any, theirs: Any, source: Any, **masks: Any) -> Any:
     names = {"src_mask": "attn_mask", "mask": "attn_mask", "src_key_padding_mask": "key_padding_mask"}
     masks = {names[name]: mask for name, mask in masks.items()}
@@ -125,6 +132,8 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "CrossEntropyLoss": same_arguments(nn.CrossEntropy, **deprecated),
     "ELU": same_arguments(nn.Elu),
     "Embedding": same_arguments(nn.Embedding),
+    "GRU": from_torch(nn.Gru),
+    "GRUCell": same_arguments(nn.GruCell),
     "GELU": same_arguments(nn.Gelu),
     "GLU": same_arguments(nn.Glu),
     "Hardshrink": same_arguments(nn.Hardshrink),
@@ -135,6 +144,8 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "HuberLoss": same_arguments(nn.Huber),
     "KLDivLoss": same_arguments(nn.KlDiv, **deprecated),
     "L1Loss": same_arguments(nn.L1, **deprecated),
+    "LSTM": from_torch(nn.Lstm),
+    "LSTMCell": same_arguments(nn.LstmCell),
     "LayerNorm": same_arguments(nn.LayerNorm),
     "LeakyReLU": same_arguments(nn.LeakyRelu),
     "Linear": same_arguments(nn.Linear),
@@ -152,6 +163,8 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "MultiMarginLoss": same_arguments(nn.MultiMargin, **deprecated),
     "NLLLoss": same_arguments(nn.Nll, **deprecated),
     "PoissonNLLLoss": same_arguments(nn.PoissonNll, **deprecated),
+    "RNN": from_torch(nn.Rnn),
+    "RNNCell": same_arguments(nn.RnnCell),
     "RMSNorm": same_arguments(nn.RmsNorm),
     "ReLU": same_arguments(nn.Relu),
     "ReLU6": same_arguments(nn.Relu6),
@@ -184,9 +197,12 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "ZeroPad3d": same_arguments(nn.ZeroPad3d),
 }
 CALLS: dict[str, Callable[..., Any]] = {
+    "GRU": recurrent,
+    "LSTM": recurrent,
     "MultiheadAttention": attention,
     "Transformer": transformer,
     "TransformerDecoderLayer": decoder,
+    "RNN": recurrent,
     "TransformerEncoder": encoder,
     "TransformerEncoderLayer": encoder,
 }
@@ -262,6 +278,7 @@ def without_fast_path() -> Iterator[None]:
 @pytest.mark.sample(200)
 @pytest.mark.parametrize(("name", "training", "index"), CASES)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss by both")
 def test_sample(name: str, training: bool, index: int) -> None:
     expected = EXPECTED.get((name, index))
@@ -280,7 +297,7 @@ def without_zero(module: torch.nn.Module, result: Any) -> Any:
 def run(name: str, training: bool, sample: ModuleInput) -> None:
     torch_class = INFOS[name].module_cls
     args, kwargs = sample.constructor_input.args, dict(sample.constructor_input.kwargs)
-    if "dtype" in inspect.signature(torch_class).parameters:
+    if "dtype" in inspect.signature(torch_class).parameters or issubclass(torch_class, torch.nn.RNNBase):
         kwargs["dtype"] = torch.float64
     torch.manual_seed(1)
     theirs = torch_class(*args, **kwargs).train(training)

@@ -22,6 +22,7 @@ CASES: list[Case] = [
     case for family in FAMILIES for case in importlib.import_module(f"tests.nn.cases.{family}").CASES
 ]
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 every = pytest.mark.parametrize("case", CASES, ids=str)
 twins = pytest.mark.parametrize("case", [case for case in CASES if case.twin is not None], ids=str)
 

@@ -1,4 +1,4 @@
-"""Lstm and Gru beside torch's layers: packed sequences, states, lengths, and what does not fit."""
+"""Rnn, Lstm and Gru beside torch's: packed sequences, states, lengths, single steps, what does not fit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
+import burnt
 from burnt import nn
-from burnt.errors import BurntError, InputRuntimeError, InputValueError, ShapeError, UnsupportedError
+from burnt.errors import BurntError, InputRuntimeError, InputValueError, ShapeError
 
-LAYERS: dict[str, tuple[Any, Any]] = {"Lstm": (nn.Lstm, torch.nn.LSTM), "Gru": (nn.Gru, torch.nn.GRU)}
+LAYERS: dict[str, tuple[Any, Any]] = {
+    "Lstm": (nn.Lstm, torch.nn.LSTM),
+    "Gru": (nn.Gru, torch.nn.GRU),
+    "Rnn": (nn.Rnn, torch.nn.RNN),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 every = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -129,11 +135,118 @@ def test_a_training_step(name: str) -> None:
         assert found.grad.is_contiguous()
 
 
-def test_a_projection_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="proj_size=3"):
-        nn.Lstm.from_torch(torch.nn.LSTM(6, 5, proj_size=3))
-    with pytest.raises(TypeError):
-        nn.Lstm(6, 5, proj_size=3)  # type: ignore[call-arg]
+PROJECTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_layers": 2, "bidirectional": True},
+    {"bias": False},
+]
+
+
+@pytest.mark.parametrize("more", PROJECTIONS, ids=["one", "deep", "bare"])
+def test_a_projection_is_torchs(more: dict[str, Any]) -> None:
+    ours, theirs = pair("Lstm", proj_size=3, **more)
+    x = torch.randn(4, 7, 6)
+    count = len(ours.all_weights)
+    hx = torch.randn(count, 4, 3), torch.randn(count, 4, 5)
+    assert "proj_size=3" in repr(ours)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [len(layer) for layer in ours.all_weights] == [len(layer) for layer in theirs.all_weights]
+    close(ours(x), theirs(x))
+    close(ours(x, hx), theirs(x, hx))
+    close(ours(x[0], tuple(h[:, 0] for h in hx)), theirs(x[0], tuple(h[:, 0] for h in hx)))
+    packed = pack_sequence([x[0, :2], x[1], x[2, :5], x[3, :1]], enforce_sorted=False)
+    (found, last), (expected, right) = ours(packed, hx), theirs(packed, hx)
+    close(found.data, expected.data)
+    close(last, right)
+    for layer in (ours, theirs):
+        layer(x)[0].square().mean().backward()
+    for (key, one), (_, two) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert one.grad is not None, key
+        close(one.grad, two.grad)
+
+
+def test_a_projection_has_states_of_two_sizes() -> None:
+    layer = nn.Lstm(6, 5, proj_size=3)
+    x, h, c = torch.randn(2, 4, 6), torch.zeros(1, 2, 3), torch.zeros(1, 2, 5)
+    layer(x, (h, c))
+    with pytest.raises(InputRuntimeError, match=r"the state h0 does not fit(.|\n)*expected  \(1, 2, 3\)"):
+        layer(x, (c, c))
+    with pytest.raises(InputRuntimeError, match=r"the state c0 does not fit(.|\n)*expected  \(1, 2, 5\)"):
+        layer(x, (h, h))
+    for size in (5, 7, -1):
+        with pytest.raises(InputValueError, match="expected  less than hidden_size, 5, or 0"):
+            nn.Lstm(6, 5, proj_size=size)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "projection"])
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
+def test_steps_in_turn_are_the_whole_sequence(name: str, batch: tuple[int, ...]) -> None:
+    more = {"proj_size": 3} if name == "projection" else {}
+    layer = LAYERS["Lstm" if more else name][0](6, 5, num_layers=2, **more)
+    x, state, outputs = torch.randn(*batch, 7, 6), None, []
+    for t in range(7):
+        output, state = layer.step(x[..., t, :], state)
+        outputs.append(output)
+    expected, last = layer(x)
+    close(torch.stack(outputs, -2), expected)
+    close(state, last)
+    (torch.stack(outputs, -2) - expected.detach()).sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+@every
+def test_steps_without_biases_under_autocast_and_with_dropout(name: str) -> None:
+    layer = LAYERS[name][0](6, 5, num_layers=2, bias=False, dropout=0.5).eval()
+    x = torch.randn(3, 6)
+    expected, _ = layer(x[:, None])
+    close(layer.step(x)[0], expected[:, 0])
+    with torch.autocast("cpu", torch.bfloat16):
+        output, state = layer.step(x)
+        output, _ = layer.step(x, state)
+    assert output.isfinite().all()
+    layer.train()
+    assert not torch.equal(layer.step(x)[0], layer.step(x)[0])
+
+
+@every
+def test_a_step_that_means_nothing(name: str) -> None:
+    layer = LAYERS[name][0](6, 5)
+    with pytest.raises(InputValueError, match=r"\[batch, 6\] or \[6\](.|\n)*hint      input\[:, t\]"):
+        layer.step(torch.zeros(3, 7, 6))
+    with pytest.raises(InputRuntimeError, match="the layer before makes 5 features"):
+        layer.step(torch.zeros(3, 5))
+    with pytest.raises(InputValueError, match="a layer that also runs backwards has no single steps"):
+        LAYERS[name][0](6, 5, bidirectional=True).step(torch.zeros(3, 6))
+
+
+@pytest.mark.parametrize("kind", [nn.Rnn, nn.RnnCell])
+def test_the_nonlinearity_of_plain_layers(kind: Any) -> None:
+    layer = kind(6, 5, nonlinearity="relu")
+    x = 3 * torch.randn(2, 6)
+    gates = x @ next(layer.parameters()).T + sum(p for n, p in layer.named_parameters() if "bias" in n)
+    output = layer.step(x)[0] if kind is nn.Rnn else layer(x)
+    close(output, gates.relu())
+    assert "relu" in repr(layer)
+    with pytest.raises(InputValueError, match="there is no nonlinearity 'gelu'"):
+        kind(6, 5, nonlinearity="gelu")
+
+
+@pytest.mark.parametrize("name", ["Rnn", "Lstm", "Gru"])
+def test_a_cell_is_a_step_of_a_layer(name: str) -> None:
+    layer, cell = LAYERS[name][0](6, 5), getattr(nn, f"{name}Cell")(6, 5)
+    cell.load_state_dict({key.removesuffix("_l0"): value for key, value in layer.state_dict().items()})
+    x, hx = torch.randn(3, 6), states(name, 3, 5)
+    start = tuple(h[None] for h in hx) if name == "Lstm" else hx[None]
+    _, expected = layer.step(x, start)
+    found = cell(x, hx)
+    close(found, tuple(h[0] for h in expected) if name == "Lstm" else expected[0])
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3, 4, 6), (3, 7, 5)], ids=str)
+@every
+def test_check_finds_inputs_of_the_wrong_shape(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match=r"ShapeError in model(.|\n)*expected  (\(N, T, 6\)|\(..., 6\))"):
+        burnt.check(LAYERS[name][0](6, 5), torch.zeros(shape))
 
 
 def kind_of(call: Any) -> type[Exception]:
