@@ -261,7 +261,7 @@ class MoeFeedForward(Module):
         weights = routing.weights.t().flatten()[order]
         if self.capacity_factor is not None:
             weights = weights * self._is_within_capacity(ordered, ends)
-        rows = x_TD[order % max(len(x_TD), 1)]
+        rows = x_TD[torch.arange(x_TD.shape[0], device=x_TD.device).repeat(self.router.top_k)[order]]
         hidden = gated(
             kernels.grouped_matmul(rows, self.gate_proj.mT, ends),
             kernels.grouped_matmul(rows, self.up_proj.mT, ends),

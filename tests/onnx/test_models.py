@@ -52,6 +52,17 @@ LONG_GRAPHS = {
 """Layers that take as long to export as the others together; the models below hold them."""
 
 
+NOT_EXPORTED = {
+    "Ctc": "steps come first, so that no leading axis is open",
+    "Lstm-projection": "the LSTM of ONNX has no projection",
+    "MoeFeedForward": "how many vectors an expert gets depends on their values",
+    "MoeFeedForward-capacity": "how many vectors an expert gets depends on their values",
+    "MultiLabelMargin": "of one row, the export's graph computes something else than torch",
+    "Rrelu": "ONNX has no random slopes, and torch does not leave them out in evaluation",
+}
+"""Cases that ONNX cannot hold, with the reason."""
+
+
 class Together(torch.nn.Module):
     """Layers as one module: one export instead of many."""
 
@@ -79,7 +90,7 @@ def test_the_layers_in_one_file(tmp_path: Path, run_file: Callable[..., Any]) ->
     left_out = (
         LONG_GRAPHS | {"LstmCell"} | {*LOSSES} - {"CrossEntropy", "Mse", "BinaryCrossEntropyWithLogits"}
     )
-    cases = [case for case in cases if case.name not in left_out]
+    cases = [case for case in cases if case.name not in left_out and str(case) not in NOT_EXPORTED]
     layers = {str(case): case.build().eval() for case in cases}
     twins = {str(case): reference(case, layers[str(case)]) for case in cases}
     export(Together(layers), ({str(case): case.inputs(4) for case in cases},), tmp_path / "m.onnx")
@@ -98,16 +109,21 @@ def test_the_layers_in_one_file(tmp_path: Path, run_file: Callable[..., Any]) ->
             )
 
 
-NOT_EXPORTED = {
-    "Ctc": "steps come first, so that no leading axis is open",
-    "Lstm-projection": "the LSTM of ONNX has no projection",
-    "MultiLabelMargin": "of one row, the export's graph computes something else than torch",
-}
-
-
 @pytest.mark.full
 @torch.no_grad()
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) not in NOT_EXPORTED], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=str(case),
+            marks=[pytest.mark.xfail(reason=NOT_EXPORTED[str(case)], strict=True)]
+            if str(case) in NOT_EXPORTED
+            else [],
+        )
+        for case in CASES
+    ],
+)
 def test_a_layer_alone(case: Case, tmp_path: Path, run_file: Callable[..., Any]) -> None:
     layer = case.build()
     exported = export(layer, case.inputs(4), tmp_path / "m.onnx")
