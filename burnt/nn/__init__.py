@@ -50,7 +50,8 @@ from burnt.nn.adapter import load_lora, lora, merge_lora, remove_lora, save_lora
 from burnt.nn.attention import CrossAttention, MultiHeadAttention
 from burnt.nn.cache import KeyValueCache, TransformerCache
 from burnt.nn.container import Sequential
-from burnt.nn.conv import Conv2d
+from burnt.nn.conv import Conv1d, Conv2d, Conv3d
+from burnt.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from burnt.nn.distance import CosineSimilarity, PairwiseDistance
 from burnt.nn.dropout import (
     AlphaDropout,
@@ -66,7 +67,6 @@ from burnt.nn.feed_forward import PositionWiseFeedForward
 from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import (
-    L1,
     AdaptiveLogSoftmax,
     BinaryCrossEntropy,
     BinaryCrossEntropyWithLogits,
@@ -81,6 +81,7 @@ from burnt.nn.loss import (
     Huber,
     InfoNce,
     KlDiv,
+    L1,
     LinearCrossEntropy,
     Lp,
     MarginRanking,
@@ -133,7 +134,6 @@ from burnt.nn.transformer_layer import TransformerDecoderLayer, TransformerEncod
 from burnt.nn.upsample import Upsample
 
 __all__ = [
-    "L1",
     "ActivationConfig",
     "AdaptiveAvgPool2d",
     "AdaptiveLogSoftmax",
@@ -152,7 +152,12 @@ __all__ = [
     "ConstantPad1d",
     "ConstantPad2d",
     "ConstantPad3d",
+    "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "CosineEmbedding",
     "CosineSimilarity",
     "CrossAttention",
@@ -188,6 +193,7 @@ __all__ = [
     "InfoNce",
     "KeyValueCache",
     "KlDiv",
+    "L1",
     "LayerNorm",
     "LeakyRelu",
     "LearnedPositionalEncoding",

@@ -48,6 +48,14 @@ def images(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 4, 7, 9),)
 
 
+def sequences(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 4, 11),)
+
+
+def volumes(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 4, 5, 6, 7),)
+
+
 def vectors(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 5, 12),)
 

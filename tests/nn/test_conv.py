@@ -1,4 +1,4 @@
-"""Conv2d goes by `burnt.kernels.conv` where that may pay, and by torch's call where calls are recorded."""
+"""Convolutions are `burnt.kernels.conv`'s where that may pay, and torch's where calls are recorded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from burnt import kernels, nn
-from burnt.errors import InputRuntimeError
+from burnt.errors import InputRuntimeError, InputValueError
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_every_padding_is_torchs(calls: list[tuple[Any, ...]], settings: dict[st
     theirs = torch.nn.Conv2d(16, 24, **settings)
     theirs.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x), theirs(x), rtol=1e-4, atol=1e-4)
-    assert len(calls) == ("padding_mode" not in settings)
+    assert len(calls) == 1
 
 
 def test_small_and_recorded_ones_are_torchs(calls: list[tuple[Any, ...]]) -> None:
@@ -106,3 +107,83 @@ def test_a_weight_changed_through_data_counts() -> None:
         assert layer.bias is not None
         layer.bias.data.mul_(2)
         torch.testing.assert_close(layer(x), 2 * before, rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_and_volumes_are_the_ops(calls: list[tuple[Any, ...]]) -> None:
+    for layer, exact, x in [
+        (nn.Conv1d(64, 96, 5, 2, 1), torch.nn.Conv1d(64, 96, 5, 2, 1), torch.randn(2, 64, 99)),
+        (nn.Conv3d(8, 9, 3, padding=1), torch.nn.Conv3d(8, 9, 3, padding=1), torch.randn(2, 8, 9, 8, 7)),
+    ]:
+        exact.load_state_dict(layer.state_dict())
+        for ours, theirs in zip(gradients(layer, x), gradients(exact.double(), x.double()), strict=True):
+            torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-3)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("channels", [2, 32])
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
+def test_uneven_padding_is_padding_before(calls: list[tuple[Any, ...]], mode: Any, channels: int) -> None:
+    layer = nn.Conv2d(channels, 6, 3, 2, ((1, 2), 1), padding_mode=mode)
+    x = torch.randn(2, channels, 18, 34)
+    padded = F.pad(x, (1, 1, 1, 2), "constant" if mode == "zeros" else mode)
+    torch.testing.assert_close(layer(x), F.conv2d(padded, layer.weight, layer.bias, 2), rtol=1e-4, atol=1e-5)
+    assert len(calls) == (channels == 32)
+    assert "padding=((1, 2), 1)" in repr(layer)
+
+
+def test_padding_of_one_side_is_causal() -> None:
+    layer = nn.Conv1d(3, 3, 4, padding=((6, 0),), dilation=2)
+    x = torch.randn(1, 3, 12)
+    later = x.clone()
+    later[..., 7:] = 9.0
+    assert layer(x).shape == x.shape
+    torch.testing.assert_close(layer(x)[..., :7], layer(later)[..., :7])
+    assert not torch.equal(layer(x)[..., 7], layer(later)[..., 7])
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5])
+@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (4, 1), (2, 3)])
+def test_same_is_the_rule_of_onnx(stride: int, kernel: int, dilation: int) -> None:
+    onnx = pytest.importorskip("onnx")
+    reference = pytest.importorskip("onnx.reference")
+    layer = nn.Conv1d(2, 3, kernel, stride, "same", dilation)
+    sizes = {"kernel_shape": [kernel], "strides": [stride], "dilations": [dilation]}
+    node = onnx.helper.make_node("Conv", ["x", "w", "b"], ["y"], auto_pad="SAME_UPPER", **sizes)
+    state = {"w": layer.weight.detach().numpy(), "b": layer.bias.detach().numpy()}  # type: ignore[union-attr]
+    for size in (7, 8, 9, 10):
+        x = torch.randn(1, 2, size)
+        (expected,) = reference.ReferenceEvaluator(node).run(None, {"x": x.numpy(), **state})
+        assert layer(x).shape[-1] == -(-size // stride)
+        torch.testing.assert_close(layer(x), torch.from_numpy(expected))
+        torch.testing.assert_close(layer(x[0]), layer(x)[0])
+
+
+def test_the_batch_may_vary_in_an_exported_program() -> None:
+    layer = nn.Conv2d(2, 3, 3, 2, "same").eval()
+    batch = torch.export.Dim("batch", min=1, max=10_000)
+    program = torch.export.export(layer, (torch.randn(4, 2, 9, 8),), dynamic_shapes=({0: batch},))
+    x = torch.randn(500, 2, 9, 8)
+    torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "found"),
+    [
+        (lambda: nn.Conv1d(2, 3, 3, padding=(2, 0)), "padding", "(2, 0)"),  # type: ignore[arg-type]
+        (lambda: nn.Conv1d(2, 3, 3, padding="full"), "padding", "'full'"),  # type: ignore[arg-type]
+        (lambda: nn.Conv2d(2, 3, 3, padding=-1), "padding", "-1"),
+        (lambda: nn.Conv2d(2, 3, 3, padding=(1, (0, -1))), "padding", "(1, (0, -1))"),
+        (lambda: nn.Conv2d(2, 3, 3, padding=(1, (0, 1, 2))), "padding", "(1, (0, 1, 2))"),  # type: ignore[arg-type]
+        (lambda: nn.Conv2d(2, 3, (3, 3, 3)), "kernel_size", "(3, 3, 3)"),  # type: ignore[arg-type]
+        (lambda: nn.Conv2d(2, 3, 0), "kernel_size", "0"),
+        (lambda: nn.Conv3d(2, 3, 3, stride=0), "stride", "0"),
+        (lambda: nn.ConvTranspose1d(2, 3, 3, dilation=0), "dilation", "0"),
+        (lambda: nn.ConvTranspose2d(2, 3, 3, output_padding=-1), "output_padding", "-1"),
+    ],
+)
+def test_sizes_are_checked(build: Any, name: str, found: str) -> None:
+    with pytest.raises(InputValueError, match=f"the {name} of a convolution is not valid") as caught:
+        build()
+    assert caught.value.found == found
+    least = int("padding" not in name)
+    assert f"a number of at least {least}, or " in str(caught.value.expected)

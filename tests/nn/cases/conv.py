@@ -1,9 +1,23 @@
 import torch
 from torch import nn as tnn
 
-from tests.nn.case import Case, images
+from tests.nn.case import Case, images, sequences, volumes
 
 CASES = [
+    Case(
+        "Conv1d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
+        lambda: tnn.Conv1d(4, 6, 3),
+        sequences,
+        misfit=((torch.zeros(2, 3, 8),), "(N, 4, L)"),
+    ),
+    Case(
+        "Conv1d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 3, "padding": ((2, 0),)},
+        None,
+        sequences,
+        "-causal",
+    ),
     Case(
         "Conv2d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
@@ -34,5 +48,71 @@ CASES = [
         lambda: tnn.Conv2d(4, 6, 5, padding="same"),
         images,
         "-same",
+    ),
+    Case(
+        "Conv2d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 4, "stride": (2, 3), "padding": "same"},
+        None,
+        images,
+        "-same-with-stride",
+    ),
+    Case(
+        "Conv3d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 2},
+        lambda: tnn.Conv3d(4, 6, 2),
+        volumes,
+        misfit=((torch.zeros(2, 4, 8, 8, 8, 8),), "(N, 4, D, H, W)"),
+    ),
+    Case(
+        "Conv3d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 2, "padding": (1, (0, 1), 0), "groups": 2},
+        None,
+        volumes,
+        "-uneven",
+    ),
+    Case(
+        "ConvTranspose1d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
+        lambda: tnn.ConvTranspose1d(4, 6, 3),
+        sequences,
+        misfit=((torch.zeros(2, 3, 8),), "(N, 4, L)"),
+    ),
+    Case(
+        "ConvTranspose2d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
+        lambda: tnn.ConvTranspose2d(4, 6, 3),
+        images,
+        misfit=((torch.zeros(2, 3, 8, 8),), "(N, 4, H, W)"),
+    ),
+    Case(
+        "ConvTranspose2d",
+        {
+            "in_channels": 4,
+            "out_channels": 6,
+            "kernel_size": (2, 3),
+            "stride": (1, 2),
+            "padding": (1, 0),
+            "output_padding": (0, 1),
+            "groups": 2,
+            "bias": False,
+            "dilation": (2, 1),
+        },
+        lambda: tnn.ConvTranspose2d(4, 6, (2, 3), (1, 2), (1, 0), (0, 1), 2, False, (2, 1)),
+        images,
+        "-odd",
+    ),
+    Case(
+        "ConvTranspose2d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 4, "stride": (3, 5), "padding": "same"},
+        None,
+        images,
+        "-same",
+    ),
+    Case(
+        "ConvTranspose3d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 2},
+        lambda: tnn.ConvTranspose3d(4, 6, 2),
+        volumes,
+        misfit=((torch.zeros(2, 3, 8, 8, 8),), "(N, 4, D, H, W)"),
     ),
 ]

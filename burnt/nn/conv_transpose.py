@@ -1,0 +1,300 @@
+"""Transposed convolutions of sequences, images and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt import _torch, kernels
+from burnt.errors import InputValueError, ShapeError
+from burnt.module import Module
+from burnt.nn.conv import LARGE, Sides, check_sizes, checked_padding, has_uneven_sides, sides_of
+
+__all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+class _ConvTranspose:
+    """The forward of all ranks. The attributes are torch's, but for a `padding` with names or pairs."""
+
+    _axes: ClassVar[int]
+    in_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    weight: Tensor
+    bias: Tensor | None
+
+    def _check(self, kernel_size: Any, stride: Any, output_padding: Any, dilation: Any) -> None:
+        check_sizes(
+            self, kernel_size=kernel_size, stride=stride, output_padding=output_padding, dilation=dilation
+        )
+
+    def _set_padding(self, padding: Any) -> None:
+        self.padding = checked_padding(self, padding)
+        if self.padding == "same" and any(self.output_padding):
+            raise InputValueError(
+                "padding='same' decides the size of the output",
+                where=type(self).__name__,
+                expected="output_padding=0",
+                found=self.output_padding,
+            )
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis.
+
+        Args:
+            input: what is convolved.
+            output_size: size of the output's axes, instead of the one that `output_padding` makes; where a
+                stride leaves a choice, as the inverse of a strided convolution has it.
+
+        Raises:
+            ShapeError: `output_size` cannot be reached.
+        """
+        weight = self.weight  # read once, since a parametrization computes it
+        padding, output_padding = self.padding, self.output_padding
+        if isinstance(padding, str):
+            padding, output_padding = self._named(padding)
+        if output_size is not None:
+            output_padding = self._output_padding_for(input, output_size, padding)
+        excess = None
+        if has_uneven_sides(padding):
+            # What both sides have in common is cut by the convolution, the rest afterwards.
+            sides = sides_of(padding)
+            padding = tuple(min(pair) for pair in sides)
+            excess = [
+                (before - even, after - even) for (before, after), even in zip(sides, padding, strict=True)
+            ]
+        sizes: Any = self.stride, padding, output_padding, self.groups, self.dilation
+        if (
+            torch.compiler.is_compiling()
+            or not _torch.is_plain_call()
+            or input.numel() * weight.numel() // self.in_channels < LARGE
+            or weight.is_complex()
+        ):
+            output = _CONV_TRANSPOSE[weight.dim() - 3](input, weight, self.bias, *sizes)
+        else:
+            output = kernels.conv_transpose(input, weight, self.bias, None, *sizes)
+        return output if excess is None else _cut(output, excess)
+
+    def _named(self, padding: str) -> tuple[tuple[Sides, ...], tuple[int, ...]]:
+        """Return padding and output padding that make ``size * stride`` outputs, or that cut nothing."""
+        if padding == "valid":
+            return (0,) * len(self.stride), self.output_padding
+        # The window of an output is longer than the step by as much, or shorter.
+        spans = [
+            dilate * (kernel - 1) + 1 - step
+            for kernel, step, dilate in zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        ]
+        sides = [(max(span, 0) // 2, max(span, 0) - max(span, 0) // 2) for span in spans]
+        even = tuple(before if before == after else (before, after) for before, after in sides)
+        return even, tuple(max(-span, 0) for span in spans)
+
+    def _output_padding_for(
+        self, input: Tensor, output_size: Sequence[int], padding: Sequence[Sides]
+    ) -> tuple[int, ...]:
+        axes = len(self.stride)
+        sizes = input.shape[-axes:]
+        least = [
+            (size - 1) * step - sum(pair) + dilate * (kernel - 1) + 1
+            for size, step, pair, dilate, kernel in zip(
+                sizes, self.stride, sides_of(padding), self.dilation, self.kernel_size, strict=True
+            )
+        ]
+        asked = list(output_size)[-axes:]
+        more = [size - start for size, start in zip(asked, least, strict=False)]
+        if len(output_size) not in (axes, input.dim()) or any(
+            not 0 <= extra < step for extra, step in zip(more, self.stride, strict=True)
+        ):
+            most = tuple(start + step - 1 for start, step in zip(least, self.stride, strict=True))
+            raise ShapeError(
+                "no output of this size can be made",
+                where=type(self).__name__,
+                expected=f"output_size from {tuple(least)} to {most}, for an input of {tuple(input.shape)}",
+                found=tuple(output_size),
+            )
+        return tuple(more)
+
+
+def _cut(output: Tensor, excess: Sequence[tuple[int, int]]) -> Tensor:
+    for axis, (before, after) in enumerate(excess, output.dim() - len(excess)):
+        output = output.narrow(axis, before, output.shape[axis] - before - after)
+    return output
+
+
+class ConvTranspose1d(_ConvTranspose, Module, torch.nn.ConvTranspose1d):
+    """Transposed convolution of sequences: the gradient of `Conv1d` with respect to its input.
+
+    Arguments and errors are those of `ConvTranspose2d`, for one axis.
+
+    Shapes:
+        input ``[batch, in_channels, length]`` or without batch; output ``[batch, out_channels, l]``, by the
+        formula of `ConvTranspose2d`; ``weight`` is ``[in_channels, out_channels / groups, kernel_size]``,
+        ``bias`` ``[out_channels]``.
+
+    >>> import torch
+    >>> ConvTranspose1d(4, 8, 3, stride=2, padding="same")(torch.zeros(2, 4, 10)).shape
+    torch.Size([2, 8, 20])
+    """
+
+    _axes = 1
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
+        output_padding: int | tuple[int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int] = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._check(kernel_size, stride, output_padding, dilation)
+        rest: Any = (
+            kernel_size,
+            stride,
+            0,
+            output_padding,
+            groups,
+            bias,
+            dilation,
+            padding_mode,
+            device,
+            dtype,
+        )
+        super().__init__(in_channels, out_channels, *rest)
+        self._set_padding(padding)
+
+
+class ConvTranspose2d(_ConvTranspose, Module, torch.nn.ConvTranspose2d):
+    """Transposed convolution of images: the gradient of `Conv2d` with respect to its input, for upsampling.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        kernel_size: height and width of the kernels.
+        stride: step between the windows that the input's pixels write to.
+        padding: pixels cut off on each side of the output: a number, or for each axis a number or a pair,
+            such as ``((top, bottom), (left, right))``. ``"valid"`` cuts none; ``"same"`` makes
+            ``size * stride`` outputs, and cuts an odd pixel at the end (ONNX's SAME_UPPER).
+        output_padding: pixels added at the end of each axis, less than stride or dilation (Burn's
+            ``padding_out``).
+        groups: blocks that the channels are split into; each output sees one block.
+        bias: whether to add a number to each channel.
+        dilation: step between the kernel's pixels.
+        padding_mode: only ``"zeros"``, as in torch.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[batch, in_channels, height, width]`` or without batch; output ``[batch, out_channels, h, w]``
+        with ``h = (height - 1) stride - top - bottom + dilation (kernel_size - 1) + output_padding + 1``;
+        ``weight`` is ``[in_channels, out_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
+
+    Raises:
+        InputValueError: a size out of range, a padding that does not exist, or ``"same"`` and an
+            `output_padding`.
+        ValueError: the channels are no multiple of `groups`, or another `padding_mode`.
+
+    As :class:`torch.nn.ConvTranspose2d`, which has neither pairs nor names. The convolution is
+    `burnt.kernels.conv_transpose`'s, torch's own where calls are recorded, and for small inputs.
+
+    >>> import torch
+    >>> ConvTranspose2d(4, 8, 2, stride=2)(torch.zeros(2, 4, 5, 6)).shape
+    torch.Size([2, 8, 10, 12])
+    """
+
+    _axes = 2
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, int] = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._check(kernel_size, stride, output_padding, dilation)
+        rest: Any = (
+            kernel_size,
+            stride,
+            0,
+            output_padding,
+            groups,
+            bias,
+            dilation,
+            padding_mode,
+            device,
+            dtype,
+        )
+        super().__init__(in_channels, out_channels, *rest)
+        self._set_padding(padding)
+
+
+class ConvTranspose3d(_ConvTranspose, Module, torch.nn.ConvTranspose3d):
+    """Transposed convolution of volumes: the gradient of `Conv3d` with respect to its input.
+
+    Arguments and errors are those of `ConvTranspose2d`, for three axes.
+
+    Shapes:
+        input ``[batch, in_channels, depth, height, width]`` or without batch; output
+        ``[batch, out_channels, d, h, w]``, by the formula of `ConvTranspose2d`; ``weight`` is
+        ``[in_channels, out_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
+
+    >>> import torch
+    >>> ConvTranspose3d(4, 8, 2, stride=2)(torch.zeros(2, 4, 3, 5, 6)).shape
+    torch.Size([2, 8, 6, 10, 12])
+    """
+
+    _axes = 3
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
+        output_padding: int | tuple[int, int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, int, int] = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._check(kernel_size, stride, output_padding, dilation)
+        rest: Any = (
+            kernel_size,
+            stride,
+            0,
+            output_padding,
+            groups,
+            bias,
+            dilation,
+            padding_mode,
+            device,
+            dtype,
+        )
+        super().__init__(in_channels, out_channels, *rest)
+        self._set_padding(padding)
