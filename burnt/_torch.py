@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "InstanceNormBase",
     "below_autograd",
     "build_tensor_guard",
     "compiled_in_place",
@@ -68,6 +70,9 @@ __all__ = [
 BatchNormBase = _BatchNorm
 """The base of torch's BatchNorm1d, 2d and 3d. torch's own tools (`SyncBatchNorm.convert_sync_batchnorm`,
 `update_bn`, `replace_all_batch_norm_modules_`) know a batch norm by it."""
+
+InstanceNormBase = _InstanceNorm
+"""The base of torch's InstanceNorm1d, 2d and 3d."""
 
 EXTENSION: str = torch._C.__file__
 """The file of torch's extension module. It depends on all libraries that torch runs on: a symbol looked up in

@@ -18,6 +18,11 @@ def test_torchs_batch_norms_share_the_base() -> None:
         assert issubclass(kind, _torch.BatchNormBase), f"{kind} no longer derives from _BatchNorm"
 
 
+def test_torchs_instance_norms_share_the_base() -> None:
+    for kind in (torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d):
+        assert issubclass(kind, _torch.InstanceNormBase), f"{kind} no longer derives from _InstanceNorm"
+
+
 def test_torchs_tools_know_burnts_batch_norm_by_it() -> None:
     converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(nn.BatchNorm(3)))
     assert isinstance(converted[0], torch.nn.SyncBatchNorm), "convert_sync_batchnorm goes by another base"

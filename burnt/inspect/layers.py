@@ -99,6 +99,8 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     for pool, axes in _POOLED_AXES.items():
         if isinstance(module, pool):
             return _channels(x, None, (axes + 2,), "", unbatched=True)
+    if isinstance(module, nn.LocalResponseNorm) and x.dim() < 3:
+        return Misfit("(N, C, L, ...)", shape_text(x))
     match _attributes(module):
         case {"in_features": int(a), "out_features": int(b)}:
             return _last_axis(x, a, f"{name}({{}}, {b})")

@@ -98,7 +98,15 @@ from burnt.nn.loss import (
 )
 from burnt.nn.masks import causal_mask, padding_mask
 from burnt.nn.moe import MoeFeedForward, record_routing
-from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm, SyncBatchNorm
+from burnt.nn.norm import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    RmsNorm,
+    SyncBatchNorm,
+)
 from burnt.nn.padding import (
     CircularPad1d,
     CircularPad2d,
@@ -207,6 +215,7 @@ __all__ = [
     "GeGlu",
     "Gelu",
     "Glu",
+    "GroupNorm",
     "Gru",
     "GruCell",
     "Hardshrink",
@@ -217,6 +226,7 @@ __all__ = [
     "Huber",
     "Identity",
     "InfoNce",
+    "InstanceNorm",
     "KeyValueCache",
     "KlDiv",
     "L1",
@@ -225,6 +235,7 @@ __all__ = [
     "LearnedPositionalEncoding",
     "Linear",
     "LinearCrossEntropy",
+    "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
     "Lp",

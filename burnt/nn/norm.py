@@ -1,4 +1,4 @@
-"""Normalisation layers: over the batch, or over the last axes."""
+"""Normalisation layers: over the batch, over groups of channels, or over the last axes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt._torch import BatchNormBase
-from burnt.errors import ShapeError
+from burnt._torch import BatchNormBase, InstanceNormBase
+from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
 
-__all__ = ["BatchNorm", "LayerNorm", "RmsNorm", "SyncBatchNorm"]
+__all__ = [
+    "BatchNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "LocalResponseNorm",
+    "RmsNorm",
+    "SyncBatchNorm",
+]
 
 
 class BatchNorm(Module, BatchNormBase):
@@ -30,6 +38,7 @@ class BatchNorm(Module, BatchNormBase):
         track_running_stats: whether there are running averages; else the batch's statistics always serve.
         device: where parameters and buffers live.
         dtype: dtype of the parameters and averages.
+        bias: whether there is a ``bias`` beside the ``weight``.
 
     Shapes:
         input ``[batch, num_features, *]``, output the same; ``weight``, ``bias``, ``running_mean``,
@@ -41,6 +50,9 @@ class BatchNorm(Module, BatchNormBase):
 
     One class for BatchNorm1d, 2d and 3d of torch, whose state loads unchanged. With ``momentum=None`` nothing
     waits for the device, where torch reads the count of batches. (Burn names the parameters gamma and beta.)
+    For the statistics of a batch that is spread over GPUs,
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`` replaces these layers; parameters, averages and
+    their names stay.
 
     Ioffe and Szegedy, 2015.
 
@@ -58,8 +70,12 @@ class BatchNorm(Module, BatchNormBase):
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        if not bias:  # torch has the argument from 2.13 on
+            self.register_parameter("bias", None)
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` ``[batch, num_features, *]``."""
@@ -102,24 +118,207 @@ class BatchNorm(Module, BatchNormBase):
         )
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise ShapeError(
-                "the input does not fit a batch normalisation",
-                where=f"BatchNorm({self.num_features})",
-                expected=f"(batch, {self.num_features}, ...)",
-                found=tuple(input.shape),
-                hint=_channels_hint(tuple(input.shape), self.num_features),
-            )
+        _check_channels("BatchNorm({})", input, self.num_features, 2)
 
 
-def _channels_hint(shape: tuple[int, ...], num_features: int) -> str:
-    if len(shape) < 2:
+def _check_channels(layer: str, input: Tensor, channels: int, least: int) -> None:
+    """Check that an input has its channels on axis 1, and at least so many axes.
+
+    Args:
+        layer: for messages, such as ``"BatchNorm({})"``, the braces for the channels.
+        input: what a layer is called with.
+        channels: how many it must have.
+        least: number of axes.
+    """
+    if input.dim() < least or input.shape[1] != channels:
+        raise ShapeError(
+            "the input does not fit a normalisation",
+            where=layer.format(channels),
+            expected=f"(batch, {channels}, {'axis, ' * (least - 2)}...)",
+            found=tuple(input.shape),
+            hint=_channels_hint(layer, tuple(input.shape), channels, least),
+        )
+
+
+def _channels_hint(layer: str, shape: tuple[int, ...], channels: int, least: int) -> str:
+    if len(shape) < 2 or (len(shape) < least and shape[0] == channels):
         return "add a batch axis: input.unsqueeze(0)"
-    if shape[-1] == num_features:
+    if len(shape) < least:
+        return "BatchNorm takes features without further axes"
+    if shape[-1] == channels:
         return "the channels are last: input.movedim(-1, 1)"
-    if shape[0] == num_features:
+    if shape[0] == channels:
         return "the channels are first: add a batch axis with input.unsqueeze(0)"
-    return f"the layer before makes {shape[1]} channels: BatchNorm({shape[1]})?"
+    return f"the layer before makes {shape[1]} channels: {layer.format(shape[1])}?"
+
+
+class GroupNorm(Module, torch.nn.GroupNorm):
+    r"""Normalises groups of channels, each sample by itself.
+
+    .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b
+
+    Args:
+        num_groups: number of groups, a divisor of `num_channels`; as many as channels is an `InstanceNorm`.
+        num_channels: number of channels.
+        eps: added to the variance (biased).
+        affine: whether there are ``weight`` and ``bias``, one number for each channel.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+        bias: whether there is a ``bias`` beside the ``weight``.
+
+    Shapes:
+        input ``[batch, num_channels, *]``, output the same; ``weight`` and ``bias`` are ``[num_channels]``.
+
+    Raises:
+        InputValueError: `num_channels` cannot be split into `num_groups`.
+        ShapeError: fewer than two axes, or another number of channels.
+
+    As :class:`torch.nn.GroupNorm` (Burn names the parameters gamma and beta). Wu and He, 2018.
+
+    >>> import torch
+    >>> GroupNorm(2, 4)(torch.tensor([[1.0, 3.0, 2.0, 6.0]]))
+    tensor([[-1.0000,  1.0000, -1.0000,  1.0000]], grad_fn=<NativeGroupNormBackward0>)
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        if num_groups < 1 or num_channels % num_groups:
+            raise InputValueError(
+                "the channels cannot be split into groups",
+                where="GroupNorm",
+                expected=f"num_groups, a divisor of {num_channels} channels",
+                found=num_groups,
+            )
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[batch, num_channels, *]``, normalised."""
+        _check_channels(f"GroupNorm({self.num_groups}, {{}})", input, self.num_channels, 2)
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        return kernels.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm(Module, InstanceNormBase):
+    r"""Normalises each channel of each sample over its other axes, of any rank.
+
+    .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b
+
+    Args:
+        num_features: number of channels.
+        eps: added to the variance (biased).
+        momentum: weight of the new batch in the running averages.
+        affine: whether there are ``weight`` and ``bias``, one number for each channel (Burn: True).
+        track_running_stats: whether running averages of the samples' statistics are kept in training, and
+            used in evaluation; else the sample's own always serve.
+        device: where parameters and buffers live.
+        dtype: dtype of the parameters and averages.
+        bias: whether there is a ``bias`` beside the ``weight``.
+
+    Shapes:
+        input ``[batch, num_features, *axes]`` with at least one axis, output the same. A sample without batch
+        axis is not accepted, since the rank is free. ``weight``, ``bias``, ``running_mean``, ``running_var``
+        are ``[num_features]``, ``num_batches_tracked`` ``[]``.
+
+    Raises:
+        ShapeError: fewer than three axes, or another number of channels.
+        ValueError: a single value for each channel of a sample.
+
+    One class for InstanceNorm1d, 2d and 3d of torch, whose state loads unchanged. (Burn has no running
+    averages.) Ulyanov, Vedaldi and Lempitsky, 2016.
+
+    >>> import torch
+    >>> InstanceNorm(1)(torch.tensor([[[1.0, 3.0]], [[2.0, 6.0]]])).flatten()
+    tensor([-1.0000,  1.0000, -1.0000,  1.0000])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise `input` ``[batch, num_features, *axes]``."""
+        _check_channels("InstanceNorm({})", input, self.num_features, 3)
+        mean, var = self.running_mean, self.running_var
+        by_sample = self.training or not self.track_running_stats
+        if torch.compiler.is_compiling() or (by_sample and mean is not None):
+            return F.instance_norm(
+                input, mean, var, self.weight, self.bias, by_sample, self.momentum or 0.0, self.eps
+            )
+        if not by_sample:
+            return kernels.batch_norm(input, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        if input.shape[2:].numel() == 1:
+            raise InputValueError(
+                "a single value for each channel of a sample has no variance",
+                where=f"InstanceNorm({self.num_features})",
+                expected="more than 1 value",
+                found=tuple(input.shape),
+            )
+        return kernels.group_norm(input, self.num_features, self.weight, self.bias, self.eps)
+
+
+class LocalResponseNorm(Module, torch.nn.LocalResponseNorm):
+    r"""Divides by a norm over neighbouring channels.
+
+    .. math:: y_c = x_c \left(k + \frac{\alpha}{n} \sum_{i = c - n / 2}^{c + n / 2} x_i^2\right)^{-\beta}
+
+    Args:
+        size: number :math:`n` of channels in a sum.
+        alpha: factor of the mean square.
+        beta: exponent.
+        k: added to the mean square.
+
+    Shapes:
+        input ``[batch, channels, *axes]`` with at least one axis, output the same.
+
+    Raises:
+        InputValueError: `size` is below 1.
+
+    As :class:`torch.nn.LocalResponseNorm`, and with the defaults of Burn. Krizhevsky et al., 2012, where the
+    sum is not divided by :math:`n`.
+
+    >>> import torch
+    >>> LocalResponseNorm(1, alpha=1.0)(torch.full((1, 1, 1), 2.0))
+    tensor([[[0.5981]]])
+    """
+
+    size: int
+    alpha: float
+    beta: float
+    k: float
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
+        if size < 1:
+            raise InputValueError(
+                "the number of channels of a sum is not valid",
+                where="LocalResponseNorm",
+                expected="size of at least 1",
+                found=size,
+            )
+        super().__init__(size, alpha, beta, k)
 
 
 class LayerNorm(Module, torch.nn.LayerNorm):

@@ -15,7 +15,7 @@ from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, modu
 from torch.utils._pytree import tree_map_only
 
 from burnt import nn
-from burnt.errors import UnsupportedError
+from burnt.errors import ShapeError, UnsupportedError
 
 
 class Refused(Exception):
@@ -122,9 +122,9 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "AvgPool1d": same_arguments(nn.AvgPool1d),
     "AvgPool2d": same_arguments(nn.AvgPool2d),
     "AvgPool3d": same_arguments(nn.AvgPool3d),
-    "BatchNorm1d": same_arguments(nn.BatchNorm, bias=True),
-    "BatchNorm2d": same_arguments(nn.BatchNorm, bias=True),
-    "BatchNorm3d": same_arguments(nn.BatchNorm, bias=True),
+    "BatchNorm1d": same_arguments(nn.BatchNorm),
+    "BatchNorm2d": same_arguments(nn.BatchNorm),
+    "BatchNorm3d": same_arguments(nn.BatchNorm),
     "Bilinear": same_arguments(nn.Bilinear),
     "CELU": same_arguments(nn.Celu),
     "CircularPad1d": same_arguments(nn.CircularPad1d),
@@ -158,6 +158,10 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "L1Loss": same_arguments(nn.L1, **deprecated),
     "LSTM": from_torch(nn.Lstm),
     "LSTMCell": same_arguments(nn.LstmCell),
+    "GroupNorm": same_arguments(nn.GroupNorm),
+    "InstanceNorm1d": same_arguments(nn.InstanceNorm),
+    "InstanceNorm2d": same_arguments(nn.InstanceNorm),
+    "InstanceNorm3d": same_arguments(nn.InstanceNorm),
     "LPPool1d": same_arguments(nn.LpPool1d),
     "LPPool2d": same_arguments(nn.LpPool2d),
     "LPPool3d": same_arguments(nn.LpPool3d),
@@ -167,6 +171,7 @@ TWINS: dict[str, Callable[..., torch.nn.Module]] = {
     "LogSigmoid": same_arguments(nn.LogSigmoid),
     "LogSoftmax": same_arguments(nn.LogSoftmax),
     "LinearCrossEntropyLoss": linear_cross_entropy,
+    "LocalResponseNorm": same_arguments(nn.LocalResponseNorm),
     "MSELoss": same_arguments(nn.Mse, **deprecated),
     "MarginRankingLoss": same_arguments(nn.MarginRanking, **deprecated),
     "MaxPool1d": same_arguments(nn.MaxPool1d),
@@ -235,9 +240,12 @@ EXPECTED: dict[tuple[str, int], tuple[type[Exception], str]] = {
         for eight in (0, 1, 4, 5)
         for i in range(8)
     },
-    ("BatchNorm1d", 7): (Refused, "BatchNorm has no bias=False"),
-    ("BatchNorm2d", 6): (Refused, "BatchNorm has no bias=False"),
-    ("BatchNorm3d", 6): (Refused, "BatchNorm has no bias=False"),
+    # InstanceNorm is of any rank, so that a sample without batch axis cannot be told from a batch.
+    **{
+        (f"InstanceNorm{axes}d", index): (ShapeError, "the channels are first")
+        for axes in (1, 2, 3)
+        for index in (2, 3)
+    },
 }
 
 INFOS: dict[str, ModuleInfo] = {info.module_cls.__name__: info for info in module_db}

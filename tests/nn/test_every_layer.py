@@ -127,6 +127,8 @@ def test_an_empty_batch_does_what_it_does_in_torch(case: Case) -> None:
     inputs = case.inputs(0)
     try:
         expected = results(theirs, inputs)
+    except IndexError:
+        return  # torch's instance norm has no empty batch: there is nothing to compare with
     except (RuntimeError, ValueError) as error:
         with pytest.raises(type(error)):
             results(ours, inputs)
@@ -299,7 +301,7 @@ def test_arguments_and_defaults_are_torchs(case: Case) -> None:
         elif (kind, name) not in REQUIRED:
             assert parameter.default == theirs[name].default, name
     left_out = {"size_average", "reduce", "_weight", "_freeze", "min_value", "max_value", "args", "kwargs"}
-    if kind in (nn.BatchNorm, nn.SyncBatchNorm):
+    if kind is nn.SyncBatchNorm:
         left_out.add("bias")
     assert set(theirs) - set(ours) <= left_out
 

@@ -1,11 +1,13 @@
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
+import burnt
 from burnt import nn
-from burnt.errors import ShapeError
+from burnt.errors import InputValueError, ShapeError
 
 TWINS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 
@@ -98,6 +100,30 @@ def test_batch_norm_refuses_wrong_channels(shape: tuple[int, ...], hint: str, tr
     assert error.hint == hint
 
 
+class Block(burnt.Module):
+    conv: nn.Conv1d
+    norm: nn.BatchNorm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.norm(self.conv(x))
+        return output
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_statistics_over_gpus_are_those_of_torchs_layer(bias: bool) -> None:
+    block = Block(nn.Conv1d(3, 4, 2), nn.BatchNorm(4, bias=bias))
+    block(torch.randn(5, 3, 7))
+    names = list(block.state_dict())
+    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(block)
+    assert isinstance(converted.norm, torch.nn.SyncBatchNorm)
+    assert list(converted.state_dict()) == names
+    converted(torch.randn(5, 3, 7))  # in one process it needs no GPU
+    again = Block(nn.Conv1d(3, 4, 2), nn.BatchNorm(4, bias=bias))
+    again.load_record(converted.into_record())
+    x = torch.randn(5, 3, 7)
+    torch.testing.assert_close(again.eval()(x), converted.eval()(x))
+
+
 def test_torchs_tools_know_a_batch_norm() -> None:
     model = torch.nn.Sequential(nn.BatchNorm(3))
     data = [torch.randn(8, 3) for _ in range(4)]
@@ -130,3 +156,83 @@ def test_sync_batch_norm_replaces_batch_norms() -> None:
     x = torch.randn(4, 3, 5)
     torch.testing.assert_close(synced.eval()(x), model.eval()(x))
     assert nn.SyncBatchNorm.Config(num_features=3).to_dict()["process_group"] is None
+
+
+@pytest.mark.parametrize(("shape", "rank"), [((6, 3, 4), 1), ((6, 3, 4, 2), 2), ((2, 3, 4, 2, 3), 3)])
+@pytest.mark.parametrize("settings", [{}, {"affine": True}, {"track_running_stats": True, "momentum": None}])
+def test_instance_norm_of_any_rank_is_torchs(shape: tuple[int, ...], rank: int, settings: dict) -> None:
+    theirs = getattr(torch.nn, f"InstanceNorm{rank}d")(3, **settings)
+    ours = nn.InstanceNorm(3, **settings)
+    ours.load_state_dict(theirs.state_dict())
+    for training in (True, True, False):
+        x = torch.randn(shape) * 3 + 1
+        torch.testing.assert_close(ours.train(training)(x), theirs.train(training)(x))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+def test_instance_norm_of_rank_six() -> None:
+    x = torch.randn(2, 3, 2, 1, 2, 2)
+    torch.testing.assert_close(nn.InstanceNorm(3)(x), torch.nn.InstanceNorm1d(3)(x.flatten(2)).view_as(x))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "expected", "hint"),
+    [
+        (nn.InstanceNorm(3), (3, 5), "(batch, 3, axis, ...)", "add a batch axis: input.unsqueeze(0)"),
+        (
+            nn.InstanceNorm(3),
+            (2, 3),
+            "(batch, 3, axis, ...)",
+            "BatchNorm takes features without further axes",
+        ),
+        (
+            nn.InstanceNorm(3),
+            (2, 4, 5),
+            "(batch, 3, axis, ...)",
+            "the layer before makes 4 channels: InstanceNorm(4)?",
+        ),
+        (
+            nn.GroupNorm(2, 4, affine=False),
+            (2, 6, 5),
+            "(batch, 4, ...)",
+            "the layer before makes 6 channels: GroupNorm(2, 6)?",
+        ),
+        (nn.GroupNorm(2, 4), (2, 5, 4), "(batch, 4, ...)", "the channels are last: input.movedim(-1, 1)"),
+    ],
+)
+def test_wrong_channels_are_refused(layer: torch.nn.Module, shape: tuple, expected: str, hint: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        layer(torch.zeros(shape))
+    assert (caught.value.expected, caught.value.found, caught.value.hint) == (expected, shape, hint)
+    assert caught.value.where in ("InstanceNorm(3)", "GroupNorm(2, 4)")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_single_value_of_a_sample_is_refused_as_in_torch(training: bool) -> None:
+    for layer in (nn.InstanceNorm(3), torch.nn.InstanceNorm2d(3)):
+        with pytest.raises(ValueError, match=r"single value for each channel|more than 1 spatial element"):
+            layer.train(training)(torch.zeros(2, 3, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: nn.GroupNorm(3, 4), "num_groups, a divisor of 4 channels"),
+        (lambda: nn.GroupNorm(0, 4), "num_groups, a divisor of 4 channels"),
+        (lambda: nn.GroupNorm(-2, 4), "num_groups, a divisor of 4 channels"),
+        (lambda: nn.LocalResponseNorm(0), "size of at least 1"),
+    ],
+)
+def test_arguments_are_checked(build: Any, expected: str) -> None:
+    with pytest.raises(InputValueError) as caught:
+        build()
+    assert caught.value.expected == expected
+
+
+def test_local_response_norm_by_its_formula() -> None:
+    x = torch.randn(2, 7, 3, dtype=torch.float64)
+    expected = torch.empty_like(x)
+    for channel in range(7):
+        total = x[:, max(channel - 2, 0) : channel + 3].square().sum(1)
+        expected[:, channel] = x[:, channel] / (2.0 + 0.5 / 5 * total) ** 0.75
+    torch.testing.assert_close(nn.LocalResponseNorm(5, alpha=0.5, k=2.0)(x), expected)

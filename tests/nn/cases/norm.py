@@ -1,7 +1,7 @@
 import torch
 from torch import nn as tnn
 
-from tests.nn.case import Case, images, vectors
+from tests.nn.case import Case, images, sequences, vectors, volumes
 
 CASES = [
     Case(
@@ -24,6 +24,77 @@ CASES = [
         lambda: tnn.BatchNorm2d(4, momentum=None),
         images,
         "-cumulative",
+    ),
+    Case(
+        "BatchNorm",
+        {"num_features": 4, "bias": False},
+        lambda: tnn.BatchNorm3d(4, bias=False),
+        volumes,
+        "-without-bias",
+    ),
+    Case(
+        "GroupNorm",
+        {"num_groups": 2, "num_channels": 4},
+        lambda: tnn.GroupNorm(2, 4),
+        images,
+        misfit=((torch.zeros(2, 6, 8),), "(batch, 4, ...)"),
+    ),
+    Case(
+        "GroupNorm",
+        {"num_groups": 4, "num_channels": 4, "eps": 0.1, "bias": False},
+        lambda: tnn.GroupNorm(4, 4, 0.1, bias=False),
+        sequences,
+        "-without-bias",
+    ),
+    Case(
+        "GroupNorm",
+        {"num_groups": 1, "num_channels": 4, "affine": False},
+        lambda: tnn.GroupNorm(1, 4, affine=False),
+        volumes,
+        "-bare",
+    ),
+    Case(
+        "InstanceNorm",
+        {"num_features": 4},
+        lambda: tnn.InstanceNorm2d(4),
+        images,
+        loose=0.02,
+        misfit=((torch.zeros(2, 4),), "(batch, 4, axis, ...)"),
+    ),
+    Case(
+        "InstanceNorm",
+        {"num_features": 4, "eps": 0.1, "affine": True},
+        lambda: tnn.InstanceNorm1d(4, 0.1, affine=True),
+        sequences,
+        "-affine",
+        loose=0.02,
+    ),
+    Case(
+        "InstanceNorm",
+        {
+            "num_features": 4,
+            "momentum": 0.3,
+            "affine": True,
+            "track_running_stats": True,
+            "bias": False,
+        },
+        lambda: tnn.InstanceNorm3d(4, 1e-5, 0.3, affine=True, track_running_stats=True, bias=False),
+        volumes,
+        "-running",
+    ),
+    Case(
+        "LocalResponseNorm",
+        {"size": 2},
+        lambda: tnn.LocalResponseNorm(2),
+        images,
+        misfit=((torch.zeros(2, 4),), "(N, C, L, ...)"),
+    ),
+    Case(
+        "LocalResponseNorm",
+        {"size": 3, "alpha": 0.5, "beta": 0.6, "k": 2.0},
+        lambda: tnn.LocalResponseNorm(3, 0.5, 0.6, 2.0),
+        sequences,
+        "-odd",
     ),
     Case(
         "LayerNorm",
