@@ -104,8 +104,10 @@ from burnt.nn.norm import (
     InstanceNorm,
     LayerNorm,
     LocalResponseNorm,
+    NormalizationConfig,
     RmsNorm,
     SyncBatchNorm,
+    build_normalization,
 )
 from burnt.nn.padding import (
     CircularPad1d,
@@ -259,6 +261,7 @@ __all__ = [
     "MultiLabelSoftMargin",
     "MultiMargin",
     "Nll",
+    "NormalizationConfig",
     "PairwiseDistance",
     "PixelShuffle",
     "PixelUnshuffle",
@@ -314,6 +317,7 @@ __all__ = [
     "ZeroPad2d",
     "ZeroPad3d",
     "build_activation",
+    "build_normalization",
     "causal_mask",
     "load_lora",
     "lora",

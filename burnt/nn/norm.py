@@ -1,6 +1,9 @@
-"""Normalisation layers: over the batch, over groups of channels, or over the last axes."""
+"""Normalisations of channels or of the last axes, and `build_normalization`, which finds them by name."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -8,7 +11,8 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt._torch import BatchNormBase, InstanceNormBase
-from burnt.errors import InputValueError, ShapeError
+from burnt.config import Config
+from burnt.errors import ConfigError, InputValueError, ShapeError, nearest
 from burnt.module import Module
 
 __all__ = [
@@ -17,8 +21,11 @@ __all__ = [
     "InstanceNorm",
     "LayerNorm",
     "LocalResponseNorm",
+    "NormalizationConfig",
+    "NormalizationName",
     "RmsNorm",
     "SyncBatchNorm",
+    "build_normalization",
 ]
 
 
@@ -446,3 +453,101 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
         )
+
+
+# --- by name ----------------------------------------------------------------------------------------------
+
+NormalizationName: TypeAlias = Literal["batch", "group", "identity", "instance", "layer", "rms"]
+
+NormalizationConfig: TypeAlias = (
+    NormalizationName
+    | BatchNorm.Config
+    | GroupNorm.Config
+    | InstanceNorm.Config
+    | LayerNorm.Config
+    | RmsNorm.Config
+)
+"""A normalisation in a Config or as an argument: its name, for the defaults, or its Config.
+
+A Config writes its class as ``"type"``. `build_normalization` replaces its number of features:
+
+>>> class NetConfig(Config):
+...     norm: NormalizationConfig = "batch"
+>>> config = NetConfig.from_json('{"norm": {"type": "GroupNorm", "num_groups": 4, "num_channels": 4}}')
+>>> build_normalization(config.norm, 64)
+GroupNorm(4, 64, eps=1e-05, affine=True, bias=True)
+"""
+
+_SIZES = {
+    "BatchNorm": "num_features",
+    "GroupNorm": "num_channels",
+    "InstanceNorm": "num_features",
+    "LayerNorm": "normalized_shape",
+    "RmsNorm": "normalized_shape",
+}
+"""What each layer calls the number of features."""
+
+_BY_NAME: dict[str, Config] = {
+    "batch": BatchNorm.Config(num_features=1),
+    "group": GroupNorm.Config(num_groups=32, num_channels=32),
+    "instance": InstanceNorm.Config(num_features=1),
+    "layer": LayerNorm.Config(normalized_shape=1),
+    "rms": RmsNorm.Config(normalized_shape=1),
+}
+"""By name; the number of features is replaced."""
+
+
+def build_normalization(
+    normalization: NormalizationConfig | Mapping[str, Any] | torch.nn.Module,
+    num_features: int,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.nn.Module:
+    """Build a normalisation from its name or Config, for a number of features.
+
+    Args:
+        normalization: ``"batch"``, ``"instance"`` or ``"group"`` (of 32 groups), which normalise channels on
+            axis 1; ``"layer"`` or ``"rms"``, which normalise the last axis; or ``"identity"``. Or the Config
+            of such a layer, or a dict of it; or a layer, which is returned as it is.
+        num_features: number of channels, or size of the last axis; replaces that of a Config.
+        device: where parameters live; those of a layer stay where they are.
+        dtype: dtype of parameters.
+
+    Raises:
+        ConfigError: there is no such normalisation, or it has no such argument.
+        InputValueError: the channels cannot be split into the groups.
+
+    (Burn's ``NormalizationConfig`` and ``with_num_features``.)
+
+    >>> build_normalization("rms", 64)
+    RmsNorm((64,), eps=None, elementwise_affine=True)
+    >>> build_normalization({"type": "GroupNorm", "num_groups": 4}, 64)
+    GroupNorm(4, 64, eps=1e-05, affine=True, bias=True)
+    """
+    if isinstance(normalization, torch.nn.Module):
+        return normalization
+    if normalization == "identity":
+        return torch.nn.Identity()
+    config: Any = normalization
+    if isinstance(normalization, str):
+        config = _BY_NAME.get(normalization)
+    elif isinstance(normalization, Mapping):
+        # The number of features may be missing, since it is replaced.
+        size = _SIZES.get(normalization.get("type", ""))
+        data = {**normalization, **({size: num_features} if size else {})}
+        config = Normalization.from_dict({"normalization": data}).normalization
+    size = _SIZES.get(str(config.__struct_config__.tag)) if isinstance(config, Config) else None
+    if size is None:
+        close = nearest(normalization, _BY_NAME) if isinstance(normalization, str) else None
+        raise ConfigError(
+            "there is no such normalisation",
+            expected=f"{', '.join(get_args(NormalizationName))}; or the Config of one, or a layer",
+            found=repr(normalization),
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    layer: torch.nn.Module = config.replace(**{size: num_features}).init(device=device, dtype=dtype)
+    return layer
+
+
+class Normalization(Config):  # its name is in messages
+    normalization: NormalizationConfig

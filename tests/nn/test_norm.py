@@ -7,7 +7,7 @@ import torch
 
 import burnt
 from burnt import nn
-from burnt.errors import InputValueError, ShapeError
+from burnt.errors import ConfigError, InputValueError, ShapeError
 
 TWINS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 
@@ -236,3 +236,87 @@ def test_local_response_norm_by_its_formula() -> None:
         total = x[:, max(channel - 2, 0) : channel + 3].square().sum(1)
         expected[:, channel] = x[:, channel] / (2.0 + 0.5 / 5 * total) ** 0.75
     torch.testing.assert_close(nn.LocalResponseNorm(5, alpha=0.5, k=2.0)(x), expected)
+
+
+# by name
+
+
+@pytest.mark.parametrize(
+    ("normalization", "expected"),
+    [
+        ("batch", nn.BatchNorm(64)),
+        ("group", nn.GroupNorm(32, 64)),
+        ("instance", nn.InstanceNorm(64)),
+        ("layer", nn.LayerNorm(64)),
+        ("rms", nn.RmsNorm(64)),
+        ("identity", torch.nn.Identity()),
+        (nn.GroupNorm.Config(num_groups=8, num_channels=8, eps=0.1), nn.GroupNorm(8, 64, 0.1)),
+        (nn.LayerNorm.Config(normalized_shape=1, bias=False), nn.LayerNorm(64, bias=False)),
+        ({"type": "InstanceNorm", "affine": True}, nn.InstanceNorm(64, affine=True)),
+        ({"type": "RmsNorm", "eps": 0.1, "normalized_shape": 3}, nn.RmsNorm(64, 0.1)),
+        (torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)),
+    ],
+    ids=repr,
+)
+def test_what_it_builds_from(normalization: Any, expected: torch.nn.Module) -> None:
+    layer = nn.build_normalization(normalization, 64)
+    assert type(layer) is type(expected)
+    assert repr(layer) == repr(expected)
+    layer = nn.build_normalization(normalization, 64, "meta", torch.float64)
+    if not isinstance(normalization, torch.nn.Module):
+        assert all(p.is_meta and p.dtype == torch.float64 for p in layer.parameters())
+
+
+class Norms(burnt.Config):
+    norm: nn.NormalizationConfig = "batch"
+
+
+class Normed(burnt.Module):
+    norm: torch.nn.Module
+
+    def __init__(self, norm: nn.NormalizationConfig = "batch") -> None:
+        super().__init__()
+        self.norm = nn.build_normalization(norm, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.norm(x)
+        return output
+
+
+@pytest.mark.parametrize("norm", ["instance", nn.GroupNorm.Config(num_groups=2, num_channels=2)], ids=repr)
+def test_in_a_users_config_and_in_a_derived_one(norm: nn.NormalizationConfig, tmp_path: Any) -> None:
+    config = Norms(norm=norm)
+    assert Norms.from_json(config.to_json()) == config
+    model = Normed.Config(norm=config.norm).init()
+    model.save(tmp_path / "model.safetensors")
+    assert repr(Normed.load(tmp_path / "model.safetensors")) == repr(model)
+    assert Norms().override(["norm=rms"]).norm == "rms"
+
+
+@pytest.mark.parametrize(
+    ("normalization", "hint"),
+    [
+        ("layr", "did you mean 'layer'?"),
+        ("spectral", None),
+        (nn.Linear.Config(in_features=1, out_features=1), None),
+    ],
+)
+def test_what_is_no_normalisation(normalization: Any, hint: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nn.build_normalization(normalization, 4)
+    assert caught.value.hint == hint
+    assert str(caught.value.expected).startswith(
+        "batch, group, identity, instance, layer, rms; or the Config"
+    )
+
+
+def test_a_dict_that_is_no_normalisation() -> None:
+    with pytest.raises(ConfigError) as caught:
+        nn.build_normalization({"type": "GroupNorm", "num_group": 8}, 64)
+    assert str(caught.value).startswith(
+        "Normalization cannot be read: 2 problems\n  in        normalization.num_group\n"
+    )
+    with pytest.raises(ConfigError, match="did you mean 'LayerNorm'"):
+        nn.build_normalization({"type": "LayersNorm"}, 64)
+    with pytest.raises(InputValueError, match="the channels cannot be split into groups"):
+        nn.build_normalization("group", 48)
