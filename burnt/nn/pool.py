@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.errors import InputRuntimeError, InputValueError
@@ -387,7 +388,25 @@ def _check_norm_type(layer: str, norm_type: float) -> None:
         )
 
 
-class LpPool1d(Module, torch.nn.LPPool1d):
+class _LpPool(_Pool):
+    norm_type: float
+    kernel_size: Any
+    stride: Any
+    ceil_mode: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, channels, *axes]``, pooled."""
+        self._check(input)
+        if torch.compiler.is_compiling():
+            return super().forward(input)  # type: ignore[misc, no-any-return]
+        size = _per_axis(self.kernel_size, self._axes)
+        stride = size if self.stride is None else _per_axis(self.stride, self._axes)
+        mean = kernels.avg_pool(input.pow(self.norm_type), size, stride, 0, self.ceil_mode, True, None)
+        # As torch has it: with no gradient where a sum is 0.
+        return (torch.sign(mean) * F.relu(mean.abs())).mul(math.prod(size)).pow(1.0 / self.norm_type)
+
+
+class LpPool1d(_LpPool, Module, torch.nn.LPPool1d):
     """Power-average pooling of sequences: the p-norm of each window.
 
     Arguments, shapes and errors are those of `LpPool2d`, for one axis.
@@ -401,6 +420,7 @@ class LpPool1d(Module, torch.nn.LPPool1d):
     kernel_size: int | tuple[int]
     stride: int | tuple[int] | None  # type: ignore[assignment]
     ceil_mode: bool
+    _axes = 1
 
     def __init__(
         self,
@@ -413,7 +433,7 @@ class LpPool1d(Module, torch.nn.LPPool1d):
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
 
 
-class LpPool2d(Module, torch.nn.LPPool2d):
+class LpPool2d(_LpPool, Module, torch.nn.LPPool2d):
     r"""Power-average pooling of images: the p-norm of each window.
 
     .. math:: y = \left(\sum_{x \in \text{window}} x^p\right)^{1/p}
@@ -431,7 +451,8 @@ class LpPool2d(Module, torch.nn.LPPool2d):
     Raises:
         InputValueError: `norm_type` is not above 0, or is infinite.
 
-    As :class:`torch.nn.LPPool2d`. (Burn has no such layer.)
+    As :class:`torch.nn.LPPool2d`, also in that a negative sum, as odd powers may have, gives NaN, and in that
+    a window cut off by the end in `ceil_mode` counts as a whole one. (Burn has no such layer.)
 
     >>> import torch
     >>> LpPool2d(2, 2)(torch.ones(1, 2, 2))
@@ -442,6 +463,7 @@ class LpPool2d(Module, torch.nn.LPPool2d):
     kernel_size: int | tuple[int, int]
     stride: int | tuple[int, int] | None  # type: ignore[assignment]
     ceil_mode: bool
+    _axes = 2
 
     def __init__(
         self,
@@ -454,7 +476,7 @@ class LpPool2d(Module, torch.nn.LPPool2d):
         super().__init__(norm_type, kernel_size, stride, ceil_mode)
 
 
-class LpPool3d(Module, torch.nn.LPPool3d):
+class LpPool3d(_LpPool, Module, torch.nn.LPPool3d):
     """Power-average pooling of volumes: the p-norm of each window.
 
     Arguments, shapes and errors are those of `LpPool2d`, for three axes.
@@ -468,6 +490,7 @@ class LpPool3d(Module, torch.nn.LPPool3d):
     kernel_size: int | tuple[int, int, int]
     stride: int | tuple[int, int, int] | None  # type: ignore[assignment]
     ceil_mode: bool
+    _axes = 3
 
     def __init__(
         self,

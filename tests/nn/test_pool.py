@@ -32,9 +32,9 @@ def test_without_a_batch_axis(name: str, axes: int) -> None:
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", [*POOLS, "LpPool"])
 def test_another_number_of_axes_is_refused(name: str, axes: int) -> None:
-    layer = getattr(nn, f"{name}{axes}d")(**POOLS[name])
+    layer = getattr(nn, f"{name}{axes}d")(**POOLS.get(name, {"norm_type": 2.0, "kernel_size": 2}))
     shape = ("L", "H, W", "D, H, W")[axes - 1]
     for wrong in (axes, axes + 3):
         with pytest.raises(InputRuntimeError, match="the input does not fit a pooling layer") as caught:
