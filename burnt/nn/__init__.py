@@ -65,6 +65,17 @@ from burnt.nn.dropout import (
 from burnt.nn.embedding import Embedding, EmbeddingBag
 from burnt.nn.feed_forward import PositionWiseFeedForward
 from burnt.nn.gated import GatedFeedForward, GeGlu, SwiGlu
+from burnt.nn.lazy import (
+    LazyBatchNorm,
+    LazyConv1d,
+    LazyConv2d,
+    LazyConv3d,
+    LazyConvTranspose1d,
+    LazyConvTranspose2d,
+    LazyConvTranspose3d,
+    LazyInstanceNorm,
+    LazyLinear,
+)
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import (
     AdaptiveLogSoftmax,
@@ -233,6 +244,15 @@ __all__ = [
     "KlDiv",
     "L1",
     "LayerNorm",
+    "LazyBatchNorm",
+    "LazyConv1d",
+    "LazyConv2d",
+    "LazyConv3d",
+    "LazyConvTranspose1d",
+    "LazyConvTranspose2d",
+    "LazyConvTranspose3d",
+    "LazyInstanceNorm",
+    "LazyLinear",
     "LeakyRelu",
     "LearnedPositionalEncoding",
     "Linear",

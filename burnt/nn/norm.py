@@ -22,7 +22,6 @@ __all__ = [
     "LayerNorm",
     "LocalResponseNorm",
     "NormalizationConfig",
-    "NormalizationName",
     "RmsNorm",
     "SyncBatchNorm",
     "build_normalization",

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from burnt import Module, nn
 
-# But Sequential, whose arguments are layers: tests/nn/test_container.py
+# But Sequential, whose arguments are layers (tests/nn/test_container.py), and lazy layers (test_lazy.py).
 LAYERS = [
     name
     for name in nn.__all__
-    if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), Module) and name != "Sequential"
+    if isinstance(getattr(nn, name), type)
+    and issubclass(getattr(nn, name), Module)
+    and name != "Sequential"
+    and not name.startswith("Lazy")
 ]
 
 

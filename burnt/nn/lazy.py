@@ -1,0 +1,316 @@
+"""Layers that take their number of inputs from the first call, and become the layer of that size."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from burnt.config import Config, field_values
+from burnt.nn.conv import Conv1d, Conv2d, Conv3d, Sides
+from burnt.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from burnt.nn.linear import Linear
+from burnt.nn.norm import BatchNorm, InstanceNorm
+
+__all__ = [
+    "LazyBatchNorm",
+    "LazyConv1d",
+    "LazyConv2d",
+    "LazyConv3d",
+    "LazyConvTranspose1d",
+    "LazyConvTranspose2d",
+    "LazyConvTranspose3d",
+    "LazyInstanceNorm",
+    "LazyLinear",
+]
+
+
+class _Lazy:
+    """Added to torch's lazy layers: the layer that one becomes has its own Config, to be saved and loaded."""
+
+    cls_to_become: Any
+    _inferred: ClassVar[tuple[str, int]]  # an argument, and the axis of the input that has as many elements
+    _built_by: Config | None
+
+    def initialize_parameters(self, input: Tensor) -> None:
+        """Create the parameters for an input."""
+        super().initialize_parameters(input)  # type: ignore[misc]
+        name, axis = self._inferred
+        setattr(
+            self, name, input.shape[axis]
+        )  # torch does not where parameters were loaded, or there are none
+        if self._built_by is not None:
+            values = {name: input.shape[axis], **field_values(self._built_by)}
+            self._remember_config(self.cls_to_become.Config(**values))  # type: ignore[attr-defined]
+
+
+class LazyLinear(_Lazy, torch.nn.LazyLinear, Linear, init=False):
+    """A `Linear` with the `in_features` of its first input, which it becomes at the first call.
+
+    Args:
+        out_features: features of the output.
+        bias: whether to add a bias.
+        device: where the parameters will live.
+        dtype: their dtype.
+
+    Before the first call, or `load_state_dict`, an optimizer has no parameters to take.
+
+    >>> import torch
+    >>> layer = LazyLinear(2)
+    >>> layer(torch.zeros(4, 3)).shape, layer
+    (torch.Size([4, 2]), Linear(in_features=3, out_features=2, bias=True))
+    """
+
+    cls_to_become = Linear
+    _inferred = "in_features", -1
+
+
+class LazyConv1d(_Lazy, torch.nn.LazyConv1d, Conv1d):  # type: ignore[misc]
+    """A `Conv1d` with the `in_channels` of its first input, which it becomes at the first call.
+
+    Arguments are those of `Conv1d` without `in_channels`.
+
+    >>> import torch
+    >>> layer = LazyConv1d(4, 2)
+    >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
+    (torch.Size([1, 4, 4]), 3)
+    """
+
+    cls_to_become = Conv1d  # type: ignore[assignment]
+    _inferred = "in_channels", -2
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
+        dilation: int | tuple[int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)
+
+
+class LazyConv2d(_Lazy, torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
+    """A `Conv2d` with the `in_channels` of its first input, which it becomes at the first call.
+
+    Arguments are those of `Conv2d` without `in_channels`.
+
+    >>> import torch
+    >>> layer = LazyConv2d(4, 2)
+    >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
+    (torch.Size([1, 4, 4, 4]), 3)
+    """
+
+    cls_to_become = Conv2d  # type: ignore[assignment]
+    _inferred = "in_channels", -3
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)
+
+
+class LazyConv3d(_Lazy, torch.nn.LazyConv3d, Conv3d):  # type: ignore[misc]
+    """A `Conv3d` with the `in_channels` of its first input, which it becomes at the first call.
+
+    Arguments are those of `Conv3d` without `in_channels`.
+
+    >>> import torch
+    >>> layer = LazyConv3d(4, 2)
+    >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
+    (torch.Size([1, 4, 4, 4, 4]), 3)
+    """
+
+    cls_to_become = Conv3d  # type: ignore[assignment]
+    _inferred = "in_channels", -4
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
+        dilation: int | tuple[int, int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)
+
+
+class LazyConvTranspose1d(_Lazy, torch.nn.LazyConvTranspose1d, ConvTranspose1d):  # type: ignore[misc]
+    """A `ConvTranspose1d` with the `in_channels` of its first input, which it becomes at the first call.
+
+    Arguments are those of `ConvTranspose1d` without `in_channels`.
+
+    >>> import torch
+    >>> layer = LazyConvTranspose1d(4, 2)
+    >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
+    (torch.Size([1, 4, 6]), 3)
+    """
+
+    cls_to_become = ConvTranspose1d  # type: ignore[assignment]
+    _inferred = "in_channels", -2
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
+        output_padding: int | tuple[int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int] = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)
+
+
+class LazyConvTranspose2d(_Lazy, torch.nn.LazyConvTranspose2d, ConvTranspose2d):  # type: ignore[misc]
+    """A `ConvTranspose2d` with the `in_channels` of its first input, which it becomes at the first call.
+
+    Arguments are those of `ConvTranspose2d` without `in_channels`.
+
+    >>> import torch
+    >>> layer = LazyConvTranspose2d(4, 2)
+    >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
+    (torch.Size([1, 4, 6, 6]), 3)
+    """
+
+    cls_to_become = ConvTranspose2d  # type: ignore[assignment]
+    _inferred = "in_channels", -3
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, int] = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)
+
+
+class LazyConvTranspose3d(_Lazy, torch.nn.LazyConvTranspose3d, ConvTranspose3d):  # type: ignore[misc]
+    """A `ConvTranspose3d` with the `in_channels` of its first input, which it becomes at the first call.
+
+    Arguments are those of `ConvTranspose3d` without `in_channels`.
+
+    >>> import torch
+    >>> layer = LazyConvTranspose3d(4, 2)
+    >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
+    (torch.Size([1, 4, 6, 6, 6]), 3)
+    """
+
+    cls_to_become = ConvTranspose3d  # type: ignore[assignment]
+    _inferred = "in_channels", -4
+
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
+        output_padding: int | tuple[int, int, int] = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | tuple[int, int, int] = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)
+
+
+class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
+    """A `BatchNorm` with the `num_features` of its first input, which it becomes at the first call.
+
+    Arguments are those of `BatchNorm` without `num_features`.
+
+    >>> import torch
+    >>> layer = LazyBatchNorm()
+    >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features
+    (torch.Size([4, 3, 8, 8]), 3)
+    """
+
+    cls_to_become = BatchNorm  # type: ignore[assignment]
+    _inferred = "num_features", 1
+
+    def __init__(
+        self,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(eps, momentum, affine, track_running_stats, device, dtype)
+        if not bias:
+            self.register_parameter("bias", None)
+
+
+class LazyInstanceNorm(_Lazy, torch.nn.LazyInstanceNorm1d, InstanceNorm):
+    """An `InstanceNorm` with the `num_features` of its first input, which it becomes at the first call.
+
+    Arguments and defaults are those of `InstanceNorm` without `num_features`; torch's lazy layers are affine
+    and have running averages by default.
+
+    >>> import torch
+    >>> layer = LazyInstanceNorm()
+    >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features
+    (torch.Size([4, 3, 8, 8]), 3)
+    """
+
+    cls_to_become = InstanceNorm  # type: ignore[assignment]
+    _inferred = "num_features", 1
+
+    def __init__(
+        self,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(eps, momentum, affine, track_running_stats, device, dtype)
+        if not bias:
+            self.register_parameter("bias", None)
