@@ -23,11 +23,6 @@ __all__ = ["Misfit", "describe", "dtype_misfit", "has_known_inputs", "misfit", "
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_POOLED_AXES: dict[type[nn.Module], int] = {
-    getattr(nn, f"{kind}{axes}d"): axes
-    for kind in ("MaxPool", "AvgPool", "LPPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "MaxUnpool")
-    for axes in _AXES
-}
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _INSTANCE_NORM_RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
@@ -96,11 +91,6 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     name = type(module).__name__
     if (problem := dtype_misfit(module, x)) is not None:
         return problem
-    for pool, axes in _POOLED_AXES.items():
-        if isinstance(module, pool):
-            return _channels(x, None, (axes + 2,), "", unbatched=True)
-    if isinstance(module, nn.LocalResponseNorm) and x.dim() < 3:
-        return Misfit("(N, C, L, ...)", shape_text(x))
     match _attributes(module):
         case {"in_features": int(a), "out_features": int(b)}:
             return _last_axis(x, a, f"{name}({{}}, {b})")

@@ -22,6 +22,14 @@ SAME_INPUTS = (nn.EmbeddingBag, nn.LogSoftmax, nn.Softmax, nn.Softmax2d, nn.Soft
 
 _AXES = {1: ("L",), 2: ("H", "W"), 3: ("D", "H", "W")}
 _UPSAMPLE_MODES = {1: ("linear", "cubic"), 2: ("bilinear", "bicubic", "lanczos"), 3: ("trilinear",)}
+_POOLS = {
+    axes: tuple(
+        getattr(nn, f"{name}{axes}d")
+        for name in ("MaxPool", "AvgPool", "LPPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "MaxUnpool")
+    )
+    for axes in _AXES
+}
+_MEANS = (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _CONSTANT_PADS = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)  # and ZeroPads, which are theirs
 _CIRCULAR_PADS = (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
 _REFLECTION_PADS = (nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d)
@@ -81,8 +89,14 @@ def misfit_by_class(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Misfit
             return _broadcast(inputs)
         case nn.Bilinear():
             return _bilinear(module, inputs)
+        case nn.LocalResponseNorm():
+            fits, expected = x.dim() >= 3, "(N, C, L, ...)"
         case _ if isinstance(module, _PADS):
             return _padding(module, x)
+        case _ if pooled := next((n for n, pools in _POOLS.items() if isinstance(module, pools)), None):
+            fits, expected = x.dim() - pooled in (1, 2), f"(N, C, {', '.join(_AXES[pooled])})"
+            if isinstance(module, _MEANS) and x.dim() >= pooled:
+                fits = fits or set(_pair(module.output_size)) == {1}  # torch's mean of the last axes
         case _:
             return None
     return None if fits else Misfit(expected, shape_text(x))

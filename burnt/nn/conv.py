@@ -119,6 +119,8 @@ class _Conv:
         return bool(self.padding == "same") and any(step != 1 for step in self.stride)
 
     def _pad(self, input: Tensor) -> Tensor:
+        if self.padding == "valid":
+            return input
         sides = sides_of(self._same(input) if self.padding == "same" else self.padding)
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         return F.pad(input, [size for pair in reversed(sides) for size in pair], mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from burnt._torch import BatchNormBase, InstanceNormBase
 from burnt.config import Config
 from burnt.errors import ConfigError, InputValueError, ShapeError, nearest
 from burnt.module import Module
+from burnt.nn.shape import Identity
 
 __all__ = [
     "BatchNorm",
@@ -462,6 +463,7 @@ NormalizationConfig: TypeAlias = (
     NormalizationName
     | BatchNorm.Config
     | GroupNorm.Config
+    | Identity.Config
     | InstanceNorm.Config
     | LayerNorm.Config
     | RmsNorm.Config
@@ -480,6 +482,7 @@ GroupNorm(4, 64, eps=1e-05, affine=True, bias=True)
 _SIZES = {
     "BatchNorm": "num_features",
     "GroupNorm": "num_channels",
+    "Identity": None,
     "InstanceNorm": "num_features",
     "LayerNorm": "normalized_shape",
     "RmsNorm": "normalized_shape",
@@ -489,6 +492,7 @@ _SIZES = {
 _BY_NAME: dict[str, Config] = {
     "batch": BatchNorm.Config(num_features=1),
     "group": GroupNorm.Config(num_groups=32, num_channels=32),
+    "identity": Identity.Config(),
     "instance": InstanceNorm.Config(num_features=1),
     "layer": LayerNorm.Config(normalized_shape=1),
     "rms": RmsNorm.Config(normalized_shape=1),
@@ -525,8 +529,6 @@ def build_normalization(
     """
     if isinstance(normalization, torch.nn.Module):
         return normalization
-    if normalization == "identity":
-        return torch.nn.Identity()
     config: Any = normalization
     if isinstance(normalization, str):
         config = _BY_NAME.get(normalization)
@@ -535,16 +537,18 @@ def build_normalization(
         size = _SIZES.get(normalization.get("type", ""))
         data = {**normalization, **({size: num_features} if size else {})}
         config = Normalization.from_dict({"normalization": data}).normalization
-    size = _SIZES.get(str(config.__struct_config__.tag)) if isinstance(config, Config) else None
-    if size is None:
+    kind = str(config.__struct_config__.tag) if isinstance(config, Config) else None
+    if kind not in _SIZES:
         close = nearest(normalization, _BY_NAME) if isinstance(normalization, str) else None
         raise ConfigError(
             "there is no such normalisation",
-            expected=f"{', '.join(get_args(NormalizationName))}; or the Config of one, or a layer",
+            expected=f"{', '.join(_BY_NAME)}; or the Config of one, or a layer",
             found=repr(normalization),
             hint=f"did you mean {close!r}?" if close else None,
         )
-    layer: torch.nn.Module = config.replace(**{size: num_features}).init(device=device, dtype=dtype)
+    size = _SIZES[kind]
+    config = config.replace(**{size: num_features}) if size else config
+    layer: torch.nn.Module = config.init(device=device, dtype=dtype)
     return layer
 
 

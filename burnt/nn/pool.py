@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.errors import InputRuntimeError, InputValueError
+from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
 
 __all__ = [
@@ -49,7 +49,7 @@ class _Pool:
         axes = self._axes
         if input.dim() - axes not in (1, 2):
             shape = ", ".join(("L", "H, W", "D, H, W")[axes - 1 : axes])
-            raise InputRuntimeError(
+            raise ShapeError(
                 "the input does not fit a pooling layer",
                 where=type(self).__name__,
                 expected=f"(N, C, {shape}) or (C, {shape})",
@@ -81,7 +81,7 @@ class _MaxPool(_Pool):
 class MaxPool1d(_MaxPool, Module, torch.nn.MaxPool1d):
     """Max pooling of sequences: the maximum of each window.
 
-    Arguments are those of `MaxPool2d`, for one axis.
+    Arguments and errors are those of `MaxPool2d`, for one axis.
 
     Shapes:
         input ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``, by
@@ -127,6 +127,9 @@ class MaxPool2d(_MaxPool, Module, torch.nn.MaxPool2d):
         input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
         ``h = (height + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``.
 
+    Raises:
+        ShapeError: the input has another number of axes.
+
     >>> import torch
     >>> MaxPool2d(2)(torch.arange(16.0).reshape(1, 1, 4, 4)).flatten()
     tensor([ 5.,  7., 13., 15.])
@@ -155,7 +158,7 @@ class MaxPool2d(_MaxPool, Module, torch.nn.MaxPool2d):
 class MaxPool3d(_MaxPool, Module, torch.nn.MaxPool3d):
     """Max pooling of volumes: the maximum of each window.
 
-    Arguments are those of `MaxPool2d`, for three axes. (Burn has no such layer.)
+    Arguments and errors are those of `MaxPool2d`, for three axes. (Burn has no such layer.)
 
     Shapes:
         input ``[batch, channels, depth, height, width]`` or without batch; output
@@ -269,7 +272,7 @@ class _AvgPool(_Pool):
 class AvgPool1d(_AvgPool, Module, torch.nn.AvgPool1d):
     """Average pooling of sequences: the mean of each window.
 
-    Arguments are those of `AvgPool2d`, for one axis, without `divisor_override`.
+    Arguments and errors are those of `AvgPool2d`, for one axis, without `divisor_override`.
 
     Shapes:
         input ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``, by
@@ -313,6 +316,9 @@ class AvgPool2d(_AvgPool, Module, torch.nn.AvgPool2d):
         input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
         ``h = (height + 2 padding - kernel_size) // stride + 1``.
 
+    Raises:
+        ShapeError: the input has another number of axes.
+
     >>> import torch
     >>> AvgPool2d(2)(torch.arange(16.0).reshape(1, 1, 4, 4)).flatten()
     tensor([ 2.5000,  4.5000, 10.5000, 12.5000])
@@ -341,7 +347,7 @@ class AvgPool2d(_AvgPool, Module, torch.nn.AvgPool2d):
 class AvgPool3d(_AvgPool, Module, torch.nn.AvgPool3d):
     """Average pooling of volumes: the mean of each window.
 
-    Arguments are those of `AvgPool2d`, for three axes. (Burn has no such layer.)
+    Arguments and errors are those of `AvgPool2d`, for three axes. (Burn has no such layer.)
 
     Shapes:
         input ``[batch, channels, depth, height, width]`` or without batch; output
@@ -450,6 +456,7 @@ class LpPool2d(_LpPool, Module, torch.nn.LPPool2d):
 
     Raises:
         InputValueError: `norm_type` is not above 0, or is infinite.
+        ShapeError: the input has another number of axes.
 
     As :class:`torch.nn.LPPool2d`, also in that a negative sum, as odd powers may have, gives NaN, and in that
     a window cut off by the end in `ceil_mode` counts as a whole one. (Burn has no such layer.)
@@ -563,6 +570,9 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool2d):
         input ``[batch, channels, height, width]`` or without batch; output
         ``[batch, channels, *output_size]``.
 
+    Raises:
+        ShapeError: the input has another number of axes.
+
     >>> import torch
     >>> AdaptiveAvgPool2d(1)(torch.zeros(2, 3, 7, 5)).shape
     torch.Size([2, 3, 1, 1])
@@ -633,6 +643,9 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool2d):
     Shapes:
         input ``[batch, channels, height, width]`` or without batch; output
         ``[batch, channels, *output_size]``.
+
+    Raises:
+        ShapeError: the input has another number of axes.
 
     (Burn has no such layer.)
 

@@ -67,6 +67,12 @@ LAYERS = {
     "circular1d": nn.CircularPad1d((4, 1)),
     "circular2d": nn.CircularPad2d((0, 0, 5, 1)),
     "circular3d": nn.CircularPad3d(5),
+    **{f"max_pool{n}d": getattr(nn, f"MaxPool{n}d")(1) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": getattr(nn, f"AvgPool{n}d")(1) for n in (1, 2, 3)},
+    **{f"lp_pool{n}d": getattr(nn, f"LPPool{n}d")(2, 1) for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": getattr(nn, f"AdaptiveAvgPool{n}d")(1) for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d": getattr(nn, f"AdaptiveMaxPool{n}d")(1) for n in (1, 2, 3)},
+    "local_response": nn.LocalResponseNorm(2),
 }
 SHAPES = [
     (),

@@ -53,6 +53,8 @@ def test_large_ones_are_the_ops(calls: list[tuple[Any, ...]], bias: bool, batch:
         {"padding": "same", "kernel_size": (4, 3)},
         {"padding": "valid"},
         {"padding": 1, "padding_mode": "reflect"},
+        {"padding": "valid", "padding_mode": "replicate"},
+        {"padding": "same", "padding_mode": "circular", "kernel_size": 4, "dilation": (1, 2)},
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import torch
 
 import burnt
 from burnt import nn
-from burnt.errors import InputRuntimeError, InputValueError, ShapeError
+from burnt.errors import InputValueError, ShapeError
 
 SIZES = {1: (9,), 2: (9, 8), 3: (9, 8, 6)}
 POOLS = {
@@ -37,7 +37,7 @@ def test_another_number_of_axes_is_refused(name: str, axes: int) -> None:
     layer = getattr(nn, f"{name}{axes}d")(**POOLS.get(name, {"norm_type": 2.0, "kernel_size": 2}))
     shape = ("L", "H, W", "D, H, W")[axes - 1]
     for wrong in (axes, axes + 3):
-        with pytest.raises(InputRuntimeError, match="the input does not fit a pooling layer") as caught:
+        with pytest.raises(ShapeError, match="the input does not fit a pooling layer") as caught:
             layer(torch.zeros([4] * wrong))
         assert caught.value.where == type(layer).__name__
         assert caught.value.expected == f"(N, C, {shape}) or (C, {shape})"
@@ -79,7 +79,7 @@ def test_check_names_the_pool_and_what_it_takes() -> None:
         burnt.check(model, torch.zeros(2, 3, 9))
     assert str(caught.value) == (
         "ShapeError in model.2   MaxPool2d\n"
-        "  expected  (N, C, H, W)\n"
+        "  expected  (N, C, H, W) or (C, H, W)\n"
         "  found     (2, 32)\n"
         "  from      model.1   Flatten -> (2, 32)\n"
         "            model.0   Conv1d(3 -> 4, 2) -> (2, 4, 8)"
