@@ -102,9 +102,13 @@ class _Conv:
     def forward(self, input: Tensor) -> Tensor:
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
         weight = self.weight  # read once, since a parametrization computes it
-        padding = self.padding
-        if self.padding_mode != "zeros" or has_uneven_sides(padding) or self._is_same_with_stride():
-            input, padding = self._pad(input), 0
+        padding = self._same(input) if self.padding == "same" else self.padding
+        if padding == "valid":
+            padding = 0
+        elif self.padding_mode != "zeros" or has_uneven_sides(padding):
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            input = F.pad(input, [size for pair in reversed(sides_of(padding)) for size in pair], mode)
+            padding = 0
         sizes: Any = self.stride, padding, self.dilation, self.groups
         if (
             torch.compiler.is_compiling()
@@ -115,26 +119,20 @@ class _Conv:
             return _CONV[weight.dim() - 3](input, weight, self.bias, *sizes)
         return kernels.conv(input, weight, self.bias, None, None, None, *sizes)
 
-    def _is_same_with_stride(self) -> bool:
-        return bool(self.padding == "same") and any(step != 1 for step in self.stride)
-
-    def _pad(self, input: Tensor) -> Tensor:
-        if self.padding == "valid":
-            return input
-        sides = sides_of(self._same(input) if self.padding == "same" else self.padding)
-        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        return F.pad(input, [size for pair in reversed(sides) for size in pair], mode)
-
-    def _same(self, input: Tensor) -> list[tuple[int, int]]:
+    def _same(self, input: Tensor) -> list[Sides]:
         """Return the sides that make ``ceil(size / stride)`` outputs; of an odd number the end gets more."""
-        sides = []
+        sides: list[Sides] = []
         sizes = input.shape[-len(self.stride) :]
         for size, kernel, step, dilate in zip(
             sizes, self.kernel_size, self.stride, self.dilation, strict=False
         ):
-            outputs = (size + step - 1) // step
-            added = max((outputs - 1) * step + dilate * (kernel - 1) + 1 - size, 0)
-            sides.append((added // 2, added - added // 2))
+            added = dilate * (kernel - 1)
+            if step > 1:
+                # The last window begins at the last multiple of the stride.
+                added = max(added - (size - 1) % step, 0)
+            # With a stride, whether both are equal depends on the size, which is open in an exported program.
+            is_even = step == 1 and added % 2 == 0
+            sides.append(added // 2 if is_even else (added // 2, added - added // 2))
         return sides
 
 

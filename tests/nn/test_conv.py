@@ -160,11 +160,12 @@ def test_same_is_the_rule_of_onnx(stride: int, kernel: int, dilation: int) -> No
         torch.testing.assert_close(layer(x[0]), layer(x)[0])
 
 
-def test_the_batch_may_vary_in_an_exported_program() -> None:
+def test_sizes_may_vary_in_an_exported_program() -> None:
     layer = nn.Conv2d(2, 3, 3, 2, "same").eval()
     batch = torch.export.Dim("batch", min=1, max=10_000)
-    program = torch.export.export(layer, (torch.randn(4, 2, 9, 8),), dynamic_shapes=({0: batch},))
-    x = torch.randn(500, 2, 9, 8)
+    shapes = {0: batch, 2: torch.export.Dim.AUTO}
+    program = torch.export.export(layer, (torch.randn(4, 2, 9, 8),), dynamic_shapes=(shapes,))
+    x = torch.randn(500, 2, 20, 8)
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-4, atol=1e-5)
 
 
