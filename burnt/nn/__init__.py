@@ -78,6 +78,7 @@ from burnt.nn.lazy import (
 )
 from burnt.nn.linear import Bilinear, Linear
 from burnt.nn.loss import (
+    L1,
     AdaptiveLogSoftmax,
     BinaryCrossEntropy,
     BinaryCrossEntropyWithLogits,
@@ -92,7 +93,6 @@ from burnt.nn.loss import (
     Huber,
     InfoNce,
     KlDiv,
-    L1,
     LinearCrossEntropy,
     Lp,
     MarginRanking,
@@ -174,6 +174,7 @@ from burnt.nn.transformer_layer import TransformerDecoderLayer, TransformerEncod
 from burnt.nn.upsample import Upsample
 
 __all__ = [
+    "L1",
     "ActivationConfig",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
@@ -242,7 +243,6 @@ __all__ = [
     "InstanceNorm",
     "KeyValueCache",
     "KlDiv",
-    "L1",
     "LayerNorm",
     "LazyBatchNorm",
     "LazyConv1d",

@@ -57,9 +57,7 @@ class BatchNorm(Module, BatchNormBase):
 
     One class for BatchNorm1d, 2d and 3d of torch, whose state loads unchanged. With ``momentum=None`` nothing
     waits for the device, where torch reads the count of batches. (Burn names the parameters gamma and beta.)
-    For the statistics of a batch that is spread over GPUs,
-    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`` replaces these layers; parameters, averages and
-    their names stay.
+    For the statistics of a batch that is spread over GPUs, `SyncBatchNorm` replaces these layers.
 
     Ioffe and Szegedy, 2015.
 
@@ -424,6 +422,7 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         process_group: the processes, None for all. A Config leaves it out.
         device: where parameters and buffers live.
         dtype: dtype of the parameters and averages.
+        bias: whether there is a ``bias`` beside the ``weight``.
 
     Shapes:
         as `BatchNorm`, with the same parameters and buffers.
@@ -432,7 +431,8 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         ValueError: fewer than two axes, or an input on the CPU in a distributed training.
 
     As :class:`torch.nn.SyncBatchNorm`; without a distributed training, a BatchNorm. Its
-    ``convert_sync_batchnorm(model)`` replaces every BatchNorm of a model, also burnt's.
+    ``convert_sync_batchnorm(model)`` replaces every BatchNorm of a model, also burnt's; parameters, averages
+    and their names stay.
 
     >>> import torch
     >>> SyncBatchNorm(3)(torch.randn(4, 3, 8, 8)).shape
@@ -449,10 +449,14 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         process_group: torch.distributed.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype
         )
+        if not bias:
+            self.register_parameter("bias", None)
 
 
 # --- by name ----------------------------------------------------------------------------------------------

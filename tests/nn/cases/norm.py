@@ -3,6 +3,13 @@ from torch import nn as tnn
 
 from tests.nn.case import Case, images, sequences, vectors, volumes
 
+
+def without_bias(norm: tnn.Module) -> tnn.Module:
+    """As by ``bias=False``, which torch's norms of channels take from 2.13 on."""
+    norm.register_parameter("bias", None)
+    return norm
+
+
 CASES = [
     Case(
         "BatchNorm",
@@ -28,7 +35,7 @@ CASES = [
     Case(
         "BatchNorm",
         {"num_features": 4, "bias": False},
-        lambda: tnn.BatchNorm3d(4, bias=False),
+        lambda: without_bias(tnn.BatchNorm3d(4)),
         volumes,
         "-without-bias",
     ),
@@ -42,7 +49,7 @@ CASES = [
     Case(
         "GroupNorm",
         {"num_groups": 4, "num_channels": 4, "eps": 0.1, "bias": False},
-        lambda: tnn.GroupNorm(4, 4, 0.1, bias=False),
+        lambda: without_bias(tnn.GroupNorm(4, 4, 0.1)),
         sequences,
         "-without-bias",
     ),
@@ -78,7 +85,7 @@ CASES = [
             "track_running_stats": True,
             "bias": False,
         },
-        lambda: tnn.InstanceNorm3d(4, 1e-5, 0.3, affine=True, track_running_stats=True, bias=False),
+        lambda: without_bias(tnn.InstanceNorm3d(4, 1e-5, 0.3, affine=True, track_running_stats=True)),
         volumes,
         "-running",
     ),
@@ -130,5 +137,12 @@ CASES = [
         lambda: tnn.SyncBatchNorm(4),
         images,
         misfit=((torch.zeros(2, 3, 8),), "(N, 4, ...)"),
+    ),
+    Case(
+        "SyncBatchNorm",
+        {"num_features": 4, "bias": False},
+        lambda: without_bias(tnn.SyncBatchNorm(4)),
+        images,
+        "-without-bias",
     ),
 ]
