@@ -53,6 +53,11 @@ LONG_GRAPHS = {
 
 
 NOT_EXPORTED = {
+    **dict.fromkeys(
+        ("AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AdaptiveMaxPool3d-indices"),
+        "torch translates no adaptive max pooling",
+    ),
+    "AdaptiveAvgPool3d": "torch translates an adaptive mean of volumes only to a single element",
     "Ctc": "steps come first, so that no leading axis is open",
     "Lstm-projection": "the LSTM of ONNX has no projection",
     "MoeFeedForward": "how many vectors an expert gets depends on their values",
