@@ -61,13 +61,11 @@ def test_what_is_missing_and_excuses_for_what_is_there_are_problems(parity):
     data = parity["DATA"]
     data["left_out"] |= {"Muon": "too fast", "Gone": "gone"}
     data["names"]["Never"] = "nn.Relu"
-    data["not_yet"]["names"].append("Sgd")
     found = tables(parity, more=(nn, ["Linear", "Novel"]))
     assert set(parity["problems"](found)) == {
         "more: Novel is neither in burnt nor left out with a reason",
         "Burn: optimizers: Muon is left out (too fast), but is there: optim.Muon",
         "torch.optim: Muon is left out (too fast), but is there: optim.Muon",
-        "Burn: optimizers: Sgd is left out (not yet), but is there: optim.Sgd",
         "[left_out] Gone: torch and Burn have no such name",
         "[names] Never: torch and Burn have no such name",
     }
