@@ -23,7 +23,7 @@ POINTS = [-np.inf, -3.0, -1.0, -0.5, -0.25, -0.0, 0.0, 0.25, 0.5, 1.0, 1.5, 3.0,
         (nn.Shrink(), lambda x: np.where(np.abs(x) <= 0.5, 0, x)),
         (nn.Shrink(0.25, 1.0), lambda x: np.where(np.abs(x) <= 0.25, 0, x - np.sign(x))),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_values_of_what_torch_lacks(layer: torch.nn.Module, formula: Any) -> None:
     x = torch.tensor(POINTS, dtype=torch.float64)

@@ -43,7 +43,13 @@ TWINS: list[tuple[init.Initializer, Callable[[Tensor], Any], tuple[int, ...]]] =
     (init.Dirac(groups=2), lambda w: torch_init.dirac_(w, 2), (4, 3, 3, 5)),
     (init.Dirac(), torch_init.dirac_, (4, 6, 3)),
 ]
-every = pytest.mark.parametrize(("initializer", "twin", "shape"), TWINS, ids=lambda v: repr(v)[:30])
+
+
+def name_of(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+every = pytest.mark.parametrize(("initializer", "twin", "shape"), TWINS, ids=name_of)
 
 
 @every

@@ -45,10 +45,10 @@ from burnt.kernels.ops.attention.flash_triton import Problem
 from burnt.kernels.ops.attention.score_mod import CompiledScore
 from burnt.kernels.ops.embedding import backward_triton
 from burnt.kernels.ops.rnn import loop_triton
-from burnt.kernels.optim.foreach_c import ADAM, MOMENTUM, MUON, SGD
 from burnt.kernels.optim.foreach_triton import DevicePasses
 from burnt.kernels.optim.request import Request
 from tests.codegen.render.triton.addresses import Launched, check, launches_of, recorded, translated
+from tests.codegen.render.triton.test_ahead import ALL_OPTIONS, UPDATES
 from tests.codegen.render.triton.test_ahead import CASES as KNOWN
 from tests.codegen.render.triton.test_ahead import kernels as printed_of
 
@@ -210,11 +210,11 @@ def stepped(count: int) -> None:
     p = [meta(count), meta(7)]
     request = Request("step", grad_scale=64.0, max_norm=1.0, ema=None, ema_decay=0.9, candidate=None)
     passes = DevicePasses(request, p)
-    passes.apply_update(ADAM, [p] * 6, [0.1, 0.9, 0.99, 1e-8, 0.1, 0.1], [("DECAY", 2)], extras=[0, 0])
-    sgd = [("DECAY", 1), ("NESTEROV", 1)]
-    passes.apply_update(SGD, [p] * 4, [0.1, 0.9, 0.0, 0.1, 0.1], sgd, extras=[1, 1])
-    passes.apply_update(MOMENTUM, [p] * 3, [0.9], [("NESTEROV", 1)], extras=[0, 0])
-    passes.apply_update(MUON, [p] * 3, [0.1, 0.1], extras=[0.5, 0.5])
+    for update in UPDATES:
+        names = [*update.elements, "grad", *(["ema"] if "param" in update.elements else [])]
+        scalars = {name: [meta(1, dtype=torch.float32)] * 2 for name in update.scalars}
+        scalars |= {name: [0.5, 0.5] for name in update.values}
+        passes.apply_update(update, dict.fromkeys(names, p), ALL_OPTIONS, scalars)
 
 
 def recurrent(batch: int, steps: int, width: int) -> None:

@@ -219,16 +219,19 @@ def test_embedding_backward_does_not_spill(target: str, tmp_path: Any) -> None:
 UPDATES = [update for update in vars(updates).values() if isinstance(update, Update)]
 
 
+SWITCHES = "decoupled", "decoupled_weight_decay", "nesterov", "amsgrad", "centered", "no_prox"
+NUMBERS = (
+    "lr", "beta1", "beta2", "beta3", "eps", "weight_decay", "momentum", "dampening", "alpha", "rho",
+    "lr_decay", "momentum_decay", "warmup_steps", "ema_weight",
+)  # fmt: skip
+ALL_OPTIONS = dict.fromkeys(NUMBERS, 0.5) | dict.fromkeys(SWITCHES, True)
+
+
 def traced(update: Update) -> Trace:
     """An update with all that it may be asked for: every option is a number other than 0, or true."""
 
     elements = [*update.elements, "grad", *(["ema"] if "param" in update.elements else [])]
-    switches = "decoupled", "decoupled_weight_decay", "nesterov", "amsgrad", "centered", "no_prox"
-    numbers = (
-        "lr", "beta1", "beta2", "beta3", "eps", "weight_decay", "momentum", "dampening", "alpha", "rho",
-        "lr_decay", "momentum_decay", "warmup_steps", "ema_weight",
-    )  # fmt: skip
-    return trace(update, elements, dict.fromkeys(numbers, 0.5) | dict.fromkeys(switches, True))
+    return trace(update, elements, ALL_OPTIONS)
 
 
 def optimizer_kernels(element: tl.dtype, selected: Sequence[Update]) -> dict[str, tuple[Any, list[Any]]]:
