@@ -148,7 +148,7 @@ def _torch_unsupported_reason(a: Tensor, b: Tensor, ends: Tensor) -> str | None:
     differentiable=True,
 )
 def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    output = F.grouped_mm(a, b, offs=ends.to(torch.int32))
-    # Rows after the last group are not written.
+    # Rows after the last group are written neither in the output nor in the gradient of `a`.
     is_in_group = torch.arange(a.shape[0], device=a.device)[:, None] < ends[-1]
-    return torch.where(is_in_group, output, 0)
+    a = torch.where(is_in_group, a, 0) if a.requires_grad else a
+    return torch.where(is_in_group, F.grouped_mm(a, b, offs=ends.to(torch.int32)), 0)

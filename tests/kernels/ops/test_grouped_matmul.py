@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.errors import InputIndexError, InputRuntimeError
@@ -60,6 +61,16 @@ def test_the_loop_is_chosen_on_a_cpu_and_large_groups_are_right() -> None:
     assert entry.candidate.name == "loop"
     expected = torch.cat([a[:200] @ b[0], a[200:299] @ b[2], torch.zeros(1, 64)])
     torch.testing.assert_close(kernels.grouped_matmul(a, b, ends), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="torch has no grouped_mm")
+def test_torch_s_kernel_has_no_gradient_after_the_last_group() -> None:
+    a, b, ends = torch.randn(10, 8, requires_grad=True), torch.randn(3, 8, 8), torch.tensor([2, 2, 7])
+    for _ in range(5):  # what is not written is what was in memory
+        output = kernels.grouped_matmul.candidates["torch"].call(a, b, ends)
+        (gradient,) = torch.autograd.grad(output.sum(), a)
+        assert torch.equal(gradient[7:], torch.zeros(3, 8))
+        torch.testing.assert_close(gradient[2:7], b[2].sum(1).expand(5, 8))
 
 
 @pytest.mark.full
