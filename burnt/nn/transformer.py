@@ -406,7 +406,7 @@ class Transformer(Module):
     def reset_parameters(self) -> None:
         """Reinitialise all matrices (Xavier uniform)."""
         for parameter in self.parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() == 2:  # the experts of a mixture keep their own initial values
                 torch.nn.init.xavier_uniform_(parameter)
 
     @classmethod

@@ -364,3 +364,13 @@ def test_configs_name_positions_and_feed_forwards() -> None:
     )
     assert isinstance(layer.feed_forward, nn.GatedFeedForward)
     assert layer(torch.randn(2, 5, 8)).shape == (2, 5, 8)
+
+
+def test_experts_of_a_transformer_start_as_in_the_encoder_alone() -> None:
+    config = nn.MoeFeedForward.Config(d_model=16, d_ff=64, num_experts=4)
+    model = nn.Transformer(16, 2, num_encoder_layers=1, num_decoder_layers=1, feed_forward=config)
+    experts = model.encoder.layers[0].feed_forward
+    assert isinstance(experts, nn.MoeFeedForward)
+    for weight in (experts.gate_proj, experts.up_proj, experts.down_proj):
+        bound = weight.shape[-1] ** -0.5
+        assert 0.9 * bound < float(weight.detach().abs().max()) <= bound
