@@ -6,6 +6,7 @@ each vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -277,10 +278,11 @@ class MoeFeedForward(Module):
     def _is_within_capacity(self, ordered: Tensor, ends: Tensor) -> Tensor:
         """Whether each row, of those sorted by expert, is among the first ones of its expert."""
         assert self.capacity_factor is not None
-        limit = int(self.capacity_factor * len(ordered) / self.num_experts)
+        # `int` and `max` would fix an open size of an export.
+        limit = math.floor(self.capacity_factor * ordered.shape[0] / self.num_experts)
         starts = F.pad(ends[:-1], (1, 0))
-        position = torch.arange(len(ordered), device=ordered.device) - starts[ordered]
-        return position < max(limit, 1)
+        position = torch.arange(ordered.shape[0], device=ordered.device) - starts[ordered]
+        return (position < limit) | (position == 0)
 
 
 @contextmanager

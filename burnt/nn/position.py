@@ -219,7 +219,8 @@ class RotaryEncoding(Module):
                 sequence of a batch, integers ``[B]`` for an input ``[B, H, L, head_dim]``.
         """
         if isinstance(offset, Tensor) and offset.dim() == 1:
-            fits, expected = input.dim() == 4 and len(input) == len(offset), f"({len(offset)}, H, L, "
+            batch = offset.shape[0]
+            fits, expected = input.dim() == 4 and input.shape[0] == batch, f"({batch}, H, L, "
         else:
             fits, expected = input.dim() >= 2, "(..., L, "
         if not fits or input.shape[-1] != self.head_dim:
@@ -248,7 +249,7 @@ class RotaryEncoding(Module):
         frequencies = self.inv_freq
         if isinstance(self.scaling, rope_scaling.DynamicNtk):
             factor, trained = self.scaling.factor, self.scaling.original_max_len
-            count = torch.as_tensor(offset + length, device=frequencies.device).clamp(min=trained)
+            count = (positions[..., -1:, :] + 1).clamp(min=trained)
             steps = torch.arange(len(frequencies), device=frequencies.device) / max(len(frequencies) - 1, 1)
             frequencies = frequencies * (factor * count / trained - factor + 1) ** -steps
         angles = positions * frequencies

@@ -165,6 +165,16 @@ def test_compiles_as_one_graph_with_its_losses() -> None:
     torch.testing.assert_close(compiled(x), loss(x))
 
 
+@pytest.mark.parametrize("capacity_factor", [None, 0.5])
+def test_exports_with_an_open_batch(capacity_factor: float | None) -> None:
+    layer = nn.MoeFeedForward(6, 8, 4, capacity_factor=capacity_factor)
+    program = torch.export.export(
+        layer, (torch.randn(3, 5, 6),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    x = torch.randn(7, 5, 6)
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_bad_arguments_are_refused(top_k: int) -> None:
     with pytest.raises(InputValueError, match="top_k from 1 to 4, the number of experts") as caught:

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +160,18 @@ def test_a_sequence_in_parts_is_the_whole_and_has_no_longest() -> None:
     parts = torch.cat([layer(x[:, :, :4]), layer(x[:, :, 4:5], 4), layer(x[:, :, 5:], offset=5)], 2)
     torch.testing.assert_close(parts, layer(x))
     assert layer(torch.zeros(1, 20_000, 8)).shape == (1, 20_000, 8)
+
+
+@pytest.mark.parametrize("scaling", [None, rope_scaling.DynamicNtk(factor=2.0, original_max_len=4)], ids=repr)
+def test_exports_with_open_batch_and_length(scaling: Any) -> None:
+    layer, dim = nn.RotaryEncoding(8, scaling=scaling), torch.export.Dim
+    program = torch.export.export(
+        layer,
+        (torch.randn(3, 2, 5, 8), torch.tensor([0, 1, 2])),
+        dynamic_shapes=({0: dim("batch"), 2: dim("length")}, {0: dim("batch")}),
+    )
+    x, offset = torch.randn(4, 2, 9, 8), torch.tensor([3, 0, 7, 1])
+    torch.testing.assert_close(program.module()(x, offset), layer(x, offset))
 
 
 def test_frequencies_stay_exact_in_16_bits_and_leave_the_meta_device() -> None:
