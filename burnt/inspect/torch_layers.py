@@ -174,11 +174,15 @@ def _padding(module: Any, x: torch.Tensor) -> Misfit | None:
     # The pairs of sides are listed from the last axis on.
     for i, name in enumerate(reversed(names)):
         before, after = module.padding[2 * i : 2 * i + 2]
-        least = max(0, -before - after)
-        if isinstance(module, _REFLECTION_PADS):
-            least = max(least, before + 1, after + 1)
-        elif isinstance(module, _CIRCULAR_PADS):
-            least = max(least, before, after)
+        # Constant padding removes elements before it adds any. In one dimension, torch refuses empty results
+        # of reflection and replication.
+        least = max(0, -before) + max(0, -after)
+        if isinstance(module, _CIRCULAR_PADS):
+            least = max(0, -before - after, before, after)
+        elif isinstance(module, _REPLICATION_PADS):
+            least = max(1, (rank == 1) - before - after)
+        elif isinstance(module, _REFLECTION_PADS):
+            least = max(1, (rank == 1) - before - after, before + 1, after + 1)
         if x.shape[-1 - i] < least:
             return Misfit(f"{shape} with {name} at least {least}", shape_text(x))
     return None

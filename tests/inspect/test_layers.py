@@ -1,3 +1,4 @@
+import itertools
 import warnings
 
 import pytest
@@ -106,6 +107,26 @@ def test_what_fits_is_what_torch_accepts(name):
         except (RuntimeError, ValueError, IndexError, NotImplementedError):
             accepted = False
         assert (misfit(layer, (x,), {}) is None) == accepted, shape
+
+
+@pytest.mark.parametrize("kind", ["Circular", "Constant", "Reflection", "Replication"])
+def test_paddings_that_remove_elements_fit_what_torch_accepts(kind):
+    for padding in itertools.product((-2, -1, 0, 2), repeat=2):
+        if kind == "Circular" and min(padding) < 0 < max(padding):
+            continue  # torch copies between overlapping memory, and fails by chance
+        layers = [getattr(nn, f"{kind}Pad{rank}d") for rank in (1, 2)]
+        options = (1.0,) if kind == "Constant" else ()
+        for size in range(4):
+            for layer, x in (
+                (layers[0](padding, *options), torch.zeros(1, 1, size)),
+                (layers[1]((*padding, 0, 0), *options), torch.zeros(1, 1, 2, size)),
+            ):
+                try:
+                    layer(x)
+                    accepted = True
+                except RuntimeError:
+                    accepted = False
+                assert (misfit(layer, (x,), {}) is None) == accepted, (padding, x.shape)
 
 
 @pytest.mark.parametrize(
