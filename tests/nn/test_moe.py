@@ -165,6 +165,7 @@ def test_compiles_as_one_graph_with_its_losses() -> None:
     torch.testing.assert_close(compiled(x), loss(x))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("capacity_factor", [None, 0.5])
 def test_exports_with_an_open_batch(capacity_factor: float | None) -> None:
     layer = nn.MoeFeedForward(6, 8, 4, capacity_factor=capacity_factor)
