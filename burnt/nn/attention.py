@@ -18,6 +18,7 @@ from burnt.config import Config
 from burnt.errors import BurntError, ShapeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.cache import KeyValueCache
+from burnt.nn.dropout import check_probability
 from burnt.nn.linear import Linear
 from burnt.nn.position import RotaryEncoding
 
@@ -61,6 +62,7 @@ class _Attention(Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        check_probability(type(self).__name__, dropout)
         super().__init__()
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -364,6 +366,7 @@ class MultiHeadAttention(_Attention):
 
     Raises:
         ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        InputValueError: `dropout` is no probability.
 
     A query whose keys are all masked gets a mean of nothing, zeros, and so ``out_proj.bias`` (torch's layer
     gives NaN or zeros, by code path; Burn a mean of all values).
@@ -565,6 +568,7 @@ class CrossAttention(_Attention):
 
     Raises:
         ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        InputValueError: `dropout` is no probability.
 
     Vaswani et al., 2017; torch has only the general layer.
 

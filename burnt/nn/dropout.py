@@ -20,7 +20,12 @@ __all__ = [
 ]
 
 
-def _check_probability(layer: str, p: float) -> None:
+def check_probability(layer: str, p: float) -> None:
+    """Check the probability of a layer's dropout.
+
+    Raises:
+        InputValueError: it is not from 0 to 1.
+    """
     if not 0 <= p <= 1:
         raise InputValueError(
             f"{layer} has no such probability", expected="p from 0 to 1, the part that is dropped", found=p
@@ -52,7 +57,7 @@ class Dropout(Module, torch.nn.Dropout):
     inplace: bool
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        _check_probability("Dropout", p)
+        check_probability("Dropout", p)
         super().__init__(p, inplace)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -88,7 +93,7 @@ class Dropout1d(Module, torch.nn.Dropout1d):
     inplace: bool
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        _check_probability("Dropout1d", p)
+        check_probability("Dropout1d", p)
         super().__init__(p, inplace)
 
 
@@ -117,7 +122,7 @@ class Dropout2d(Module, torch.nn.Dropout2d):
     inplace: bool
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        _check_probability("Dropout2d", p)
+        check_probability("Dropout2d", p)
         super().__init__(p, inplace)
 
 
@@ -146,7 +151,7 @@ class Dropout3d(Module, torch.nn.Dropout3d):
     inplace: bool
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        _check_probability("Dropout3d", p)
+        check_probability("Dropout3d", p)
         super().__init__(p, inplace)
 
 
@@ -177,7 +182,7 @@ class AlphaDropout(Module, torch.nn.AlphaDropout):
     inplace: bool
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        _check_probability("AlphaDropout", p)
+        check_probability("AlphaDropout", p)
         super().__init__(p, inplace)
 
 
@@ -203,7 +208,7 @@ class FeatureAlphaDropout(Module, torch.nn.FeatureAlphaDropout):
     inplace: bool
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        _check_probability("FeatureAlphaDropout", p)
+        check_probability("FeatureAlphaDropout", p)
         super().__init__(p, inplace)
 
 

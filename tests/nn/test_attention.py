@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from burnt import nn
-from burnt.errors import BurntError, ShapeError, UnsupportedError
+from burnt.errors import BurntError, InputValueError, ShapeError, UnsupportedError
 
 BATCH, LENGTH, KEYS, SIZE, HEADS = 2, 5, 7, 12, 4
 
@@ -270,6 +270,13 @@ def test_dropout_drops_only_while_training() -> None:
     assert not torch.equal(layer(query), layer(query))
     layer.eval()
     assert torch.equal(layer(query), layer(query))
+
+
+@pytest.mark.parametrize("kind", [nn.MultiHeadAttention, nn.CrossAttention])
+def test_a_dropout_that_is_no_probability_is_refused(kind: Any) -> None:
+    with pytest.raises(InputValueError, match=f"{kind.__name__} has no such probability") as caught:
+        kind(SIZE, HEADS, dropout=1.5)
+    assert caught.value.found == 1.5
 
 
 @pytest.mark.parametrize("shapes", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])
