@@ -175,7 +175,8 @@ class _Attention(Module):
         """Return the weights of `_attend` before dropout, ``[B, H, L, S]``."""
         mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
         k_BHSD = k_BKSD.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
-        scores_BHLS = q_BHLD @ k_BHSD.transpose(-2, -1) / self.head_dim**0.5
+        # Products that are not yet scaled may overflow float16.
+        scores_BHLS = (q_BHLD / self.head_dim**0.5) @ k_BHSD.transpose(-2, -1)
         if mask is not None:
             scores_BHLS = (
                 scores_BHLS.masked_fill(mask, float("-inf"))

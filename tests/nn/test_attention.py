@@ -416,6 +416,15 @@ def test_a_quiet_softmax_is_torchs_attention_to_a_zero(is_causal: bool, kind: st
     assert torch.equal(ours(query, attn_mask=hides_all), ours.out_proj.bias.expand_as(query))
 
 
+def test_weights_of_large_float16_are_finite() -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiHeadAttention(64, 1, bias=False)
+    with torch.no_grad():
+        layer.in_proj_weight.copy_(torch.eye(64).repeat(3, 1))
+    query = 50 * torch.randn(1, 4, 64)  # products with themselves of about 160,000, too large for float16
+    close(layer.half()(query.half(), need_weights=True)[1][0, 0], torch.eye(4))
+
+
 def test_weights_on_request() -> None:
     layer = trained(nn.MultiHeadAttention(SIZE, HEADS, num_kv_heads=2, dropout=0.5)).eval()
     query, key, value = inputs()
