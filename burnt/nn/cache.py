@@ -22,6 +22,10 @@ class KeyValueCache:
         key: ``[B, K, S, D]``, to begin with keys that were computed before, as in an exported step.
         value: ``[B, K, S, D]``, as `key`.
 
+    Raises:
+        BurntError: `key` without `value`, or `value` without `key`.
+        ShapeError: they do not fit each other, or `max_len`.
+
     The first step determines batch size, dtype and device. `MultiHeadAttention` adds the keys and values of
     its input to a cache; `CrossAttention` fills an empty one with those of its context, and then ignores the
     context.
@@ -40,6 +44,13 @@ class KeyValueCache:
         self._key: Tensor | None = None
         self._value: Tensor | None = None
         self._length: int = 0
+        if (key is None) != (value is None):
+            raise BurntError(
+                "a cache needs keys and values",
+                where="KeyValueCache",
+                expected="both or neither",
+                found="keys alone" if value is None else "values alone",
+            )
         if key is not None and value is not None:
             self.append(key, value)
 
@@ -62,10 +73,11 @@ class KeyValueCache:
         """Add keys and values ``[B, K, L, D]``; return all, ``[B, K, S + L, D]``.
 
         Raises:
-            ShapeError: another batch size or other heads than before, or more keys than `max_len`.
+            ShapeError: another batch size or other heads than before, other values than keys, or more keys
+                than `max_len`.
             BurntError: gradients are recorded, and the memory was allocated by `max_len`.
         """
-        self._check(key)
+        self._check(key, value)
         end = self._length + key.shape[2]
         if self.max_len is not None:
             if self._key is None or self._value is None:
@@ -98,7 +110,14 @@ class KeyValueCache:
     def __repr__(self) -> str:
         return f"KeyValueCache(length={self._length}, max_len={self.max_len})"
 
-    def _check(self, key: Tensor) -> None:
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        if key.dim() != 4 or value.dim() != 4 or key.shape[:3] != value.shape[:3]:
+            raise ShapeError(
+                "keys and values do not fit each other",
+                where=repr(self),
+                expected="(B, K, L, D) with equal B, K and L",
+                found=f"{tuple(key.shape)} and {tuple(value.shape)}",
+            )
         if self._key is not None and (self._key.shape[:2], self._key.shape[3]) != (
             key.shape[:2],
             key.shape[3],
@@ -121,7 +140,7 @@ class KeyValueCache:
                 found=self._length + key.shape[2],
                 hint="make max_len larger, or leave it out; cache.reset() before another sequence",
             )
-        if key.requires_grad and torch.is_grad_enabled():
+        if (key.requires_grad or value.requires_grad) and torch.is_grad_enabled():
             raise BurntError(
                 "no gradient flows through a cache with max_len",
                 where=repr(self),

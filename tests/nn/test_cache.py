@@ -125,10 +125,32 @@ def test_keys_that_do_not_fit_are_refused() -> None:
     assert cache.length == 4
 
 
+@pytest.mark.parametrize("max_len", [None, 9])
+@pytest.mark.parametrize("shape", [(2, 4, 1, 3), (2, 1, 5, 3), (1, 4, 5, 3), (4, 5, 3)])
+def test_values_that_do_not_fit_their_keys_are_refused(shape: tuple[int, ...], max_len: int | None) -> None:
+    cache = nn.KeyValueCache(max_len)
+    with pytest.raises(ShapeError, match="keys and values do not fit each other") as caught:
+        cache.append(torch.zeros(2, 4, 5, 3), torch.zeros(shape))
+    assert caught.value.found == f"(2, 4, 5, 3) and {shape}"
+    assert cache.length == 0
+
+
+def test_keys_without_values_are_refused() -> None:
+    tensor = torch.zeros(2, 4, 5, 3)
+    with pytest.raises(BurntError, match="needs keys and values") as caught:
+        nn.KeyValueCache(key=tensor)
+    assert caught.value.found == "keys alone"
+    with pytest.raises(BurntError, match="values alone"):
+        nn.KeyValueCache(value=tensor)
+
+
 def test_no_gradient_flows_through_allocated_memory() -> None:
     layer, x = nn.MultiHeadAttention(SIZE, HEADS), sequence()
     with pytest.raises(BurntError, match="no gradient flows") as caught:
         layer(x, cache=nn.KeyValueCache(max_len=9))
+    value = torch.zeros(1, 2, 3, 4, requires_grad=True)
+    with pytest.raises(BurntError, match="no gradient flows"):
+        nn.KeyValueCache(max_len=9).append(value.detach(), value)
     assert "torch.no_grad()" in str(caught.value.hint)
 
 
