@@ -368,6 +368,8 @@ class _PeftConfig(msgspec.Struct):
     use_rslora: bool = False
     use_dora: Literal[False] = False
     fan_in_fan_out: Literal[False] = False
+    init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # others change the base, too
+    alora_invocation_tokens: None = None
     alpha_pattern: dict[str, float] = {}
 
 
@@ -379,7 +381,7 @@ def _read_peft(folder: Path) -> tuple[dict[str, Tensor], list[_Group]]:
         raise RecordError(
             "peft's adapter cannot be read",
             where=str(file),
-            expected="a LoRA without DoRA and fan_in_fan_out",
+            expected="a LoRA beside unchanged weights, without DoRA and fan_in_fan_out",
             found=str(error),
         ) from None
     if config.alpha_pattern:

@@ -576,6 +576,8 @@ def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: 
     [
         ('{"peft_type": "IA3"}', "Invalid enum value 'IA3'"),
         ('{"peft_type": "LORA", "lora_alpha": 8, "use_dora": true}', "use_dora"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "init_lora_weights": "pissa"}', "Invalid enum value 'pissa'"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "alora_invocation_tokens": [1]}', "alora_invocation_tokens"),
         ('{"peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": {"0": 2}}', "an alpha_pattern"),
         ("{", "truncated"),
     ],
