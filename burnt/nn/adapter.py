@@ -176,7 +176,8 @@ def merge_lora(model: nn.Module) -> list[str]:
         The paths of the layers.
 
     Raises:
-        ConfigError: the model has no adapters, or they are merged already.
+        ConfigError: the model has no adapters, or they are merged already; or a weight is shared with another
+            layer, as after `load_lora` of peft's adapter of a head that is tied to an embedding.
 
     The adapters are kept for `unmerge_lora` until `remove_lora` drops them.
 
@@ -186,6 +187,14 @@ def merge_lora(model: nn.Module) -> list[str]:
     (['0'], ['0.weight', '0.bias'])
     """
     layers = _adapted(model, merged=False)
+    for path, layer in layers.items():
+        if reason := _sharing_reason(model, layer):
+            raise ConfigError(
+                "an adapter cannot be merged without changing another layer",
+                where=path,
+                found=reason,
+                hint="nothing was changed; run the model with its adapters, or copy the weight first",
+            )
     for layer in layers.values():
         _add_to_weight(layer, 1)
         adapter: _Adapter = layer.lora_adapter
@@ -429,9 +438,14 @@ def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
         return "it has an adapter already"
     if isinstance(layer, _CONVS) and layer.groups != 1:
         return "it is a convolution with groups"
-    weights = [layer._parameters.get(name) for name in _bare_weights(layer) or ("weight",)]
-    if any(weight is None for weight in weights):
+    if any(layer._parameters.get(name) is None for name in _bare_weights(layer) or ("weight",)):
         return "its weight is no parameter, as with a parametrization"
+    return _sharing_reason(model, layer)
+
+
+def _sharing_reason(model: nn.Module, layer: Any) -> str | None:
+    """Return which other layer has the same weight; None if there is none."""
+    weights = [layer._parameters[name] for name in _bare_weights(layer) or ("weight",)]
     owners = ((name.rpartition(".")[0], p) for name, p in model.named_parameters(remove_duplicate=False))
     sharing = [
         owner

@@ -323,6 +323,18 @@ def test_a_layer_that_is_used_twice_has_one_adapter() -> None:
     torch.testing.assert_close(model(torch.ones(4)), output)
 
 
+def test_a_weight_that_another_layer_shares_is_not_merged() -> None:
+    model = torch.nn.ModuleDict({"embed": nn.Embedding(4, 6), "head": nn.Linear(6, 4), "last": nn.Linear(4, 4)})
+    nn.lora(model, rank=2)
+    randomize(model)
+    model["head"].weight = model["embed"].weight
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ConfigError, match="cannot be merged without changing another layer") as caught:
+        nn.merge_lora(model)
+    assert (caught.value.where, caught.value.found) == ("head", "its weight is also that of 'embed'")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
