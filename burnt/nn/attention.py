@@ -198,23 +198,20 @@ class _Attention(Module):
 
     def _project(self, *inputs: Tensor) -> list[Tensor]:
         """Project query, key and value, or only the first, and split into heads: BHLD, BKSD, BKSD."""
-        if len(inputs) == 3 and self.in_proj_weight is not None and inputs[0] is inputs[1] is inputs[2]:
-            packed = F.linear(inputs[0], self.in_proj_weight, self.in_proj_bias)
+        weight = self.in_proj_weight  # each weight is read once: beside an adapter, it is then computed
+        if weight is not None and len(inputs) == 3 and inputs[0] is inputs[1] is inputs[2]:
+            packed = F.linear(inputs[0], weight, self.in_proj_bias)
             return [self._heads(x) for x in torch.split_with_sizes(packed, self._sizes(), dim=-1)]
-        weights, biases = self._projections()
-        return [self._heads(F.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases, strict=False)]
-
-    def _projections(self) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-        """Return weights and biases of the projections of queries, keys and values."""
+        weights: tuple[Any, ...]
+        if weight is None:
+            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")[: len(inputs)]
+            weights = tuple(getattr(self, name) for name in names)
+        else:
+            weights = torch.split_with_sizes(weight, self._sizes())
         biases: tuple[Tensor | None, ...] = (None, None, None)
         if self.in_proj_bias is not None:
             biases = torch.split_with_sizes(self.in_proj_bias, self._sizes())
-        if self.in_proj_weight is not None:
-            return torch.split_with_sizes(self.in_proj_weight, self._sizes()), biases
-        assert self.q_proj_weight is not None
-        assert self.k_proj_weight is not None
-        assert self.v_proj_weight is not None
-        return (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight), biases
+        return [self._heads(F.linear(x, w, b)) for x, w, b in zip(inputs, weights, biases, strict=False)]
 
     def _heads(self, x: Tensor) -> Tensor:
         x = x if x.dim() == 3 else x.unsqueeze(0)
