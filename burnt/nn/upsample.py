@@ -13,6 +13,7 @@ from burnt.module import Module
 
 __all__ = ["Upsample"]
 
+_RANKS = {"linear": 1, "cubic": 1, "bilinear": 2, "bicubic": 2, "lanczos": 2, "trilinear": 3}
 _SMOOTH = ("linear", "cubic", "bilinear", "bicubic", "trilinear")
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")
 
@@ -40,8 +41,8 @@ class Upsample(Module, torch.nn.Upsample):
         ``floor(axis * scale_factor)`` for each axis.
 
     Raises:
-        InputValueError: neither or both of `size` and `scale_factor`, an unknown mode, or an option that the
-            mode does not have.
+        InputValueError: neither or both of `size` and `scale_factor`, an unknown mode, an option that the mode
+            does not have, or numbers for other axes than the mode's.
 
     As :class:`torch.nn.Upsample`, with `antialias` and ``"cubic"`` (Burn: ``Interpolate1d`` and
     ``Interpolate2d``). :class:`torch.nn.UpsamplingNearest2d` is the default mode, and
@@ -82,6 +83,15 @@ class Upsample(Module, torch.nn.Upsample):
         modes = ("nearest", "nearest-exact", "area", *_SMOOTH, "lanczos")
         if mode not in modes:
             raise InputValueError("Upsample has no such mode", expected=", ".join(modes), found=repr(mode))
+        given = size if scale_factor is None else scale_factor
+        if mode in _RANKS and isinstance(given, tuple) and len(given) != _RANKS[mode]:
+            raise InputValueError(
+                "Upsample has other axes in this mode",
+                expected=f"a number, or {_RANKS[mode]} of them, for {mode!r}",
+                found=given,
+            )
+        if recompute_scale_factor and size is not None:
+            raise InputValueError("Upsample has no factor to recompute", expected="scale_factor", found="size")
         if align_corners is not None and mode not in _SMOOTH:
             raise _option_error("align_corners", _SMOOTH, mode)
         if antialias and mode not in _ANTIALIASED:

@@ -77,11 +77,14 @@ def test_cubic_of_sequences(size: int, align_corners: bool) -> None:
             "Upsample has no antialias in this mode",
             "'area'",
         ),
+        ({"size": (3,), "mode": "bilinear"}, "Upsample has other axes in this mode", (3,)),
+        ({"scale_factor": (2.0, 2.0), "mode": "cubic"}, "Upsample has other axes in this mode", (2.0, 2.0)),
+        ({"size": 3, "recompute_scale_factor": True}, "Upsample has no factor to recompute", "size"),
         ({"size": 3, "mode": "lanczos"}, "Upsample has Lanczos filters only with antialias", None),
     ],
     ids=str,
 )
-def test_refused_arguments(arguments: dict[str, Any], what: str, found: str | None) -> None:
+def test_refused_arguments(arguments: dict[str, Any], what: str, found: Any) -> None:
     with pytest.raises(InputValueError) as caught:
         nn.Upsample(**arguments)
     assert (caught.value.what, caught.value.found) == (what, found)
