@@ -684,6 +684,14 @@ class CrossAttention(_Attention):
         if cache is not None and cache.key is not None and cache.value is not None:
             self._check_inputs(query, None, None)
             (q_BHLD,), k_BKSD, v_BKSD = self._project(query), cache.key, cache.value
+            if q_BHLD.shape[0] != k_BKSD.shape[0]:
+                raise ShapeError(
+                    "the query does not fit the context in the cache",
+                    where=self._name(),
+                    expected=f"({k_BKSD.shape[0]}, L, {self.embed_dim})",
+                    found=tuple(query.shape),
+                    hint="cache.reset() before another context, cache.reorder(index) for another batch of it",
+                )
         elif context is not None:
             self._check_inputs(query, context, None)
             q_BHLD, k_BKSD, v_BKSD = self._project(query, context, context)

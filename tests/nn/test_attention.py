@@ -488,6 +488,16 @@ def test_cross_attention_keeps_its_context() -> None:
     assert refused.value.expected == "(2, S, 5)"
 
 
+@pytest.mark.parametrize("shape", [(1, 5, SIZE), (3, 5, SIZE), (5, SIZE)])
+def test_a_query_of_another_batch_than_the_cached_context_is_refused(shape: tuple[int, ...]) -> None:
+    layer, cache = nn.CrossAttention(SIZE, HEADS), nn.KeyValueCache()
+    layer(torch.randn(BATCH, LENGTH, SIZE), torch.randn(BATCH, KEYS, SIZE), cache=cache)
+    with pytest.raises(ShapeError, match="does not fit the context in the cache") as caught:
+        layer(torch.randn(shape), cache=cache)
+    assert (caught.value.expected, caught.value.found) == (f"({BATCH}, L, {SIZE})", shape)
+    assert caught.value.where == f"CrossAttention({SIZE}, num_heads={HEADS})"
+
+
 class Spin(torch.nn.Module):
     """A rotation of adjacent features in the complex plane, written without burnt."""
 
