@@ -51,6 +51,9 @@ class Routing(NamedTuple):
         Returns:
             ``[]``; K for a balanced load. Mixtral adds 0.001 to 0.02 times this to the loss.
 
+        Raises:
+            ShapeError: a mask for another number of vectors.
+
         Fedus, Zoph and Shazeer, 2021; for K > 1 as in Hugging Face's Mixtral.
         """
         num_experts = self.logits.shape[1]
@@ -74,6 +77,13 @@ def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean over the first axis, of those that the mask keeps."""
     if mask is None:
         return values.mean(0)
+    if mask.numel() != values.shape[0]:
+        raise ShapeError(
+            "the mask does not fit the vectors of a routing",
+            where="Routing",
+            expected=f"{values.shape[0]} booleans",
+            found=tuple(mask.shape),
+        )
     kept = mask.reshape(-1).to(values.dtype)
     total: Tensor = torch.tensordot(kept, values, 1)
     return total / kept.sum()

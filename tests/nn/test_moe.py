@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import burnt
 from burnt import nn
-from burnt.errors import ConfigError, InputValueError, UnsupportedError
+from burnt.errors import ConfigError, InputValueError, ShapeError, UnsupportedError
 from burnt.nn.moe import Routing, TopKRouter
 
 
@@ -104,6 +104,14 @@ def test_the_losses_are_their_formulas() -> None:
     assert balanced.load_balancing_loss() == 1
     one = Routing(torch.tensor([[9.0, 0, 0, 0]] * 4), torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int64))
     assert one.load_balancing_loss() > 3.9
+
+
+def test_a_mask_of_other_vectors_is_refused() -> None:
+    routing = TopKRouter(6, 4)(torch.randn(6, 6))
+    for loss in (routing.load_balancing_loss, routing.z_loss):
+        with pytest.raises(ShapeError, match="does not fit the vectors of a routing") as caught:
+            loss(torch.ones(2, 4, dtype=torch.bool))
+        assert (caught.value.expected, caught.value.found) == ("6 booleans", (2, 4))
 
 
 def test_the_load_balancing_loss_balances_the_load() -> None:
