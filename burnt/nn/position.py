@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from burnt import kernels
-from burnt.errors import ShapeError
+from burnt.errors import InputIndexError, ShapeError
 from burnt.module import Module
 from burnt.nn import rope_scaling
 
@@ -36,6 +36,7 @@ class PositionalEncoding(Module):
 
     Raises:
         ShapeError: a sequence longer than `max_len`, or vectors of another size.
+        InputIndexError: a negative offset.
 
     Vaswani et al., 2017; torch has no such layer.
 
@@ -103,6 +104,7 @@ class LearnedPositionalEncoding(Module):
 
     Raises:
         ShapeError: a sequence longer than `max_len`, or vectors of another size.
+        InputIndexError: a negative offset.
 
     Gehring et al., 2017; torch and Burn have no such layer.
 
@@ -279,6 +281,13 @@ class RotaryEncoding(Module):
 def _check(
     layer: PositionalEncoding | LearnedPositionalEncoding, input: Tensor, offset: int, hint: str
 ) -> None:
+    if offset < 0:
+        raise InputIndexError(
+            "a position is before the first one",
+            where=f"{type(layer).__name__}({layer.d_model}, max_len={layer.max_len})",
+            expected="an offset of 0 or more",
+            found=offset,
+        )
     left = layer.max_len - offset
     if input.dim() < 2 or input.shape[-1] != layer.d_model or input.shape[-2] > left:
         after = f" after {offset} others" if offset else ""

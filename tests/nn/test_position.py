@@ -9,7 +9,7 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.config import field_values
-from burnt.errors import ConfigError, ShapeError
+from burnt.errors import ConfigError, InputIndexError, ShapeError
 from burnt.nn import rope_scaling
 
 
@@ -263,3 +263,12 @@ def test_positions_from_an_offset(kind: type[nn.PositionalEncoding]) -> None:
     assert caught.value.expected == "(..., at most 1, 4) after 8 others"
     assert caught.value.where == f"{kind.__name__}(4, max_len=9)"
     assert "max_len" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.PositionalEncoding(4, max_len=9), nn.LearnedPositionalEncoding(4, max_len=9)]
+)
+def test_a_negative_offset_is_refused(layer: Any) -> None:
+    with pytest.raises(InputIndexError, match="an offset of 0 or more") as caught:
+        layer(torch.zeros(2, 4), offset=-3)
+    assert caught.value.where == f"{type(layer).__name__}(4, max_len=9)"
