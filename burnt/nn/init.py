@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from burnt.config import Config
 from burnt.errors import ConfigError, ShapeError
 from burnt.inspect.patterns import matches, near
+from burnt.nn.moe import MoeFeedForward
 
 __all__ = [
     "Constant",
@@ -374,7 +375,7 @@ def apply(
     Args:
         model: any module.
         rules: pairs of a pattern, as in `burnt.freeze`, and an initializer. A parameter without a rule is
-            unchanged; a shared one is filled once.
+            unchanged; a shared one is filled once; each expert of a `MoeFeedForward` is filled by itself.
         generator: draws the random numbers; None is torch's global one.
 
     Returns:
@@ -409,8 +410,11 @@ def apply(
             )
         chosen |= dict.fromkeys(found - chosen.keys(), initializer)
     filled = {names[0]: chosen[p] for p, names in paths.items() if p in chosen}
+    mixtures = [m for m in model.modules() if isinstance(m, MoeFeedForward)]
+    experts = {weight for m in mixtures for weight in (m.gate_proj, m.up_proj, m.down_proj)}
     for parameter, initializer in chosen.items():
-        if expected := initializer.expected_shape(parameter.shape):
+        shape = parameter.shape[1:] if parameter in experts else parameter.shape
+        if expected := initializer.expected_shape(shape):
             path = paths[parameter][0]
             raise ShapeError(
                 f"{type(initializer).__name__} does not fit a parameter of {type(model).__name__}",
@@ -421,7 +425,8 @@ def apply(
             )
     for parameter in paths:
         if parameter in chosen:
-            chosen[parameter](parameter, generator)
+            for tensor in parameter.detach() if parameter in experts else [parameter]:
+                chosen[parameter](tensor, generator)
     embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag)]
     for embedding in embeddings:
         if embedding.padding_idx is not None and embedding.weight in chosen:

@@ -195,6 +195,19 @@ def test_parameters_are_filled_in_the_order_of_the_model() -> None:
     assert torch.equal(model.layers[1].weight, twin.layers[1].weight)
 
 
+def test_each_expert_is_filled_as_a_linear() -> None:
+    layer = nn.MoeFeedForward(16, 64, num_experts=4)
+    init.apply(layer, [("*_proj", init.XavierUniform())])
+    for weight in (layer.gate_proj, layer.up_proj, layer.down_proj):
+        bound = (6 / (16 + 64)) ** 0.5
+        assert 0.95 * bound < float(weight.detach().abs().max()) <= bound
+        assert weight.requires_grad
+    init.apply(layer, [("down_proj", init.Orthogonal()), ("gate_proj", init.Eye())])
+    down, gate = layer.down_proj.detach(), layer.gate_proj.detach()
+    torch.testing.assert_close(down @ down.mT, torch.eye(16).expand(4, 16, 16), atol=1e-5, rtol=1e-5)
+    assert torch.equal(gate, torch.eye(64, 16).expand(4, 64, 16))
+
+
 def test_parameters_without_a_rule_are_unchanged() -> None:
     model = Net()
     before = {path: value.clone() for path, value in model.state_dict().items()}
