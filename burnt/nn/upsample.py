@@ -41,8 +41,8 @@ class Upsample(Module, torch.nn.Upsample):
         ``floor(axis * scale_factor)`` for each axis.
 
     Raises:
-        InputValueError: neither or both of `size` and `scale_factor`, an unknown mode, an option that the mode
-            does not have, or numbers for other axes than the mode's.
+        InputValueError: neither or both of `size` and `scale_factor`, an unknown mode, an option that the
+            mode does not have, or numbers for other axes than the mode's.
 
     As :class:`torch.nn.Upsample`, with `antialias` and ``"cubic"`` (Burn: ``Interpolate1d`` and
     ``Interpolate2d``). :class:`torch.nn.UpsamplingNearest2d` is the default mode, and
@@ -91,7 +91,9 @@ class Upsample(Module, torch.nn.Upsample):
                 found=given,
             )
         if recompute_scale_factor and size is not None:
-            raise InputValueError("Upsample has no factor to recompute", expected="scale_factor", found="size")
+            raise InputValueError(
+                "Upsample has no factor to recompute", expected="scale_factor", found="size"
+            )
         if align_corners is not None and mode not in _SMOOTH:
             raise _option_error("align_corners", _SMOOTH, mode)
         if antialias and mode not in _ANTIALIASED:

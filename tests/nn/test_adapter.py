@@ -325,7 +325,9 @@ def test_a_layer_that_is_used_twice_has_one_adapter() -> None:
 
 
 @pytest.mark.parametrize("kdim", [None, 6])
-def test_the_weights_of_attention_are_computed_once(kdim: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weights_of_attention_are_computed_once(
+    kdim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = nn.MultiHeadAttention(8, 2, kdim=kdim, vdim=kdim)
     nn.lora(layer, rank=2)
     read: list[str] = []
@@ -337,7 +339,9 @@ def test_the_weights_of_attention_are_computed_once(kdim: int | None, monkeypatc
 
 
 def test_a_weight_that_another_layer_shares_is_not_merged() -> None:
-    model = torch.nn.ModuleDict({"embed": nn.Embedding(4, 6), "head": nn.Linear(6, 4), "last": nn.Linear(4, 4)})
+    model = torch.nn.ModuleDict(
+        {"embed": nn.Embedding(4, 6), "head": nn.Linear(6, 4), "last": nn.Linear(4, 4)}
+    )
     nn.lora(model, rank=2)
     randomize(model)
     model["head"].weight = model["embed"].weight
@@ -601,7 +605,10 @@ def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: 
     [
         ('{"peft_type": "IA3"}', "Invalid enum value 'IA3'"),
         ('{"peft_type": "LORA", "lora_alpha": 8, "use_dora": true}', "use_dora"),
-        ('{"peft_type": "LORA", "lora_alpha": 8, "init_lora_weights": "pissa"}', "Invalid enum value 'pissa'"),
+        (
+            '{"peft_type": "LORA", "lora_alpha": 8, "init_lora_weights": "pissa"}',
+            "Invalid enum value 'pissa'",
+        ),
         ('{"peft_type": "LORA", "lora_alpha": 8, "alora_invocation_tokens": [1]}', "alora_invocation_tokens"),
         ('{"peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": {"0": 2}}', "an alpha_pattern"),
         ("{", "truncated"),
