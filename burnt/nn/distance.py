@@ -10,11 +10,13 @@ __all__ = ["CosineSimilarity", "PairwiseDistance"]
 
 
 class CosineSimilarity(Module, torch.nn.CosineSimilarity, init=False):
-    r"""The cosine of the angle between vectors: :math:`\frac{a \cdot b}{\max(|a||b|, \epsilon)}`.
+    r"""The cosine of the angle between vectors.
+
+    .. math:: \frac{a \cdot b}{\max(|a|, \epsilon) \max(|b|, \epsilon)}
 
     Args:
         dim: the axis of the vectors, 1 as in Burn.
-        eps: smallest product of the norms, against a division by zero.
+        eps: smallest norm, against a division by zero.
 
     Shapes:
         two inputs ``[*, d, *]`` of shapes that broadcast, with ``d`` on axis `dim`; output ``[*, *]``.
