@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from burnt.gradients import Gradients
     from burnt.inspect import CheckReport, Summary, TensorSpec, check, freeze, num_params, summary, unfreeze
     from burnt.module import Module, field
-    from burnt.record import Record
+    from burnt.record import Record, load_weights
     from burnt.swapping import swap, unswap
     from burnt.train.loading import load
 
@@ -42,6 +42,7 @@ _HOMES = {
     "freeze": "burnt.inspect",
     "kernels": "burnt.kernels",
     "load": "burnt.train.loading",
+    "load_weights": "burnt.record",
     "memory": "burnt.memory",
     "nn": "burnt.nn",
     "num_params": "burnt.inspect",
@@ -76,6 +77,7 @@ __all__ = [
     "fuse",
     "kernels",
     "load",
+    "load_weights",
     "memory",
     "nn",
     "num_params",

@@ -427,17 +427,18 @@ class TestRecord:
         differs = Kept(MlpConfig(hidden=4), nn.Linear(2, 2)).load_record(record).static
         assert list(differs) == ["config"]
 
-    def test_the_meta_device_has_nothing_to_save_and_nowhere_to_load_to(self, tmp_path: Path) -> None:
+    def test_the_meta_device_has_nothing_to_save_and_gets_memory_when_loaded(self, tmp_path: Path) -> None:
         real, meta = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
         with pytest.raises(RecordError, match="no values to save") as caught:
             meta.save(tmp_path / "m.safetensors")
         assert "in        weight" in str(caught.value)
         assert not list(tmp_path.iterdir())
-        with pytest.raises(RecordError, match="no memory to load a record into") as caught:
-            meta.load_record(real.into_record())
-        assert "to_empty(device=...)" in str(caught.value)
-        meta.to_empty(device="cpu").load_record(real.into_record())
+        with pytest.raises(RecordError, match="no values to load") as caught:
+            real.load_record(meta.into_record())
+        assert caught.value.where == "weight"
+        meta.load_record(real.into_record())
         assert torch.equal(meta.weight, real.weight)
+        assert meta.weight.data_ptr() != real.weight.data_ptr()
 
     def test_a_static_field_that_json_cannot_hold(self, tmp_path: Path) -> None:
         model = Wrap(mlp())

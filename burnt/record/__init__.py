@@ -1,21 +1,28 @@
-"""Records: the tensors and metadata of a module, and the files that store them.
+"""Records: the tensors and metadata of a module, the files that store them, and weights from other programs.
 
-`record` has `Record`, and creates it from a module and loads it into one; `files` reads and writes the files.
-Nothing here uses pickle.
+`record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
+`load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file` and `npz_file`
+read the other formats. `report` says what was loaded. Only `torch_file` unpickles, and nothing but tensors.
 """
 
 from __future__ import annotations
 
 from burnt.record.files import read_document, read_tensors, write_tensors
-from burnt.record.record import FORMAT, LoadReport, Record, load_into, record_of
+from burnt.record.loading import Renumber, load_into, load_weights
+from burnt.record.record import FORMAT, Record, record_of
+from burnt.record.report import LoadReport
+from burnt.record.sources import read_weights
 
 __all__ = [
     "FORMAT",
     "LoadReport",
     "Record",
+    "Renumber",
     "load_into",
+    "load_weights",
     "read_document",
     "read_tensors",
+    "read_weights",
     "record_of",
     "write_tensors",
 ]

@@ -2,29 +2,114 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import RecordError
+from burnt.record.stored import StoredTensor
+
+MOST_TENSORS = 500_000
+"""Files with more tensors are refused. The largest published checkpoints have some 150,000."""
+
+MOST_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
 
 _KEY = "burnt"
 
+_CHUNK = 32 << 20
+"""How many bytes are read at once where they are converted."""
+
+_CUT = "the file was cut off or overwritten: take another copy"
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+
 
 class _Entry(msgspec.Struct):
-    """The part of a tensor's header entry that is read."""
+    """A tensor in the header of a file."""
 
+    dtype: str
+    shape: tuple[int, ...]
     data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Header:
+    entries: dict[str, _Entry]
+    metadata: dict[str, str]
+    start: int  # of the tensors' bytes
+
+
+@dataclass(frozen=True)
+class _FileTensor(StoredTensor):
+    file: io.FileIO = field(repr=False)
+    offset: int
+
+    def read_into(self, out: Tensor) -> None:
+        """Read straight into the memory of `out` where it has the same bytes, else a chunk at a time."""
+        if not out.is_contiguous():
+            out.copy_(self._read(torch.empty(self.shape, dtype=self.dtype, device="cpu"), 0))
+        elif out.dtype == self.dtype and out.device.type == "cpu":
+            self._read(out, 0)
+        else:
+            flat = out.view(-1)
+            size = max(1, _CHUNK // self.dtype.itemsize)
+            for first in range(0, flat.numel(), size):
+                part = flat[first : first + size]
+                part.copy_(self._read(torch.empty(part.shape, dtype=self.dtype, device="cpu"), first))
+
+    def _read(self, out: Tensor, first: int) -> Tensor:
+        """Read `out`'s elements from the one numbered `first` on."""
+        if out.numel() == 0:
+            return out
+        buffer = memoryview(out.detach().view(-1).view(torch.uint8).numpy().data)
+        self.file.seek(self.offset + first * self.dtype.itemsize)
+        done = 0
+        while done < len(buffer):  # the system reads at most 2 GB at once
+            count = self.file.readinto(buffer[done:])
+            if not count:
+                raise RecordError(
+                    "a tensor file became shorter while it was read",
+                    where=str(self.file.name),
+                    hint="part of the model is loaded: load a complete file before it is used",
+                )
+            done += count
+        return out
 
 
 def write_tensors(
@@ -91,33 +176,55 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             where=str(path),
             hint=f"a checkpoint's model is {inside}" if inside.exists() else "name a .safetensors file in it",
         )
-    size = path.stat().st_size
-    hint = "the file was cut off or overwritten: take another copy"
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= size - 8:
-            raise RecordError(
-                "this is no tensor file, or only its beginning",
-                where=str(path),
-                expected="a safetensors file",
-                found=f"{size} bytes" + (f" starting with {start[:4]!r}" if start else ""),
-                hint=hint,
-            )
-        try:
-            header = parse_json(file.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RecordError(
-                "the header of a tensor file is damaged", where=str(path), found=str(error), hint=hint
-            ) from None
+    with path.open("rb", buffering=0) as file:
+        return _document(_read_header(file, path), path)
+
+
+def open_safetensors(
+    path: Path, stack: ExitStack
+) -> tuple[dict[str, StoredTensor], dict[str, Any] | None, dict[str, str]]:
+    """Open a safetensors file to read its tensors one at a time.
+
+    Args:
+        path: the file.
+        stack: closes it.
+
+    Returns:
+        tensors by name; the document as in `read_tensors`; the metadata of other programs.
+
+    Raises:
+        RecordError, OSError: as in `read_tensors`.
+    """
+    file = stack.enter_context(path.open("rb", buffering=0))
+    header = _read_header(file, path)
+    tensors: dict[str, StoredTensor] = {
+        name: _FileTensor(entry.shape, _DTYPES[entry.dtype], file, header.start + entry.data_offsets[0])
+        for name, entry in header.entries.items()
+    }
+    return tensors, _document(header, path), header.metadata
+
+
+def _read_header(file: io.FileIO, path: Path) -> _Header:
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
+        raise RecordError(
+            "this is no tensor file, or only its beginning",
+            where=str(path),
+            expected="a safetensors file",
+            found=f"{size} bytes" + (f" starting with {start[:4]!r}" if start else ""),
+            hint=_CUT,
+        )
+    text = file.read(length)
+    if text.count(b'"data_offsets"') > MOST_TENSORS:
+        raise _damaged_header(path, f"more than {MOST_TENSORS:,} tensors")
     try:
-        tensors = msgspec.convert(header, dict[str, Any])
+        tensors = msgspec.convert(parse_json(text), dict[str, Any])
         metadata = msgspec.convert(tensors.pop("__metadata__", {}), dict[str, str])
         entries = msgspec.convert(tensors, dict[str, _Entry])
-    except msgspec.ValidationError as error:
-        raise RecordError(
-            "the header of a tensor file is damaged", where=str(path), found=str(error), hint=hint
-        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise _damaged_header(path, str(error)) from None
     expected = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise RecordError(
@@ -125,17 +232,40 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             where=str(path),
             expected=f"{expected} bytes",
             found=f"{size} bytes",
-            hint=hint,
+            hint=_CUT,
         )
-    text = metadata.get(_KEY)
+    position = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise RecordError(
+                "a tensor has a dtype that torch lacks", where=f"{path}: {name}", found=entry.dtype[:50]
+            )
+        if any(not 0 <= length < 2**62 for length in entry.shape):
+            raise _damaged_header(path, f"{name[:200]}: shape {entry.shape[:8]}")
+        # Without gaps and overlaps, the tensors take no more memory than the file has bytes.
+        if entry.data_offsets != (position, position + math.prod(entry.shape) * dtype.itemsize):
+            raise _damaged_header(
+                path, f"{name[:200]}: shape {entry.shape[:8]} of {entry.dtype} at bytes {entry.data_offsets}"
+            )
+        position = entry.data_offsets[1]
+    return _Header(entries, metadata, 8 + length)
+
+
+def _damaged_header(path: Path, found: str) -> RecordError:
+    return RecordError("the header of a tensor file is damaged", where=str(path), found=found, hint=_CUT)
+
+
+def _document(header: _Header, path: Path) -> dict[str, Any] | None:
+    text = header.metadata.get(_KEY)
     if text is None:
         return None
     try:
         document = parse_json(text)
     except json.JSONDecodeError as error:
         raise RecordError(
-            "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=hint
+            "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=_CUT
         ) from None
     if not isinstance(document, dict):
-        raise RecordError("the metadata of a tensor file is damaged", where=str(path), hint=hint)
+        raise RecordError("the metadata of a tensor file is damaged", where=str(path), hint=_CUT)
     return document

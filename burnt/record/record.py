@@ -1,11 +1,11 @@
-"""Record: the tensors and metadata of a module; create it from a module, and load it into one."""
+"""Record: the tensors and metadata of a module, and how it is created from one."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from burnt.config import Config, qualified_name
-from burnt.errors import RecordError, nearest, quantity
+from burnt.errors import RecordError, quantity
 from burnt.record.files import read_tensors, write_tensors
 
 FORMAT = 1
@@ -21,7 +21,7 @@ FORMAT = 1
 
 _MATERIALIZE = "model.to_empty(device=...) gives it memory; then load a record or reset the parameters"
 
-_COMPILED = "_orig_mod"
+COMPILED = "_orig_mod"
 """The name that torch.compile adds to the path of the module that it wraps."""
 
 
@@ -111,59 +111,48 @@ class Record:
             OSError: the file does not exist or cannot be read.
         """
         tensors, document = read_tensors(path)
-        if document is None:
-            return cls(tensors)
-        version = document.get("format")
-        if type(version) is not int or version > FORMAT:
-            raise RecordError(
-                "a record of a newer format cannot be read",
-                where=os.fspath(path),
-                expected=f"format {FORMAT}",
-                found=f"format {version}",
-                hint="a newer burnt wrote this file: upgrade burnt",
-            )
-        try:
-            metadata = msgspec.structs.asdict(msgspec.convert(document, _Metadata))
-        except msgspec.ValidationError as error:
-            raise RecordError(
-                "the metadata of a record is damaged", where=os.fspath(path), found=str(error)
-            ) from None
-        missing_sources = sorted(set(metadata["aliases"].values()) - tensors.keys())
-        if missing_sources:
-            raise RecordError(
-                "tied tensors of a record are missing",
-                where=os.fspath(path),
-                expected=missing_sources[0],
-                found="nothing",
-            )
-        return cls(tensors, **metadata)
+        return dataclasses.replace(parse_metadata(document, tensors, os.fspath(path)), tensors=tensors)
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadReport:
-    """The result of loading a record.
+def parse_metadata(
+    document: Mapping[str, Any] | None,
+    names: Collection[str],
+    where: str,
+    foreign: Mapping[str, str] | None = None,
+) -> Record:
+    """Return a record without tensors that holds the metadata of a file.
 
     Args:
-        applied: paths that were copied.
-        missing: paths of the module that the record lacks.
-        unexpected: paths of the record that the module lacks.
-        cast: path -> (dtype in the record, dtype in the module).
-        static: path of a static field -> (value in the record, value in the module), where they differ.
+        document: what `Record.save` stored with the tensors; None if another program wrote the file.
+        names: the names of the tensors.
+        where: what messages call the file.
+        foreign: the metadata of the other program: safetensors' own `save_model` names tied tensors in it.
+
+    Raises:
+        RecordError: the document is damaged, or of a newer format.
     """
-
-    applied: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    unexpected: tuple[str, ...] = ()
-    cast: Mapping[str, tuple[torch.dtype, torch.dtype]] = dataclasses.field(default_factory=dict)
-    static: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [f"{quantity(len(self.applied), 'tensor')} loaded"]
-        lines += [f"missing in the record: {path}" for path in self.missing]
-        lines += [f"not in the module: {path}" for path in self.unexpected]
-        lines += [f"{path}: cast from {old} to {new}" for path, (old, new) in self.cast.items()]
-        lines += [f"{path}: {old!r} in the record, {new!r} here" for path, (old, new) in self.static.items()]
-        return "\n".join(lines)
+    if document is None:
+        pairs = (foreign or {}).items()
+        return Record({}, {name: source for name, source in pairs if source in names and name not in names})
+    version = document.get("format")
+    if type(version) is not int or version > FORMAT:
+        raise RecordError(
+            "a record of a newer format cannot be read",
+            where=where,
+            expected=f"format {FORMAT}",
+            found=f"format {version}",
+            hint="a newer burnt wrote this file: upgrade burnt",
+        )
+    try:
+        metadata = msgspec.structs.asdict(msgspec.convert(document, _Metadata))
+    except msgspec.ValidationError as error:
+        raise RecordError("the metadata of a record is damaged", where=where, found=str(error)) from None
+    missing_sources = sorted(set(metadata["aliases"].values()) - set(names))
+    if missing_sources:
+        raise RecordError(
+            "tied tensors of a record are missing", where=where, expected=missing_sources[0], found="nothing"
+        )
+    return Record({}, **metadata)
 
 
 def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Record:
@@ -175,8 +164,9 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_paths: dict[tuple[object, ...], str] = {}
-    for path, value in module.state_dict().items():
-        path = _without_compile_prefix(path)
+    inner = unwrapped(module)
+    for path, value in inner.state_dict().items():
+        path = without_compile_prefix(path)
         if not isinstance(value, Tensor):
             raise RecordError(
                 "the module has state that is no tensor",
@@ -191,96 +181,41 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         else:
             first_paths[identity] = path
             tensors[path] = value.detach()
-    inner = getattr(module, _COMPILED, module)
     return Record(
         tensors,
         aliases,
         qualified_name(type(inner)),
         None if config is None else qualified_name(type(config)),
         None if config is None else config.to_dict(),
-        _static_fields(inner),
+        static_fields_of(inner),
     )
 
 
-def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False) -> LoadReport:
-    """Copy a record's tensors into any torch module, converted to the module's dtypes and devices.
-
-    Args:
-        module: the module to load into.
-        record: the record to load.
-        partial: report tensors that are missing on either side instead of raising an error.
-
-    Raises:
-        RecordError: tensors are missing, unexpected or of another shape, or the module's are on the meta
-            device; the module is unchanged.
-    """
-    own = {_without_compile_prefix(path): value for path, value in module.state_dict().items()}
-    new_tensors = dict(record.tensors)
-    new_tensors.update({alias: record.tensors[path] for alias, path in record.aliases.items()})
-    missing = [path for path in own if path not in new_tensors]
-    unexpected = [path for path in new_tensors if path not in own]
-    shared = [path for path in own if path in new_tensors]
-    empty = next((path for path in shared if own[path].is_meta and not new_tensors[path].is_meta), None)
-    if empty is not None:
-        raise RecordError(
-            f"{type(module).__name__} has no memory to load a record into",
-            where=empty,
-            found="a tensor on the meta device",
-            hint=_MATERIALIZE,
-        )
-    problems = [
-        _mismatch_line(path, own[path], new_tensors[path])
-        for path in shared
-        if own[path].shape != new_tensors[path].shape
-    ]
-    if not partial:
-        problems += [_missing_line(path, own[path], unexpected) for path in missing]
-        problems += [
-            f"{path}: in the record, not in the module"
-            for path in unexpected
-            if not _similar_path(path, missing)
-        ]
-    if problems:
-        shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
-        raise RecordError(
-            f"the record does not fit {type(module).__name__}: {len(problems)} of "
-            f"{len(own.keys() | new_tensors.keys())} tensors",
-            expected=f"the tensors of {type(module).__name__}",
-            found=f"a record of {record.model}" if record.model else "a record of an unnamed model",
-            origin=shown,
-            hint="nothing was changed"
-            + ("; partial=True loads what fits by name" if missing or unexpected else ""),
-        )
-    with torch.no_grad():
-        for path in shared:
-            own[path].copy_(new_tensors[path])
-    static = _static_fields(getattr(module, _COMPILED, module))
-    return LoadReport(
-        tuple(shared),
-        tuple(missing),
-        tuple(unexpected),
-        {p: (new_tensors[p].dtype, own[p].dtype) for p in shared if new_tensors[p].dtype != own[p].dtype},
-        {
-            f"{path}.{name}" if path else name: (value, static[path][name])
-            for path, fields in record.static.items()
-            for name, value in fields.items()
-            if name in static.get(path, {}) and not _equal_as_json(value, static[path][name])
-        },
-    )
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside torch.compile's, DataParallel's and DistributedDataParallel's wrappers."""
+    while True:
+        if isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(inner := getattr(module, COMPILED, None), torch.nn.Module):
+            module = inner
+        else:
+            return module
 
 
-def _without_compile_prefix(path: str) -> str:
-    return ".".join(name for name in path.split(".") if name != _COMPILED)
+def without_compile_prefix(path: str) -> str:
+    """Return a path without the names that torch.compile adds."""
+    return ".".join(name for name in path.split(".") if name != COMPILED)
 
 
-def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+def static_fields_of(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the static fields of burnt's modules in a model, by module path and name."""
     # Looked up by name, since burnt.module imports this package.
     fields: dict[str, dict[str, Any]] = {}
     for path, child in module.named_modules():
         static = getattr(child, "static_fields", None)
         values = static() if callable(static) else {}
         if values:
-            fields[_without_compile_prefix(path)] = {
+            fields[without_compile_prefix(path)] = {
                 name: value.to_dict() if isinstance(value, Config) else value
                 for name, value in values.items()
             }
@@ -298,29 +233,3 @@ def _check_json(value: Any, where: str) -> None:
             found=f"{type(value).__name__} ({error})",
             hint="keep it out of the annotated fields, or make it a tensor",
         ) from None
-
-
-def _equal_as_json(saved: Any, value: Any) -> bool:
-    # Compared as JSON, which turns tuples into lists and keys into strings.
-    try:
-        return bool(json.loads(json.dumps(value)) == json.loads(json.dumps(saved)))
-    except TypeError:
-        return False
-
-
-def _mismatch_line(path: str, own: Tensor, new_tensors: Tensor) -> str:
-    line = f"{path}: {tuple(own.shape)} in the module, {tuple(new_tensors.shape)} in the record"
-    if own.dim() == 2 and own.shape == new_tensors.T.shape:
-        line += " (transposed?)"
-    return line
-
-
-def _missing_line(path: str, own: Tensor, unexpected: list[str]) -> str:
-    guess = _similar_path(path, unexpected)
-    line = f"{path}: {tuple(own.shape)} in the module, nothing in the record"
-    return line + (f" (is {guess!r} it?)" if guess else "")
-
-
-def _similar_path(path: str, candidates: list[str]) -> str | None:
-    suffix = [c for c in candidates if c.endswith(f".{path}") or path.endswith(f".{c}")]
-    return suffix[0] if suffix else nearest(path, candidates)

@@ -1,0 +1,397 @@
+"""`load_weights`: named tensors from any source into any torch.nn.Module."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from burnt._patterns import matches, near
+from burnt.errors import RecordError
+from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
+from burnt.record.report import LoadReport, guess_names, problem_lines, rename_hint
+from burnt.record.source import Source
+from burnt.record.sources import open_source
+from burnt.record.stored import StoredTensor
+
+_PARALLEL = "module."
+"""The prefix of what DataParallel and DistributedDataParallel save."""
+
+
+@dataclass(frozen=True)
+class Renumber:
+    """A step of `load_weights`' ``rename=``: makes indices in names contiguous, in ascending order.
+
+    Args:
+        pattern: a regular expression whose first group is the index. Names that are equal up to the group
+            are numbered together.
+        start: the first index.
+
+    >>> Renumber(r"^fc\\.(\\d+)")(["fc.0.weight", "fc.2.weight", "fc.2.bias", "fc.10.weight"])
+    ['fc.0.weight', 'fc.1.weight', 'fc.1.bias', 'fc.2.weight']
+    """
+
+    pattern: str
+    start: int = 0
+
+    def __call__(self, names: Sequence[str]) -> list[str]:
+        """Return the new names, in the order of the old ones."""
+        found = [re.search(self.pattern, name) for name in names]
+        indices: dict[str, set[int]] = {}
+        for name, match in zip(names, found, strict=True):
+            if match:
+                indices.setdefault(name[: match.start(1)], set()).add(int(match[1]))
+        new = {
+            head: {old: number for number, old in enumerate(sorted(numbers), self.start)}
+            for head, numbers in indices.items()
+        }
+        return [
+            name
+            if match is None
+            else f"{name[: match.start(1)]}{new[name[: match.start(1)]][int(match[1])]}{name[match.end(1) :]}"
+            for name, match in zip(names, found, strict=True)
+        ]
+
+
+Rename = tuple[str, str | Callable[[re.Match[str]], str]] | Renumber
+
+
+def load_weights(
+    model: torch.nn.Module,
+    source: str | os.PathLike[str] | Mapping[str, Any] | Record,
+    *,
+    only: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] | None = None,
+    rename: Sequence[Rename] = (),
+    partial: bool = False,
+    dtype: torch.dtype | Literal["stored"] | None = None,
+) -> LoadReport:
+    """Load weights from a file of PyTorch, Hugging Face, NumPy or burnt into any torch module.
+
+    Every tensor of the model must be in the source and fit, and the other way round, unless `only`, `skip`
+    or `partial` say otherwise. A nested key (``state_dict``, ``model``, ...) and the prefixes of DDP and
+    torch.compile are found, taken away before `rename` and named in the report.
+
+    Args:
+        model: any module. What is on the meta device gets memory on torch's default device.
+        source: a safetensors file; a folder with one, or with shards and their index (a Hugging Face
+            snapshot); a ``.pt``, ``.pth`` or ``.bin`` file of a state dict; a ``.npz`` file; a state dict; a
+            Record. Nothing but tensors is unpickled.
+        only: patterns on paths in the model (``"encoder"``, ``"*.bias|head"``); nothing else is loaded,
+            required or unexpected.
+        skip: patterns on paths in the model that are left out in the same way.
+        rename: applied in order to each name of the source: pairs of a regular expression and what replaces
+            it, as in `re.sub`, or `Renumber` for indices.
+        partial: load what fits by name, and report what is missing or unexpected instead of raising.
+        dtype: of the loaded floating-point tensors in the model afterwards; ``"stored"`` is what each has
+            in the source, None what it has in the model.
+
+    Raises:
+        RecordError: the source is damaged or unsafe, or does not fit; the model is unchanged.
+        OSError: the source does not exist or cannot be read.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    >>> print(load_weights(model, {"net.0.weight": torch.ones(1, 2), "net.0.bias": torch.zeros(1)},
+    ...                    rename=[(r"^net\\.", "")]))
+    2 tensors loaded from a state dict
+    """
+    with ExitStack() as stack:
+        opened = open_source(source, stack)
+        incoming, notes = _stripped(opened, model)
+        incoming = _renamed(incoming, rename)
+        return _load(model, opened, incoming, notes, _Selection(only, skip), partial, dtype)
+
+
+def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False) -> LoadReport:
+    """Copy a record's tensors into any torch module, converted to the module's dtypes and devices.
+
+    Args:
+        module: the module to load into.
+        record: the record to load.
+        partial: report tensors that are missing on either side instead of raising an error.
+
+    Raises:
+        RecordError: tensors are missing, unexpected or of another shape; the module is unchanged.
+    """
+    return load_weights(module, record, partial=partial)
+
+
+class _Selection:
+    """The patterns of `only` and `skip`."""
+
+    def __init__(self, only: str | Sequence[str] | None, skip: str | Sequence[str] | None) -> None:
+        self.only = None if only is None else [only] if isinstance(only, str) else list(only)
+        self.skip = [] if skip is None else [skip] if isinstance(skip, str) else list(skip)
+
+    def takes(self, path: str) -> bool:
+        if any(matches(pattern, path) for pattern in self.skip):
+            return False
+        return self.only is None or any(matches(pattern, path) for pattern in self.only)
+
+    def check(self, modules: list[str], paths: list[str]) -> None:
+        """Refuse a pattern that matches no path of a tensor: it is misspelt."""
+        for argument, patterns in (("only", self.only or []), ("skip", self.skip)):
+            for pattern in patterns:
+                if not any(matches(pattern, path) for path in paths):
+                    raise RecordError(
+                        f"the pattern {pattern!r} of {argument}= matches nothing",
+                        expected="a pattern on paths of the model, or the path of one of its modules",
+                        found=repr(pattern),
+                        hint=near(pattern, [*modules, *paths]),
+                    )
+
+
+def _stripped(source: Source, model: torch.nn.Module) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """Return a source's tensors by name, aliases included, without the prefixes of wrappers."""
+    tensors = dict(source.tensors)
+    tensors.update({alias: tensors[name] for alias, name in source.record.aliases.items()})
+    notes = list(source.notes)
+    if any(COMPILED in name for name in tensors):
+        stripped = {without_compile_prefix(name): stored for name, stored in tensors.items()}
+        if len(stripped) == len(tensors) and stripped.keys() != tensors.keys():
+            tensors = stripped
+            notes.append(f"without {COMPILED + '.'!r}, which torch.compile adds")
+    own = unwrapped(model).state_dict()
+    if (
+        tensors
+        and all(name.startswith(_PARALLEL) for name in tensors)
+        and not any(path.startswith(_PARALLEL) for path in own)
+    ):
+        tensors = {name.removeprefix(_PARALLEL): stored for name, stored in tensors.items()}
+        notes.append(f"without {_PARALLEL!r}, which DistributedDataParallel adds")
+    return tensors, tuple(notes)
+
+
+def _renamed(tensors: dict[str, StoredTensor], rename: Sequence[Rename]) -> dict[str, StoredTensor]:
+    names = list(tensors)
+    for step in rename:
+        try:
+            if isinstance(step, Renumber):
+                names = step(names)
+            else:
+                pattern = re.compile(step[0])
+                names = [pattern.sub(step[1], name) for name in names]
+        except (re.error, IndexError, ValueError, TypeError) as error:
+            raise RecordError(
+                "a step of rename= cannot be applied",
+                where=repr(step),
+                expected='pairs (r"regular expression", "replacement"), or Renumber(r"layers\\.(\\d+)")',
+                found=str(error),
+            ) from None
+    renamed: dict[str, StoredTensor] = {}
+    first: dict[str, str] = {}
+    for old, new in zip(tensors, names, strict=True):
+        if new in renamed and renamed[new] is not tensors[old]:
+            raise RecordError(
+                "rename= gives two tensors one name", where=new, found=f"{first[new]!r} and {old!r}"
+            )
+        renamed[new] = tensors[old]
+        first[new] = old
+    return renamed
+
+
+def _load(
+    model: torch.nn.Module,
+    source: Source,
+    incoming: dict[str, StoredTensor],
+    notes: tuple[str, ...],
+    selection: _Selection,
+    partial: bool,
+    dtype: torch.dtype | Literal["stored"] | None,
+) -> LoadReport:
+    inner = unwrapped(model)
+    targets = _targets(inner)
+    selection.check([path for path, _ in inner.named_modules() if path], [*targets, *incoming])
+    chosen = {path: target for path, target in targets.items() if selection.takes(path)}
+    found = {name: stored for name, stored in incoming.items() if selection.takes(name)}
+    shared = [path for path in chosen if path in found]
+    unexpected = [name for name in found if name not in chosen]
+    loaded: dict[object, str] = {}
+    for path in shared:
+        loaded.setdefault(chosen[path].key, path)
+    tied = {
+        path: loaded[target.key]
+        for path, target in chosen.items()
+        if path not in found and target.key in loaded
+    }
+    missing = [path for path in chosen if path not in found and path not in tied]
+
+    own_shapes = {path: tuple(target.tensor.shape) for path, target in chosen.items()}
+    found_shapes = {name: stored.shape for name, stored in found.items()}
+    mismatched = [path for path in shared if own_shapes[path] != found_shapes[path]]
+    nothing = bool(chosen and found and not shared)
+    if mismatched or ((missing or unexpected) and (nothing or not partial)):
+        lines, count = problem_lines(
+            own_shapes,
+            found_shapes,
+            mismatched,
+            missing if nothing or not partial else [],
+            unexpected if nothing or not partial else [],
+            source.kind,
+        )
+        hints = ["nothing was changed"]
+        if hint := rename_hint(missing, unexpected):
+            hints.append(hint)
+        elif mismatched:
+            hints.append(f"skip={'|'.join(mismatched[:3])!r} leaves out tensors of another shape")
+        if (missing or unexpected) and not partial:
+            hints.append("partial=True loads what fits by name")
+        raise RecordError(
+            f"the {source.kind} does not fit {type(model).__name__}: {count:,} of "
+            f"{len(own_shapes.keys() | found_shapes.keys()):,} tensors",
+            where=source.path,
+            expected=f"the tensors of {type(model).__name__}",
+            found=f"a record of {source.record.model}"
+            if source.record.model
+            else f"a {source.kind} of {len(source.tensors):,} tensors",
+            origin=[*lines, *notes],
+            hint="; ".join(hints),
+        )
+    _check_values(shared, chosen, found, source.path)
+
+    by_key: dict[object, list[_Target]] = {}
+    for target in targets.values():
+        by_key.setdefault(target.key, []).append(target)
+    guesses = guess_names(own_shapes, found_shapes, missing, unexpected)
+    cast: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+    with torch.no_grad():
+        for key, path in loaded.items():
+            stored, target = found[path], chosen[path]
+            wanted = _wanted_dtype(target.tensor.dtype, stored.dtype, dtype)
+            if target.tensor.is_meta or target.tensor.dtype != wanted:
+                new = torch.empty_like(target.tensor, dtype=wanted, device=_device(target.tensor))
+                stored.read_into(new)
+                _replace(inner, by_key[key], new)
+            else:
+                stored.read_into(target.tensor)
+            if stored.dtype != wanted:
+                cast[path] = (stored.dtype, wanted)
+    own_static = static_fields_of(inner)
+    return LoadReport(
+        tuple(shared),
+        tuple(missing),
+        tuple(unexpected),
+        cast,
+        {
+            f"{path}.{name}" if path else name: (value, own_static[path][name])
+            for path, fields in source.record.static.items()
+            for name, value in fields.items()
+            if name in own_static.get(path, {}) and not _equal_as_json(value, own_static[path][name])
+        },
+        tied,
+        tuple(name for name in targets.keys() | incoming.keys() if not selection.takes(name)),
+        tuple(without_compile_prefix(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
+        notes,
+        source.path or f"a {source.kind}",
+        guesses,
+    )
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A tensor of the model's state dict.
+
+    Args:
+        path: in the model itself, with the names that torch.compile adds.
+        tensor: shares memory with the model.
+        key: equal for tied tensors.
+    """
+
+    path: str
+    tensor: Tensor
+    key: object
+
+
+def _targets(module: torch.nn.Module) -> dict[str, _Target]:
+    identities = {path: id(tensor) for path, tensor in _all_tensors(module)}
+    targets: dict[str, _Target] = {}
+    for path, value in module.state_dict().items():
+        if isinstance(value, Tensor):
+            memory = value.data_ptr() if not value.is_meta else 0
+            key = (memory, value.shape, value.stride(), value.dtype) if memory else identities.get(path, path)
+            targets[without_compile_prefix(path)] = _Target(path, value.detach(), key)
+    return targets
+
+
+def _all_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def _check_values(
+    shared: list[str], targets: Mapping[str, _Target], found: Mapping[str, StoredTensor], where: str | None
+) -> None:
+    """Check values before any is loaded: their checksums, and that tied tensors have the same."""
+    first: dict[object, str] = {}
+    for path in shared:
+        found[path].verify(path if where is None else f"{where}: {path}")
+        other = first.setdefault(targets[path].key, path)
+        if found[other] is not found[path] and not _equal_values(found[other], found[path]):
+            raise RecordError(
+                "tied tensors of the model have different values",
+                where=where,
+                expected=f"one tensor for {other} and {path}",
+                found="two that differ",
+                hint=f"skip={path!r} takes the value of the first",
+            )
+
+
+def _equal_values(one: StoredTensor, other: StoredTensor) -> bool:
+    values = []
+    for stored in (one, other):
+        values.append(torch.empty(stored.shape, dtype=stored.dtype, device="cpu"))
+        stored.read_into(values[-1])
+    # Bits, since NaN is not equal to itself.
+    return one.dtype == other.dtype and torch.equal(
+        values[0].view(-1).view(torch.uint8), values[1].view(-1).view(torch.uint8)
+    )
+
+
+def _wanted_dtype(
+    own: torch.dtype, stored: torch.dtype, dtype: torch.dtype | Literal["stored"] | None
+) -> torch.dtype:
+    if dtype is None or not (own.is_floating_point and stored.is_floating_point):
+        return own
+    return stored if dtype == "stored" else dtype
+
+
+def _device(tensor: Tensor) -> torch.device:
+    if not tensor.is_meta:
+        return tensor.device
+    default = torch.get_default_device()
+    return torch.device("cpu") if default.type == "meta" else default
+
+
+def _replace(module: torch.nn.Module, targets: Iterable[_Target], new: Tensor) -> None:
+    """Make a tensor the value of a parameter or buffer, under all of its paths."""
+    created: torch.nn.Parameter | None = None
+    for target in targets:
+        owner, _, name = target.path.rpartition(".")
+        holder = module.get_submodule(owner)
+        old = getattr(holder, name)
+        if not isinstance(old, torch.nn.Parameter):
+            setattr(holder, name, new)
+        elif old.is_meta:
+            if created is None:
+                created = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+            setattr(holder, name, created)
+        else:
+            old.data = new
+
+
+def _equal_as_json(saved: Any, value: Any) -> bool:
+    # Compared as JSON, which turns tuples into lists and keys into strings.
+    try:
+        return bool(json.loads(json.dumps(value)) == json.loads(json.dumps(saved)))
+    except TypeError:
+        return False

@@ -1,0 +1,204 @@
+"""Weights from anywhere: opens a file, a folder of shards, a state dict or a Record as a `Source`."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from burnt._json import parse_json
+from burnt.errors import RecordError
+from burnt.record.files import MOST_HEADER_BYTES, MOST_TENSORS, open_safetensors
+from burnt.record.npz_file import open_npz
+from burnt.record.record import Record, parse_metadata
+from burnt.record.source import MemoryTensor, Source, find_state_dict
+from burnt.record.stored import StoredTensor
+from burnt.record.torch_file import is_legacy, read_torch
+
+_INDEX = ".index.json"
+_FILES = ("model.safetensors", "pytorch_model.bin")
+_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz")
+
+_OTHERS = {b"GGUF": "GGUF", b"\x89HDF": "HDF5", b"\x1f\x8b": "gzip", b"{": "JSON"}
+"""Formats that people try, by the first bytes."""
+
+
+class _Index(msgspec.Struct):
+    """The index of a sharded folder, as Hugging Face writes it."""
+
+    weight_map: dict[str, str]
+    metadata: dict[str, Any] = {}
+
+
+def open_source(source: object, stack: ExitStack) -> Source:
+    """Open what weights are loaded from; of files that allow it, only the headers are read.
+
+    Args:
+        source: a path, a state dict or a Record, as in `load_weights`.
+        stack: closes the files.
+
+    Raises:
+        RecordError: the file is damaged, unsafe or of no known format, or the folder has no weights.
+        OSError: the file does not exist or cannot be read.
+    """
+    if isinstance(source, Record):
+        return Source("record", _in_memory(source.tensors), record=source)
+    if isinstance(source, Mapping):
+        state, notes = find_state_dict(source, "state dict")
+        return Source("state dict", _in_memory(state), notes=notes)
+    if not isinstance(source, str | os.PathLike):
+        raise RecordError(
+            "weights cannot be loaded from this",
+            expected="a file, a folder, a state dict or a Record",
+            found=type(source).__name__,
+            hint="pass module.state_dict()" if isinstance(source, torch.nn.Module) else None,
+        )
+    path = Path(source)
+    return _open_folder(path, stack) if path.is_dir() else _open_file(path, stack)
+
+
+def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | Record) -> Record:
+    """Read every tensor of a source that `load_weights` takes into a Record, in memory.
+
+    Raises:
+        RecordError: the source is damaged, unsafe or of no known format.
+        OSError: the file does not exist or cannot be read.
+
+    >>> import torch
+    >>> print(read_weights(torch.nn.Linear(2, 1, bias=False).state_dict()))
+    Record(1 tensor, 2 values, model=None, config_type=None)
+      weight  (1, 2) torch.float32
+    """
+    with ExitStack() as stack:
+        opened = open_source(source, stack)
+        tensors: dict[str, Tensor] = {}
+        for name, stored in opened.tensors.items():
+            stored.verify(name)
+            tensors[name] = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+            stored.read_into(tensors[name])
+    metadata = opened.record
+    return Record(
+        tensors, metadata.aliases, metadata.model, metadata.config_type, metadata.config, metadata.static
+    )
+
+
+def _in_memory(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    return {name: MemoryTensor.of(tensor) for name, tensor in tensors.items()}
+
+
+def _open_file(path: Path, stack: ExitStack) -> Source:
+    where = os.fspath(path)
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start.startswith(b"PK") and _is_npz(path):
+        return Source("file", open_npz(where, stack), where)
+    if start.startswith(b"PK") or is_legacy(start):
+        state, notes = read_torch(where, legacy=is_legacy(start))
+        return Source("file", _in_memory(state), where, notes=notes)
+    if int.from_bytes(start[:8], "little") > MOST_HEADER_BYTES:  # no safetensors file
+        _refuse_other_formats(start, where)
+    tensors, document, metadata = open_safetensors(path, stack)
+    return Source("file", tensors, where, parse_metadata(document, tensors, where, metadata))
+
+
+def _refuse_other_formats(start: bytes, where: str) -> None:
+    expected = "a safetensors, PyTorch or .npz file"
+    for magic, name in _OTHERS.items():
+        if start.startswith(magic):
+            raise RecordError(
+                f"weights cannot be loaded from a {name} file",
+                where=where,
+                expected=expected,
+                hint="load its folder: the index names the shards" if name == "JSON" else None,
+            )
+    if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise RecordError(
+            "this is a pickle that torch.save did not write; it is not unpickled",
+            where=where,
+            expected=expected,
+            hint="where you trust the file: load it with pickle, and torch.save its tensors as a dict",
+        )
+
+
+def _is_npz(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError):
+        return False
+    return bool(names) and len(names) <= MOST_TENSORS and all(name.endswith(".npy") for name in names)
+
+
+def _open_folder(folder: Path, stack: ExitStack) -> Source:
+    """Open a folder as Hugging Face lays it out: one file, or shards and their index."""
+    for name in _FILES:
+        index = folder / (name + _INDEX)
+        if index.is_file():
+            return _open_shards(folder, index, stack)
+        if (folder / name).is_file():
+            return _open_file(folder / name, stack)
+    indexes = sorted(folder.glob("*" + _INDEX))
+    if len(indexes) == 1:
+        return _open_shards(folder, indexes[0], stack)
+    for pattern in _PATTERNS:
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return _open_file(found[0], stack)
+        if found:
+            raise RecordError(
+                "a folder has several files of weights and no index",
+                where=os.fspath(folder),
+                expected=f"one file, or {_FILES[0]}{_INDEX}",
+                found=", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else ""),
+                hint="name one of the files",
+            )
+    raise RecordError(
+        "a folder has no weights",
+        where=os.fspath(folder),
+        expected=" or ".join((*_FILES, _FILES[0] + _INDEX)),
+        found=", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing",
+    )
+
+
+def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
+    try:
+        parsed = msgspec.convert(parse_json(index.read_bytes()), _Index)
+    except (json.JSONDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise RecordError("the index of a folder is damaged", where=str(index), found=str(error)) from None
+    shards: dict[str, Source] = {}
+    for name in dict.fromkeys(parsed.weight_map.values()):
+        # Files of a Hugging Face snapshot are links to elsewhere, so that the name alone is checked.
+        if name in ("", ".", "..") or set(name) & set("/\\:\0"):
+            raise RecordError(
+                "the index of a folder names a file outside of it",
+                where=str(index),
+                expected="names of files in the folder",
+                found=repr(name[:200]),
+            )
+        if not (folder / name).is_file():
+            raise RecordError(
+                "a shard of a folder is missing", where=str(index), expected=name, found="no such file"
+            )
+        shards[name] = _open_file(folder / name, stack)
+    tensors: dict[str, StoredTensor] = {}
+    for tensor, name in parsed.weight_map.items():
+        if tensor not in shards[name].tensors:
+            raise RecordError(
+                "a shard lacks a tensor that the index expects in it",
+                where=str(folder / name),
+                expected=tensor,
+                found=f"{len(shards[name].tensors)} other tensors",
+            )
+        tensors[tensor] = shards[name].tensors[tensor]
+    document = parsed.metadata.get("burnt")
+    record = parse_metadata(document if isinstance(document, dict) else None, tensors, str(index), {})
+    notes = dict.fromkeys(note for shard in shards.values() for note in shard.notes)
+    return Source("folder", tensors, os.fspath(folder), record, tuple(notes))
