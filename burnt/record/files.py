@@ -217,8 +217,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
             hint=_CUT,
         )
     text = file.read(length)
-    if text.count(b'"data_offsets"') > MOST_TENSORS:
-        raise _damaged_header(path, f"more than {MOST_TENSORS:,} tensors")
+    check_count(text.count(b'"data_offsets"'), str(path))
     try:
         tensors = msgspec.convert(parse_json(text), dict[str, Any])
         metadata = msgspec.convert(tensors.pop("__metadata__", {}), dict[str, str])
@@ -250,6 +249,21 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
             )
         position = entry.data_offsets[1]
     return _Header(entries, metadata, 8 + length)
+
+
+def check_count(count: int, where: str) -> None:
+    """Refuse a file with so many tensors that reading their names alone takes minutes.
+
+    Raises:
+        RecordError: there are more than `MOST_TENSORS`.
+    """
+    if count > MOST_TENSORS:
+        raise RecordError(
+            "a file has too many tensors",
+            where=where,
+            expected=f"at most {MOST_TENSORS:,}",
+            found=f"{count:,}",
+        )
 
 
 def _damaged_header(path: Path, found: str) -> RecordError:

@@ -14,6 +14,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from burnt.errors import RecordError
+from burnt.record.files import check_count
 from burnt.record.stored import StoredTensor
 
 
@@ -47,7 +48,13 @@ def open_npz(path: str, stack: ExitStack) -> dict[str, StoredTensor]:
         RecordError: the file is damaged, or an array holds Python objects or a dtype that torch lacks.
     """
     tensors: dict[str, StoredTensor] = {}
-    archive = stack.enter_context(zipfile.ZipFile(path))
+    try:
+        archive = stack.enter_context(zipfile.ZipFile(path))
+    except Exception as error:
+        raise RecordError(
+            "a .npz file is damaged", where=path, found=str(error), hint="take another copy"
+        ) from None
+    check_count(len(archive.infolist()), path)
     for member in archive.infolist():
         try:
             with archive.open(member) as file:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnt._json import parse_json
 from burnt.errors import RecordError
-from burnt.record.files import MOST_HEADER_BYTES, MOST_TENSORS, open_safetensors
+from burnt.record.files import MOST_HEADER_BYTES, check_count, open_safetensors
 from burnt.record.npz_file import open_npz
 from burnt.record.record import Record, parse_metadata
 from burnt.record.source import MemoryTensor, Source, find_state_dict
@@ -132,9 +132,9 @@ def _is_npz(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError):
-        return False
-    return bool(names) and len(names) <= MOST_TENSORS and all(name.endswith(".npy") for name in names)
+    except Exception:  # a damaged one is refused when it is opened
+        return path.suffix == ".npz"
+    return bool(names) and all(name.endswith(".npy") for name in names)
 
 
 def _open_folder(folder: Path, stack: ExitStack) -> Source:
@@ -173,6 +173,7 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
         parsed = msgspec.convert(parse_json(index.read_bytes()), _Index)
     except (json.JSONDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise RecordError("the index of a folder is damaged", where=str(index), found=str(error)) from None
+    check_count(len(parsed.weight_map), str(index))
     shards: dict[str, Source] = {}
     for name in dict.fromkeys(parsed.weight_map.values()):
         # Files of a Hugging Face snapshot are links to elsewhere, so that the name alone is checked.

@@ -254,7 +254,8 @@ class TestNestedKeysAndPrefixes:
         )
 
     def test_prefixes_of_wrappers(self, net, fresh):
-        compiled = torch.compile(net, backend="eager")
+        compiled = torch.nn.Module()
+        compiled._orig_mod = net  # as torch.compile does
         parallel = torch.nn.DataParallel(compiled)
         for model, prefixes in [(compiled, ["_orig_mod."]), (parallel, ["_orig_mod.", "module."])]:
             report = load_weights(fresh, model.state_dict())
