@@ -1,0 +1,44 @@
+"""Loading takes little memory beyond the model: two gigabytes into a model on the meta device."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, re, struct, sys
+import torch
+import burnt
+
+count, size, path = 20, 5120, sys.argv[1]
+bytes_each = 4 * size * size
+header = {
+    f"{i}.weight": {"dtype": "F32", "shape": [size, size], "data_offsets": [i * bytes_each, (i + 1) * bytes_each]}
+    for i in range(count)
+}
+text = json.dumps(header).encode()
+with open(path, "wb") as file:  # the zeros take no place on the disk
+    file.write(struct.pack("<Q", len(text)) + text)
+    file.truncate(8 + len(text) + count * bytes_each)
+
+
+def megabytes(field):
+    return int(re.search(rf"{field}:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+
+with torch.device("meta"):
+    model = torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False) for _ in range(count)])
+before = megabytes("VmRSS")
+burnt.load_weights(model, path, dtype=getattr(torch, sys.argv[2]))
+print(megabytes("VmHWM") - before - sum(p.nbytes for p in model.parameters()) // 2**20)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_gigabytes(tmp_path, dtype):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m.safetensors"), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 300
