@@ -113,14 +113,19 @@ class _FileTensor(StoredTensor):
 
 
 def write_tensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any] | None,
+    *,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write named tensors and a JSON document to one safetensors file: temporary file, fsync, rename.
 
     Args:
         path: the file; an old one is replaced only after the new one is complete.
         tensors: tensors by name, on any device; shared memory is written once per name.
-        document: JSON values, stored in the file's metadata under ``burnt``.
+        document: JSON values, stored in the file's metadata under ``burnt``; None stores nothing.
+        metadata: more metadata, for other programs.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full.
@@ -135,9 +140,12 @@ def write_tensors(
         if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
             plain[name] = tensor.clone()
         seen.add(tensor.untyped_storage().data_ptr())
+    texts = dict(metadata or {})
+    if document is not None:
+        texts[_KEY] = json.dumps(document)
     with replacing(target) as temporary:
         try:
-            safetensors.torch.save_file(plain, temporary, {_KEY: json.dumps(document)})
+            safetensors.torch.save_file(plain, temporary, texts)
         except safetensors.SafetensorError as error:
             # safetensors raises its own error for a full disk.
             raise OSError(f"{target} cannot be written: {error}") from error

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from burnt._files import replacing
 from burnt.config import Config, qualified_name
 from burnt.errors import RecordError, quantity
 from burnt.record.files import read_tensors, write_tensors
@@ -23,6 +25,12 @@ _MATERIALIZE = "model.to_empty(device=...) gives it memory; then load a record o
 
 COMPILED = "_orig_mod"
 """The name that torch.compile adds to the path of the module that it wraps."""
+
+
+_STEM = "model"
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
+"""What other programs may load from a folder."""
 
 
 class _Metadata(msgspec.Struct):
@@ -96,11 +104,66 @@ class Record:
             OSError: the folder cannot be written; an old file is unchanged.
         """
         self.check()
-        document = {"format": FORMAT, "torch": torch.__version__}
+        write_tensors(path, self.tensors, self._document())
+
+    def save_folder(self, folder: str | os.PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write a folder that transformers and other programs of Hugging Face load.
+
+        It holds ``model.safetensors``, or if that would be too large ``model-00001-of-00003.safetensors``
+        and so on, and, written last, ``model.safetensors.index.json``. Tied tensors are stored once, under
+        their first path.
+
+        Args:
+            folder: is created if its parent exists; other files in it stay.
+            shard_bytes: the size of a file; only a single larger tensor makes a larger one.
+
+        Raises:
+            RecordError: as in `check`, or the folder has weights that cannot be replaced at once.
+            OSError: the folder cannot be written or is full; then it is as before.
+        """
+        self.check()
+        folder = Path(folder)
+        folder.mkdir(exist_ok=True)
+        shards = _shards(self.tensors, shard_bytes)
+        whole = f"{_STEM}.safetensors"
+        old = {path.name for pattern in _WEIGHTS for path in folder.glob(pattern)}
+        if old - ({whole} if len(shards) == 1 else set()):
+            raise RecordError(
+                "the folder has weights already",
+                where=os.fspath(folder),
+                found=", ".join(sorted(old)[:5]),
+                hint="choose another folder or delete them: several files cannot be replaced at once",
+            )
+        for_others = {"format": "pt"}  # transformers requires it
+        if len(shards) == 1:
+            write_tensors(folder / whole, self.tensors, self._document(), metadata=for_others)
+            return
+        names = [f"{_STEM}-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+        index_name = f"{whole}.index.json"
+        index = {
+            "metadata": {
+                "total_size": sum(tensor.nbytes for tensor in self.tensors.values()),
+                "burnt": self._document(),
+            },
+            "weight_map": {path: name for name, shard in zip(names, shards, strict=True) for path in shard},
+        }
+        try:
+            for name, shard in zip(names, shards, strict=True):
+                write_tensors(folder / name, shard, None, metadata=for_others)
+            # Without the index, a reader finds no weights.
+            with replacing(folder / index_name) as temporary:
+                temporary.write_text(json.dumps(index, indent=2))
+        except BaseException:
+            for name in (index_name, *names):
+                (folder / name).unlink(missing_ok=True)
+            raise
+
+    def _document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"format": FORMAT, "torch": torch.__version__}
         for field in dataclasses.fields(self):
             if field.name != "tensors":
                 document[field.name] = getattr(self, field.name)
-        write_tensors(path, self.tensors, document)
+        return document
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Record:
@@ -153,6 +216,18 @@ def parse_metadata(
             "tied tensors of a record are missing", where=where, expected=missing_sources[0], found="nothing"
         )
     return Record({}, **metadata)
+
+
+def _shards(tensors: Mapping[str, Tensor], most_bytes: int) -> list[dict[str, Tensor]]:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for path, tensor in tensors.items():
+        if shards[-1] and size + tensor.nbytes > most_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][path] = tensor
+        size += tensor.nbytes
+    return shards
 
 
 def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Record:

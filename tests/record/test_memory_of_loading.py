@@ -13,7 +13,7 @@ import burnt
 count, size, path = 20, 5120, sys.argv[1]
 bytes_each = 4 * size * size
 header = {
-    f"{i}.weight": {"dtype": "F32", "shape": [size, size], "data_offsets": [i * bytes_each, (i + 1) * bytes_each]}
+    f"{i}.weight": dict(dtype="F32", shape=[size, size], data_offsets=[i * bytes_each, (i + 1) * bytes_each])
     for i in range(count)
 }
 text = json.dumps(header).encode()
