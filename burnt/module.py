@@ -230,7 +230,7 @@ class Module(torch.nn.Module):
         return _record.record_of(self, config=self._built_by)
 
     def load_record(self, record: Record, *, partial: bool = False) -> LoadReport:
-        """Copy a record's tensors into this module: `burnt.record.load_into`.
+        """Copy a record's tensors into this module: `burnt.record.load_into`, which `load_weights` extends.
 
         Raises:
             RecordError: tensors are missing or unexpected (unless `partial`), or have another shape;

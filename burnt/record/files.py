@@ -86,6 +86,9 @@ class _FileTensor(StoredTensor):
             out.copy_(self._read(torch.empty(self.shape, dtype=self.dtype, device="cpu"), 0))
         elif out.dtype == self.dtype and out.device.type == "cpu":
             self._read(out, 0)
+            if not out.is_inference():
+                # Autograd and caches of converted weights go by the version, which no op has counted up here.
+                torch.autograd.graph.increment_version(out)
         else:
             flat = out.view(-1)
             size = max(1, _CHUNK // self.dtype.itemsize)

@@ -17,7 +17,7 @@ from burnt._patterns import matches, near
 from burnt.errors import RecordError
 from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
 from burnt.record.report import LoadReport, guess_names, problem_lines, rename_hint
-from burnt.record.source import Source
+from burnt.record.source import MemoryTensor, Source
 from burnt.record.sources import open_source
 from burnt.record.stored import StoredTensor
 
@@ -347,6 +347,8 @@ def _check_values(
 
 
 def _equal_values(one: StoredTensor, other: StoredTensor) -> bool:
+    if isinstance(one, MemoryTensor) and isinstance(other, MemoryTensor) and one.shares_memory(other):
+        return True
     values = []
     for stored in (one, other):
         values.append(torch.empty(stored.shape, dtype=stored.dtype, device="cpu"))

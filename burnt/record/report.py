@@ -104,18 +104,20 @@ def guess_names(
 ) -> dict[str, str]:
     """Guess, for the first missing paths, under which name a source has them."""
     guesses: dict[str, str] = {}
+    known = found.keys() - own.keys()
     for path in missing[:_MOST_LINES]:
         shapes = (own[path], own[path][::-1])
-        longer = next((name for name in unexpected if name.endswith(f".{path}")), None)
+        longer = next((name for name in unexpected if name.endswith(f".{path}") and name in known), None)
         parts = path.split(".")
-        known = found.keys() - own.keys()
         tails = (".".join(parts[first:]) for first in range(1, len(parts)))
         guess = longer or next((tail for tail in tails if tail in known), None)
         if guess is None:
-            alike = list(islice((name for name in unexpected if found[name] in shapes), _MOST_CANDIDATES))
-            guess = nearest(path, alike) or nearest(path, unexpected[:_MOST_CANDIDATES])
+            left = [name for name in unexpected if name in known]
+            alike = islice((name for name in left if found[name] in shapes), _MOST_CANDIDATES)
+            guess = nearest(path, alike) or nearest(path, left[:_MOST_CANDIDATES])
         if guess is not None:
             guesses[path] = guess
+            known.discard(guess)
     return guesses
 
 

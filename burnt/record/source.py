@@ -29,6 +29,10 @@ class MemoryTensor(StoredTensor):
         """Return the stored tensor of one in memory; it shares memory."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.detach())
 
+    def shares_memory(self, other: MemoryTensor) -> bool:
+        """Whether the other one has the same elements in the same memory."""
+        return self.tensor.is_set_to(other.tensor)
+
     def read_into(self, out: Tensor) -> None:
         """Copy the values to a tensor."""
         out.copy_(self.tensor)

@@ -53,13 +53,14 @@ def small_files(folder, state):
 KINDS = ["m.pt", "m.legacy", "m.npz", "c.npz", "m.safetensors"]
 
 
+@pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_cut_off_anywhere(tmp_path, model, kind):
+def test_a_file_cut_off_anywhere(tmp_path, model, kind, step):
     small_files(tmp_path, model.state_dict())
     load_weights(model, tmp_path / kind)
     data = (tmp_path / kind).read_bytes()
     before = [p.tolist() for p in model.parameters()]
-    for length in range(0, len(data), 3 if kind == "m.pt" else 1):
+    for length in range(0, len(data), step):
         (tmp_path / kind).write_bytes(data[:length])
         message = refused(r"damaged|truncated|no tensor file|did not write", model, tmp_path / kind)
         assert str(tmp_path / kind) in message
@@ -72,7 +73,7 @@ def test_wrong_bytes_anywhere_raise_nothing_else(tmp_path, model, kind):
     data = (tmp_path / kind).read_bytes()
     draw = random.Random(0)
     refusals = 0
-    for _ in range(200):
+    for _ in range(100):
         damaged = bytearray(data)
         for _ in range(draw.choice([1, 3])):
             damaged[draw.randrange(len(data))] = draw.choice([0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)])
@@ -81,7 +82,7 @@ def test_wrong_bytes_anywhere_raise_nothing_else(tmp_path, model, kind):
             load_weights(model, tmp_path / kind)
         except RecordError:
             refusals += 1
-    assert refusals > 50
+    assert refusals > 25
 
 
 class TestSafetensors:

@@ -118,6 +118,13 @@ class TestSources:
                 assert torch.equal(model.w, state["w"].to(dtype))
                 assert model.w.is_contiguous(memory_format=layout)
 
+    def test_a_load_counts_as_a_change_in_place(self, net, tmp_path):
+        # What was saved for backward before would be wrong after it.
+        loss = net.head(torch.randn(2, 4, requires_grad=True)).sum()
+        load_weights(net, save(net.state_dict(), tmp_path / "m.safetensors"))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
     def test_npz_in_fortran_order_and_of_other_dtypes(self, tmp_path):
         np.savez_compressed(tmp_path / "m.npz", weight=np.asfortranarray(np.arange(6.0).reshape(2, 3)))
         model = torch.nn.Linear(3, 2, bias=False)

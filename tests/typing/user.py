@@ -90,6 +90,12 @@ def by_hand(model: Net, x: Tensor) -> float:
     copied: Net = Net.load("net.safetensors", config=NetConfig().replace(hidden=8)).fork("cpu")
     record: burnt.Record = copied.into_record()
     copied.load_record(record)
+    report = burnt.load_weights(
+        copied, "net.safetensors", only="hidden", rename=[(r"^net", "")], dtype=torch.half
+    )
+    print(
+        report.applied, burnt.load_weights(torch.nn.Linear(1, 1), {"weight": x}, partial=True, dtype="stored")
+    )
     Learner(torch.nn.Linear(1, 1), optim.Adam(), 1e-3, step=step)
     groups = [("*.bias", optim.AdamW()), (optim.matrices, optim.Muon(), 0.02), ("*", optim.Adam(), None, 1.0)]
     Learner(model, optim.Ema(optim.Groups(groups), decay=0.99), 1e-3)
