@@ -1,4 +1,4 @@
-"""Patterns on the paths of parameters and modules, as `load_weights` takes them."""
+"""Patterns on paths of parameters and modules, for `freeze`, `load_weights`, optimizer groups, initializers."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from burnt._patterns import matches, near
 from burnt.errors import ConfigError
-from burnt.inspect.patterns import matches, near
 
 __all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
 

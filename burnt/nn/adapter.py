@@ -26,9 +26,9 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from burnt._hints import explain_arguments
+from burnt._patterns import matches, near
 from burnt.config import qualified_name
 from burnt.errors import ConfigError, InputValueError, RecordError
-from burnt.inspect.patterns import matches, near
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
 from burnt.record import FORMAT, read_tensors, write_tensors

@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from burnt._patterns import matches, near
 from burnt.config import Config
 from burnt.errors import ConfigError, ShapeError
-from burnt.inspect.patterns import matches, near
 from burnt.nn.moe import MoeFeedForward
 
 __all__ = [

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
+from burnt._patterns import matches, near
 from burnt.errors import OptimError
-from burnt.inspect.patterns import matches, near
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
