@@ -1,4 +1,4 @@
-"""Patterns on paths of parameters and modules, for `freeze`, `load_weights`, optimizer groups, initializers."""
+"""Patterns on paths of parameters and modules, as `freeze`, `load_weights` and optimizer groups take them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file` and `npz_file`
-read the other formats. `report` says what was loaded. Only `torch_file` unpickles, and nothing but tensors.
+read the other formats. `fit` compares source and module, `report` says what was loaded. Only `torch_file`
+unpickles, and nothing but tensors.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from burnt._patterns import matches, near
 from burnt.errors import RecordError
+from burnt.record.fit import Fit
 from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
-from burnt.record.report import LoadReport, guess_names, problem_lines, rename_hint
+from burnt.record.report import LoadReport
 from burnt.record.source import MemoryTensor, Source
 from burnt.record.sources import open_source
 from burnt.record.stored import StoredTensor
@@ -212,87 +213,92 @@ def _load(
     selection.check([path for path, _ in inner.named_modules() if path], [*targets, *incoming])
     chosen = {path: target for path, target in targets.items() if selection.takes(path)}
     found = {name: stored for name, stored in incoming.items() if selection.takes(name)}
-    shared = [path for path in chosen if path in found]
-    unexpected = [name for name in found if name not in chosen]
-    loaded: dict[object, str] = {}
-    for path in shared:
-        loaded.setdefault(chosen[path].key, path)
+    loaded: dict[object, str] = {}  # the first path of each tensor
+    for path, target in chosen.items():
+        if path in found:
+            loaded.setdefault(target.key, path)
     tied = {
         path: loaded[target.key]
         for path, target in chosen.items()
         if path not in found and target.key in loaded
     }
-    missing = [path for path in chosen if path not in found and path not in tied]
-
     own_shapes = {path: tuple(target.tensor.shape) for path, target in chosen.items()}
-    found_shapes = {name: stored.shape for name, stored in found.items()}
-    mismatched = [path for path in shared if own_shapes[path] != found_shapes[path]]
-    nothing = bool(chosen and found and not shared)
-    if mismatched or ((missing or unexpected) and (nothing or not partial)):
-        lines, count = problem_lines(
-            own_shapes,
-            found_shapes,
-            mismatched,
-            missing if nothing or not partial else [],
-            unexpected if nothing or not partial else [],
-            source.kind,
-        )
-        hints = ["nothing was changed"]
-        if hint := rename_hint(missing, unexpected):
-            hints.append(hint)
-        elif mismatched:
-            hints.append(f"skip={'|'.join(mismatched[:3])!r} leaves out tensors of another shape")
-        if (missing or unexpected) and not partial:
-            hints.append("partial=True loads what fits by name")
-        raise RecordError(
-            f"the {source.kind} does not fit {type(model).__name__}: {count:,} of "
-            f"{len(own_shapes.keys() | found_shapes.keys()):,} tensors",
-            where=source.path,
-            expected=f"the tensors of {type(model).__name__}",
-            found=f"a record of {source.record.model}"
-            if source.record.model
-            else f"a {source.kind} of {len(source.tensors):,} tensors",
-            origin=[*lines, *notes],
-            hint="; ".join(hints),
-        )
-    _check_values(shared, chosen, found, source.path)
+    fit = Fit(own_shapes, {name: stored.shape for name, stored in found.items()}, tied=tied, partial=partial)
+    if not fit.is_good:
+        raise _misfit(fit, type(model).__name__, source, notes, partial)
+    _check_values(fit.shared, chosen, found, source.path)
 
+    cast = _read(inner, targets, {path: found[path] for path in loaded.values()}, dtype)
+    return LoadReport(
+        applied=tuple(fit.shared),
+        missing=tuple(fit.missing),
+        unexpected=tuple(fit.unexpected),
+        cast=cast,
+        static=_static_differences(source.record, inner),
+        tied=tied,
+        skipped=tuple(name for name in {**targets, **incoming} if not selection.takes(name)),
+        meta=tuple(without_compile_prefix(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
+        notes=notes,
+        source=source.path or f"a {source.kind}",
+        guesses=fit.guesses,
+    )
+
+
+def _misfit(fit: Fit, model: str, source: Source, notes: tuple[str, ...], partial: bool) -> RecordError:
+    lines, count = fit.problems(source.kind)
+    hints = ["nothing was changed"]
+    if fit.rename_hint:
+        hints.append(fit.rename_hint)
+    elif fit.mismatched:
+        hints.append(f"skip={'|'.join(fit.mismatched[:3])!r} leaves out tensors of another shape")
+    if (fit.missing or fit.unexpected) and not partial:
+        hints.append("partial=True loads what fits by name")
+    found = f"a {source.kind} of {len(source.tensors):,} tensors"
+    total = len(fit.own.keys() | fit.found.keys())
+    return RecordError(
+        f"the {source.kind} does not fit {model}: {count:,} of {total:,} tensors",
+        where=source.path,
+        expected=f"the tensors of {model}",
+        found=f"a record of {source.record.model}" if source.record.model else found,
+        origin=[*lines, *notes],
+        hint="; ".join(hints),
+    )
+
+
+def _read(
+    module: torch.nn.Module,
+    targets: Mapping[str, _Target],
+    tensors: Mapping[str, StoredTensor],
+    dtype: torch.dtype | Literal["stored"] | None,
+) -> dict[str, tuple[torch.dtype, torch.dtype]]:
+    """Read tensors into the module; return those that were converted, as (old, new) dtype."""
     by_key: dict[object, list[_Target]] = {}
     for target in targets.values():
         by_key.setdefault(target.key, []).append(target)
-    guesses = guess_names(own_shapes, found_shapes, missing, unexpected)
     cast: dict[str, tuple[torch.dtype, torch.dtype]] = {}
     with torch.no_grad():
-        for key, path in loaded.items():
-            stored, target = found[path], chosen[path]
-            wanted = _wanted_dtype(target.tensor.dtype, stored.dtype, dtype)
-            if target.tensor.is_meta or target.tensor.dtype != wanted:
-                new = torch.empty_like(target.tensor, dtype=wanted, device=_device(target.tensor))
+        for path, stored in tensors.items():
+            own = targets[path].tensor
+            wanted = _wanted_dtype(own.dtype, stored.dtype, dtype)
+            if own.is_meta or own.dtype != wanted:
+                new = torch.empty_like(own, dtype=wanted, device=_device(own))
                 stored.read_into(new)
-                _replace(inner, by_key[key], new)
+                _replace(module, by_key[targets[path].key], new)
             else:
-                stored.read_into(target.tensor)
+                stored.read_into(own)
             if stored.dtype != wanted:
                 cast[path] = (stored.dtype, wanted)
-    own_static = static_fields_of(inner)
-    return LoadReport(
-        tuple(shared),
-        tuple(missing),
-        tuple(unexpected),
-        cast,
-        {
-            f"{path}.{name}" if path else name: (value, own_static[path][name])
-            for path, fields in source.record.static.items()
-            for name, value in fields.items()
-            if name in own_static.get(path, {}) and not _equal_as_json(value, own_static[path][name])
-        },
-        tied,
-        tuple(name for name in targets.keys() | incoming.keys() if not selection.takes(name)),
-        tuple(without_compile_prefix(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
-        notes,
-        source.path or f"a {source.kind}",
-        guesses,
-    )
+    return cast
+
+
+def _static_differences(record: Record, module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
+    own = static_fields_of(module)
+    return {
+        f"{path}.{name}" if path else name: (value, own[path][name])
+        for path, fields in record.static.items()
+        for name, value in fields.items()
+        if name in own.get(path, {}) and not _equal_as_json(value, own[path][name])
+    }
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""How the tensors of a source fit those of a module, with guesses for those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import islice
+
+from burnt.errors import nearest
+
+Shape = tuple[int, ...]
+
+MOST_LINES = 12
+"""How many tensors of a kind are printed; guesses are made for these alone."""
+
+_MOST_CANDIDATES = 300
+"""How many names are compared with a missing one: some 20 ms."""
+
+
+class Fit:
+    """The shapes in a module and in a source, compared.
+
+    Args:
+        own: the shapes in the module by path.
+        found: the shapes in the source by name.
+        tied: paths that need no tensor of their own in the source.
+        partial: whether tensors may be missing on either side, as long as any fits.
+
+    >>> fit = Fit({"a.weight": (2, 3), "bias": (2,)}, {"a.wieght": (2, 3), "bias": (3,)})
+    >>> fit.missing, fit.unexpected, fit.mismatched
+    (['a.weight'], ['a.wieght'], ['bias'])
+    >>> fit.guesses
+    {'a.weight': 'a.wieght'}
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Shape],
+        found: Mapping[str, Shape],
+        *,
+        tied: Iterable[str] = (),
+        partial: bool = False,
+    ) -> None:
+        tied = set(tied)
+        self.own = own
+        self.found = found
+        self.shared = [path for path in own if path in found]
+        self.missing = [path for path in own if path not in found and path not in tied]
+        self.unexpected = [name for name in found if name not in own]
+        self.mismatched = [path for path in self.shared if own[path] != found[path]]
+        # A source of which nothing fits is another model's.
+        self.partial = partial and bool(self.shared or not own or not found)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the tensors may be loaded."""
+        return not self.mismatched and (self.partial or not (self.missing or self.unexpected))
+
+    def problems(self, noun: str) -> tuple[list[str], int]:
+        """Return a line for each of the first tensors that do not fit, and the number of all of them."""
+        lines = []
+        for path in self.mismatched:
+            own, found = self.own[path], self.found[path]
+            transposed = " (transposed?)" if len(own) == 2 and own == found[::-1] else ""
+            lines.append(f"{path}: {own} in the module, {found} in the {noun}{transposed}")
+        for path in () if self.partial else self.missing:
+            guess = question(self.guesses.get(path))
+            lines.append(f"{path}: {self.own[path]} in the module, nothing in the {noun}{guess}")
+        guessed = set(self.guesses.values())
+        for name in () if self.partial else self.unexpected:
+            if name not in guessed:
+                lines.append(f"{name}: in the {noun}, not in the module")
+        more = len(lines) - MOST_LINES
+        return lines[:MOST_LINES] + ([f"and {more:,} more"] if more > 0 else []), len(lines)
+
+    @cached_property
+    def guesses(self) -> dict[str, str]:
+        """The names that the first missing paths may have in the source."""
+        guesses: dict[str, str] = {}
+        left = dict.fromkeys(self.unexpected)
+        for path in self.missing[:MOST_LINES]:
+            parts = path.split(".")
+            shorter = (".".join(parts[first:]) for first in range(1, len(parts)))
+            guess = next((name for name in left if name.endswith(f".{path}")), None)
+            guess = guess or next((name for name in shorter if name in left), None)
+            if guess is None:
+                shapes = (self.own[path], self.own[path][::-1])
+                alike = islice((name for name in left if self.found[name] in shapes), _MOST_CANDIDATES)
+                guess = nearest(path, alike) or nearest(path, islice(left, _MOST_CANDIDATES))
+            if guess is not None:
+                guesses[path] = guess
+                del left[guess]
+        return guesses
+
+    @cached_property
+    def rename_hint(self) -> str | None:
+        """The `rename=` with which most tensors would fit, if a prefix is all that differs."""
+        missing, unexpected = set(self.missing), set(self.unexpected)
+        for path, name in self.guesses.items():
+            if name.endswith(f".{path}"):
+                prefix = name.removesuffix(path)
+                if 2 * sum(prefix + other in unexpected for other in missing) > len(missing):
+                    pattern = "^" + prefix.replace(".", r"\.")
+                    return f'rename=[(r"{pattern}", "")] takes away the prefix {prefix!r}'
+            elif path.endswith(f".{name}"):
+                prefix = path.removesuffix(name)
+                if 2 * sum(prefix + other in missing for other in unexpected) > len(unexpected):
+                    return f'rename=[(r"^", "{prefix}")] adds the prefix {prefix!r}'
+        return None
+
+
+def question(guess: str | None) -> str:
+    """Return how a guess is printed after a missing path."""
+    return f" (is {guess!r} it?)" if guess else ""
