@@ -54,6 +54,13 @@ def test_the_shape_error_is_as_printed(tmp_path: Path) -> None:
     assert run(code, tmp_path) == printed
 
 
+def test_the_report_of_loaded_weights_is_as_printed(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "weights.md").read_text()
+    code = next(block for language, block in FENCE.findall(page) if "checkpoint.pt" in block)
+    printed = next(block for language, block in FENCE.findall(page) if language == "text")
+    assert run(code, tmp_path) == printed
+
+
 @NEEDS_A_COMPILER
 def test_the_kernel_is_as_printed(tmp_path: Path) -> None:
     document = (ROOT / "docs" / "kernels.md").read_text()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickletools
 import warnings
 import zipfile
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,21 @@ _NAMES = {
 }
 _REFUSED = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"}
 
+_MOST_INSTRUCTIONS = 5_000_000
+"""In one pickle: some 15 s, and 160,000 tensors."""
+
+_TO_THE_MARK = {
+    opcode.name for opcode in pickletools.opcodes if pickletools.markobject in opcode.stack_before
+}
+_TAKES = {
+    opcode.name: opcode.stack_before.index(pickletools.markobject)
+    if opcode.name in _TO_THE_MARK
+    else len(opcode.stack_before)
+    for opcode in pickletools.opcodes
+}
+"""How many items an instruction takes from the stack, with _TO_THE_MARK below the topmost mark."""
+_GIVES = {opcode.name: len(opcode.stack_after) for opcode in pickletools.opcodes}
+
 _CONVERT = (
     "where you trust the file: torch.save(torch.load(path, weights_only=False).state_dict(), 'w.pt'),"
     " or for a checkpoint ...load(path, weights_only=False)['state_dict']"
@@ -59,18 +75,16 @@ def read_torch(path: str, *, legacy: bool) -> tuple[dict[str, Tensor], tuple[str
         RecordError: the file is damaged, or holds more than tensors in plain containers.
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
-        if legacy:
-            size = file.seek(0, 2)
-            file.seek(0)
-            for _ in range(_LEGACY_PICKLES):
-                _check_pickle(file, path)
-        else:
-            size = _check_zip(file, path)
     if path.endswith(".safetensors"):
         raise RecordError(  # torch.load goes by the name
             "a PyTorch file has the name of a safetensors file", where=path, hint="rename it to end in .pt"
         )
+    with open(path, "rb") as file:
+        if legacy:
+            for _ in range(_LEGACY_PICKLES):
+                _check_pickle(file, path)
+        else:
+            _check_zip(file, path)
     try:
         with warnings.catch_warnings():  # of torch's own deprecations
             warnings.simplefilter("ignore")
@@ -80,13 +94,14 @@ def read_torch(path: str, *, legacy: bool) -> tuple[dict[str, Tensor], tuple[str
     except Exception as error:  # a damaged file makes torch raise almost any kind
         raise _damaged(path, error) from None
     state, notes = find_state_dict(loaded, path)
+    size = os.path.getsize(path)
     for name, tensor in state.items():
         _check_tensor(name, tensor, path, size)
     return state, notes
 
 
-def _check_zip(file: IO[bytes], path: str) -> int:
-    """Check the members of a zip file; return the number of bytes that its tensors may have."""
+def _check_zip(file: IO[bytes], path: str) -> None:
+    """Check the members of a zip file, and the pickle in it."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -101,13 +116,12 @@ def _check_zip(file: IO[bytes], path: str) -> int:
             # torch stores its members uncompressed: a small file cannot become a large one.
             compressed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
             if compressed or len(names) < len(members) or "data.pkl" not in names:
-                raise _damaged(
-                    path,
-                    f"{compressed[0]!r}, compressed" if compressed else "members that torch does not write",
+                found = (
+                    f"{compressed[0]!r}, compressed" if compressed else "members that torch does not write"
                 )
+                raise _damaged(path, found)
             with archive.open(names["data.pkl"]) as stream:
                 _check_pickle(stream, path)
-            return sum(member.file_size for member in members)
     except RecordError:
         raise
     except Exception as error:  # zipfile raises many kinds
@@ -121,55 +135,49 @@ def _check_pickle(file: IO[bytes], path: str) -> None:
     names the class in the message, and since that unpickler would run ``bytearray(10**12)`` and hash tuples
     of tuples of tuples, each many times the one before: for years.
     """
-    stack: list[int | None] = []  # how deeply each item's tuples are nested; None is a mark
-    memo: dict[int, int] = {}
-    storages = 0
+    stack: list[int] = []  # how deeply the tuples of each item are nested
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
     try:
-        for opcode, argument, _ in pickletools.genops(file):
-            if opcode.name == "GLOBAL":
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+            name = opcode.name
+            if number > _MOST_INSTRUCTIONS:
+                raise _damaged(path, f"a pickle of more than {_MOST_INSTRUCTIONS:,} instructions")
+            if name == "GLOBAL":
                 _check_name(str(argument), path)
-            elif opcode.name in _REFUSED:
-                raise _holds_objects(path, f"the pickle instruction {opcode.name}")
-            items = _pop(stack, [item.name for item in opcode.stack_before])
-            depth = max((item for item in items if item is not None), default=0)
-            if opcode.name == "BINPERSID":
-                storages += 1
-                depth = 0
-            elif opcode.name in ("BINGET", "LONG_BINGET"):
-                depth = memo[argument]  # type: ignore[index]
-            elif opcode.name.startswith("TUPLE"):
+            elif name in _REFUSED:
+                raise _holds_objects(path, f"the pickle instruction {name}")
+            elif name == "MARK":
+                marks.append(len(stack))
+                continue
+            elif name in ("BINPUT", "LONG_BINPUT"):
+                memo[argument] = stack[-1]
+                continue
+            start = (marks.pop() if name in _TO_THE_MARK else len(stack)) - _TAKES[name]
+            if start < 0:
+                raise IndexError("an instruction takes more than the stack holds")
+            items = stack[start:]
+            del stack[start:]
+            depth = max(items, default=0)
+            if name in ("BINGET", "LONG_BINGET"):
+                depth = memo[argument]
+            elif name.startswith("TUPLE"):
                 depth += 1
-            elif opcode.name in ("SETITEM", "SETITEMS"):
-                keys = [item for item in items if item is not None][1::2]
-                if max(keys, default=0) > 1:
+            elif name in ("SETITEM", "SETITEMS"):
+                if max(items[1::2], default=0) > 1:
                     raise _damaged(path, "keys that are tuples of tuples")
                 depth = 0  # a dict is never hashed
-            elif opcode.name in ("REDUCE", "NEWOBJ"):
+            elif name in ("REDUCE", "NEWOBJ"):
                 if depth > 2:
                     raise _damaged(path, "arguments that are tuples of tuples of tuples")
                 depth = 0
-            stack += [None if item.name == "mark" else depth for item in opcode.stack_after]
-            if opcode.name in ("BINPUT", "LONG_BINPUT"):
-                memo[argument] = stack[-1] or 0  # type: ignore[index]
-            check_count(storages, path)
+            elif name == "BINPERSID":
+                depth = 0
+            stack += [depth] * _GIVES[name]
     except RecordError:
         raise
     except Exception as error:  # pickletools raises many kinds
         raise _damaged(path, error) from None
-
-
-def _pop(stack: list[int | None], before: list[str]) -> list[int | None]:
-    """Remove from the stack what an instruction takes from it."""
-    if "mark" in before:
-        mark = len(stack) - 1 - stack[::-1].index(None)
-        start = mark - before.index("mark")
-    else:
-        start = len(stack) - len(before)
-    if start < 0:
-        raise IndexError("an instruction takes more than the stack holds")
-    items = stack[start:]
-    del stack[start:]
-    return items
 
 
 def _check_name(name: str, path: str) -> None:

@@ -126,7 +126,7 @@ class TestSafetensors:
         monkeypatch.setattr("burnt.record.files.MOST_TENSORS", 2)
         state = {str(i): torch.ones(1) for i in range(3)}
         small_files(tmp_path, state)
-        for kind in KINDS:
+        for kind in ("m.pt", "m.npz", "c.npz", "m.safetensors"):
             refused("too many tensors", model, tmp_path / kind)
         (tmp_path / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": {str(i): "m" for i in range(3)}})
@@ -260,6 +260,15 @@ class TestZip:
         assert "keys that are tuples of tuples" in refused(
             "PyTorch file is damaged", model, tmp_path / "m.pt"
         )
+
+    def test_a_pickle_without_end(self, tmp_path, model, monkeypatch):
+        monkeypatch.setattr("burnt.record.torch_file._MOST_INSTRUCTIONS", 20_000)
+        for pickled in (b"N" * 30_000, b"N" * 10_000 + b"(t0" * 10_000):
+            with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
+                archive.writestr("m/data.pkl", b"\x80\x02" + pickled)
+            start = time.process_time()
+            assert "20,000 instructions" in refused("PyTorch file is damaged", model, tmp_path / "m.pt")
+            assert time.process_time() - start < 1
 
     def test_a_zip_of_something_else(self, tmp_path, model):
         with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
