@@ -284,6 +284,17 @@ class TestZip:
         torch.save(model.state_dict(), tmp_path / "m.safetensors")
         assert "rename it" in refused("has the name of a safetensors file", model, tmp_path / "m.safetensors")
 
+    def test_a_wrong_checksum_is_found_before_anything_is_loaded(self, tmp_path, model):
+        small_files(tmp_path, {"weight": torch.randn(2, 2), "bias": torch.tensor([1.5, 2.5])})
+        data = bytearray((tmp_path / "m.npz").read_bytes())
+        with zipfile.ZipFile(tmp_path / "m.npz") as archive:
+            member = archive.getinfo("bias.npy")
+        data[member.header_offset + 30 + len("bias.npy") + 20 + member.compress_size - 1] ^= 1
+        (tmp_path / "m.npz").write_bytes(data)
+        before = [p.tolist() for p in model.parameters()]
+        assert "bias.npy" in refused("array of a .npz file is damaged", model, tmp_path / "m.npz")
+        assert [p.tolist() for p in model.parameters()] == before
+
     def test_an_array_larger_than_its_member(self, tmp_path, model):
         np.savez(tmp_path / "m.npz", weight=np.ones((2, 2), np.float32), bias=np.ones(2, np.float32))
         data = (tmp_path / "m.npz").read_bytes().replace(b"(2, 2)", b"(2e9,)", 1)
