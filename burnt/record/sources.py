@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import zipfile
@@ -84,10 +85,7 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | Record) ->
             stored.verify(name)
             tensors[name] = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
             stored.read_into(tensors[name])
-    metadata = opened.record
-    return Record(
-        tensors, metadata.aliases, metadata.model, metadata.config_type, metadata.config, metadata.static
-    )
+    return dataclasses.replace(opened.record, tensors=tensors)
 
 
 def _in_memory(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
@@ -98,9 +96,10 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
     where = os.fspath(path)
     with path.open("rb") as file:
         start = file.read(64)
-    if start.startswith(b"PK") and _is_npz(path):
+    is_zip = start[:4] in (b"PK\3\4", b"PK\5\6")
+    if is_zip and _is_npz(path):
         return Source("file", open_npz(where, stack), where)
-    if start.startswith(b"PK") or is_legacy(start):
+    if is_zip or is_legacy(start):
         state, notes = read_torch(where, legacy=is_legacy(start))
         return Source("file", _in_memory(state), where, notes=notes)
     if int.from_bytes(start[:8], "little") > MOST_HEADER_BYTES:  # no safetensors file

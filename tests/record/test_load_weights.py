@@ -155,6 +155,18 @@ class TestSources:
         assert str(tmp_path / "m.index.json") in text
         assert ("load its folder" in text) == ("JSON" in message)
 
+    @pytest.mark.parametrize("length", [0x4B50, 0x0280, 0x227B])
+    def test_headers_whose_length_looks_like_another_format(self, tmp_path, length):
+        # PK of a zip file, the beginning of a pickle, {" of JSON.
+        layer = torch.nn.Linear(2, 2, bias=False)
+        data = safetensors.torch.save({"weight": layer.weight.detach()})
+        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+        values = data[8 + len(header) :]
+        (tmp_path / "m").write_bytes(length.to_bytes(8, "little") + header.ljust(length) + values)
+        other = torch.nn.Linear(2, 2, bias=False)
+        load_weights(other, tmp_path / "m")
+        assert bits(other) == bits(layer)
+
     def test_what_is_not_there(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             load_weights(Net(), tmp_path / "no.safetensors")
