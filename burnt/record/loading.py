@@ -320,6 +320,12 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
     identities = {path: id(tensor) for path, tensor in _all_tensors(module)}
     targets: dict[str, _Target] = {}
     for path, value in module.state_dict().items():
+        if torch.nn.parameter.is_lazy(value):
+            raise RecordError(
+                f"{type(module).__name__} has a lazy layer, which has no shapes before its first call",
+                where=without_compile_prefix(path),
+                hint="call the model once with an example, then load",
+            )
         if isinstance(value, Tensor):
             memory = value.data_ptr() if not value.is_meta else 0
             key = (memory, value.shape, value.stride(), value.dtype) if memory else identities.get(path, path)

@@ -386,6 +386,17 @@ class TestFit:
             fresh = fresh.float()
         assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in fresh.parameters()}
 
+    @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+    def test_lazy_layers_must_be_called_first(self):
+        model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+        state = {"0.weight": torch.ones(2, 3), "0.bias": torch.ones(2)}
+        text = refused("Sequential has a lazy layer", model, state)
+        assert "in        0.weight" in text
+        assert "call the model once" in text
+        model(torch.ones(1, 3))
+        load_weights(model, state)
+        assert model[0].weight.tolist() == state["0.weight"].tolist()
+
 
 class TestTied:
     @pytest.mark.parametrize("on_meta", [False, True])
