@@ -86,7 +86,8 @@ class Loop:
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
-        self.validated_step, self.saved_at = -1, (-1, -1)
+        self.validated_step, self.saved_step = -1, 0
+        self.saved_state: object = None
         # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
         self.measured_at = dict.fromkeys(self.measured, self.position.step)
         self.is_saved_kept = self.is_evaluating = False
@@ -393,20 +394,18 @@ class Loop:
 
     def save(self, *, kept: bool = False) -> None:
         """Write a checkpoint if loss and parameters are finite; with `kept`, it is never removed."""
-        if (
-            self.checkpoints is None
-            or self.writer.gone
-            or (self.saved_at == (self.position.step, self.position.epoch) and self.is_saved_kept >= kept)
-        ):
+        position, control = self.position, self.control
+        # A command can change the learning rate without a step.
+        state = (position.step, position.epoch, control.override, control.override_factor)
+        is_saved = self.saved_state == state and self.is_saved_kept >= kept
+        if self.checkpoints is None or self.writer.gone or is_saved:
             return
         with self.show_activity("saving"):
             self.log()
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
             if not Gradients(trained).finite():
                 path = next(path for path, value in trained.items() if not value.isfinite().all())
-                raise self.non_finite_error(
-                    f"{path}, after a finite loss,", math.nan, max(self.saved_at[0], 0)
-                )
+                raise self.non_finite_error(f"{path}, after a finite loss,", math.nan, self.saved_step)
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
             with self.evaluating():
@@ -414,16 +413,16 @@ class Loop:
                     self.learner.model,
                     self.learner.optimizer.into_record(),
                     self.train_metrics,
-                    dataclasses.replace(self.position, pending=self.position.pending or validating),
+                    dataclasses.replace(position, pending=position.pending or validating),
                     self.values_here(),
                     self.epoch_rng,
                     {"last_values": dict(self.values), **self.document()},
                     rng=self.before_validation,
                     kept=kept,
                 )
-            self.writer.event("checkpoint", self.position.step, path=saved.path.name,
+            self.writer.event("checkpoint", position.step, path=saved.path.name,
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
-        self.saved_at = (-1, -1) if validating else (self.position.step, self.position.epoch)
+        self.saved_step, self.saved_state = position.step, None if validating else state
         self.is_saved_kept = saved.kept
 
     def to_device(self, batch: Any) -> Any:

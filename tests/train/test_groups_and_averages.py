@@ -331,6 +331,14 @@ def test_the_factor_of_a_command_survives_a_resume(tmp_path, stop_at):
     assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9), whole)
 
 
+@pytest.mark.parametrize("commands", [[("lr", 0.5)], [("save", None), ("lr", 0.5)]])
+def test_a_rate_set_right_after_a_checkpoint_survives_a_resume(tmp_path, commands):
+    settings = {"checkpoint_every": "1 step"}
+    whole = Trial(tmp_path / "whole", groups(), at={6: commands}, **settings)
+    Trial(tmp_path / "run", groups(), at={6: [*commands, ("stop", None)]}, **settings)
+    assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9, **settings), whole)
+
+
 def test_other_groups_are_refused_and_other_options_reported(tmp_path, capsys):
     Trial(tmp_path / "run", optim.Groups([("0", optim.AdamW()), ("*", optim.Sgd())]), duration="4 steps")
     with pytest.raises(OptimError) as caught:
