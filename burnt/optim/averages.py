@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class _Averaging(Optimizer):
         return self.optimizer.rates
 
     @property
-    def schedules(self) -> Sequence[Callable[[int], float]]:
+    def schedules(self) -> Mapping[str, Callable[[int], float]]:
         """Those of the optimizer inside."""
         return self.optimizer.schedules
 

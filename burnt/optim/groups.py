@@ -115,6 +115,8 @@ class Groups(Optimizer):
     `grad_scale`, one gradient that is NaN or infinite skips the step of all groups, and the step synchronises
     with the device.
 
+    The attribute `names` holds the patterns as text; functions of the same name have the group's number.
+
     Raises:
         OptimError: a group is invalid, the last pattern is not ``"*"``, or two groups share an optimizer; at
             the first step, a pattern matches no parameter, or only those of groups before it.
@@ -138,6 +140,10 @@ class Groups(Optimizer):
             raise OptimError(
                 "two groups share one optimizer object", hint="build an optimizer for each group"
             )
+        names = [group.name for group in self.groups]
+        self.names = tuple(
+            name if names.count(name) == 1 else f"{name} {number}" for number, name in enumerate(names, 1)
+        )
         self._steps = [0] * len(self.groups)
         self._rates: dict[str, float] = {}
         self._bound_to: object = None
@@ -149,20 +155,22 @@ class Groups(Optimizer):
         return f"Groups([{', '.join(map(repr, self.groups))}])"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The patterns as text."""
-        return tuple(group.name for group in self.groups)
-
-    @property
     def rates(self) -> Mapping[str, float]:
-        """The learning rates of the last step, by the pattern, of groups with a schedule."""
-        return self._rates
+        """The learning rates of the last step, by name, of groups with a schedule, also of groups in groups."""
+        rates = dict(self._rates)
+        for name, group in zip(self.names, self.groups, strict=True):
+            rates |= {f"{name}/{inner}": rate for inner, rate in group.optimizer.rates.items()}
+        return rates
 
     @property
-    def schedules(self) -> Sequence[Callable[[int], float]]:
-        """The schedules of the groups, and those inside of their optimizers."""
-        own = [group.schedule for group in self.groups if group.schedule is not None]
-        return [*own, *(schedule for group in self.groups for schedule in group.optimizer.schedules)]
+    def schedules(self) -> Mapping[str, Callable[[int], float]]:
+        """The schedules of the groups, by name, also of groups in groups."""
+        schedules = {}
+        for name, group in zip(self.names, self.groups, strict=True):
+            if group.schedule is not None:
+                schedules[name] = group.schedule
+            schedules |= {f"{name}/{inner}": own for inner, own in group.optimizer.schedules.items()}
+        return schedules
 
     def step(
         self,
@@ -196,7 +204,7 @@ class Groups(Optimizer):
         results = []
         for index, (group, rate, part) in enumerate(zip(self.groups, rates, parts, strict=True)):
             if group.schedule is not None:
-                self._rates[group.name] = rate
+                self._rates[self.names[index]] = rate
             if not self._parts[index] or (not part and ema is None):
                 continue
             group.optimizer.rate_factor = self.rate_factor

@@ -257,9 +257,9 @@ class Optimizer:
         return {}
 
     @property
-    def schedules(self) -> Sequence[Callable[[int], float]]:
-        """The schedules that the optimizer has of its own, for groups of parameters."""
-        return ()
+    def schedules(self) -> Mapping[str, Callable[[int], float]]:
+        """The schedules that the optimizer has of its own, by group."""
+        return {}
 
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters for training in place, after `eval`.

@@ -63,7 +63,7 @@ class Loop:
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
     stopping: EarlyStopping | None
-    plateaus: Sequence[Plateau]
+    plateaus: Mapping[Plateau, str]
     writer: RunWriter
     reporter: Reporter
     control: Control
@@ -346,12 +346,12 @@ class Loop:
 
     def update_plateaus(self, updated_splits: Collection[str]) -> None:
         """Reduce the learning rates whose metric no longer improves."""
-        for plateau in self.plateaus:
+        for plateau, group in self.plateaus.items():
             monitored = plateau.monitored
             if monitored.split in updated_splits and plateau.update(
                 self.values.get(monitored.key, math.nan), self.position
             ):
-                rate = plateau(self.position.step)
+                rate = plateau(self.position.step) * (self.control.rate_factor if group else 1)
                 self.writer.event(
                     "plateau",
                     self.position.step,
@@ -360,11 +360,13 @@ class Loop:
                     patience=str(plateau.patience),
                     rate=rate,
                     scale=plateau.scale,
+                    group=group or None,
                 )
                 better = "been a number" if plateau.best is None else f"improved on {plateau.best:.4g}"
+                scheduled = "learning rate" if self.control.override is None else "scheduled learning rate"
                 self.reporter.message(
-                    f"Reducing the learning rate to {rate:.4g}: {monitored.key} has not {better} for "
-                    f"{plateau.patience}."
+                    f"Reducing the {f'learning rate of {group}' if group else scheduled} to {rate:.4g}: "
+                    f"{monitored.key} has not {better} for {plateau.patience}."
                 )
 
     def should_stop(self) -> bool:

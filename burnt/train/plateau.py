@@ -173,11 +173,13 @@ class Plateau:
         return self.monitored.is_better(value, self.best, metric, margin)
 
 
-def plateaus_of(learner: Learner) -> list[Plateau]:
-    """Return the Plateaus among the schedules of a Learner: its own, and those of its parameter groups."""
-    schedules = [learner.schedule, *learner.optimizer.schedules]
-    plateaus = {id(schedule): schedule for schedule in schedules if isinstance(schedule, Plateau)}
-    return list(plateaus.values())
+def plateaus_of(learner: Learner) -> dict[Plateau, str]:
+    """Return the Plateaus of a Learner with the groups whose rate they are; "" for the Learner's schedule."""
+    groups: dict[Plateau, list[str]] = {}
+    for name, schedule in {"": learner.schedule, **learner.optimizer.schedules}.items():
+        if isinstance(schedule, Plateau):
+            groups.setdefault(schedule, []).append(name)
+    return {plateau: "" if "" in names else ", ".join(names) for plateau, names in groups.items()}
 
 
 _EVALUATIONS = "validations"  # the unit of a Duration given as a number

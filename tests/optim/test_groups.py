@@ -183,7 +183,10 @@ def test_the_factor_of_a_command_scales_schedules_of_groups_within_groups():
     grads = grads_of(model, 0)
     optimizer.rate_factor = 0.5
     optimizer.step(0.3, model, grads)
-    assert optimizer.rates == {"0": own_rate(0) / 2}
+    assert optimizer.rates == {"0": own_rate(0) / 2, "*/*.bias": 0.1}
+    assert {name: schedule(0) for name, schedule in optimizer.schedules.items()} == {
+        "0": own_rate(0), "*/*.bias": 0.2,
+    }  # fmt: skip
     assert inner.rates == {"*.bias": 0.1}
     rates = [own_rate(0) / 2] * 2 + [0.3, 0.1, 0.3, 0.1]
     for parameter, old, gradient, lr in zip(model.parameters(), before, grads.values(), rates, strict=True):
@@ -333,6 +336,19 @@ def test_the_state_of_a_parameter_that_is_now_in_another_group_is_refused():
     assert text.startswith("the state of a parameter belongs to another group\n  in        0.weight\n")
     assert "chosen', which stepped it before" in text
     assert "found     the group '*'" in text
+
+
+def test_functions_of_one_name_are_groups_of_two():
+    def ends_with(end):
+        return lambda path, parameter: path.endswith(end)
+
+    optimizer = optim.Groups(
+        [(ends_with("bias"), optim.Sgd(), 0.1), (ends_with("weight"), optim.Sgd(), 0.2), ("*", optim.Sgd())]
+    )
+    advance(optimizer, net(), 0, 1)
+    name = "test_functions_of_one_name_are_groups_of_two.<locals>.ends_with.<locals>.<lambda>"
+    assert optimizer.names == (f"{name} 1", f"{name} 2", "*")
+    assert optimizer.rates == {f"{name} 1": 0.1, f"{name} 2": 0.2}
 
 
 def test_printed_as_it_is_built():

@@ -48,6 +48,7 @@ from burnt.train import (
     loop,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
+from burnt.train.store.control import send
 from burnt.train.target_shapes import TargetShapes
 from tests import forked
 
@@ -599,7 +600,7 @@ def test_a_plateau_reduces_the_rate_from_the_next_step_on_and_says_so(tmp_path, 
         assert list(rates) == [0.1] * 10 + [0.05] * 5 + [0.03] * 5
         assert [(event.step, event.data) for event in run.events("plateau")] == [
             (step, {"metric": "valid/accuracy", "best": best, "patience": "1 epoch", "rate": rate,
-                    "scale": scale})
+                    "scale": scale, "group": None})
             for step, rate, scale in ((10, 0.05, 0.5), (15, 0.03, 0.25))
         ]  # fmt: skip
         config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -623,6 +624,38 @@ def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
     training(tmp_path / "run", duration="3 epochs", resume=True).run(trained)
     assert [(plateau.evaluations, plateau.scale) for plateau in (own, shared)] == [(3, 0.25)] * 2
     assert groups.rates == {"*.weight": 0.05, "*": 0.05}
+
+
+def test_reductions_of_groups_are_named_with_the_rate_that_follows(tmp_path, capsys):
+    def stalled(rate: float) -> Plateau:
+        return Plateau(rate, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
+
+    shared = stalled(0.1)
+    groups = optim.Groups(
+        [
+            ("0.weight", optim.Sgd(), shared),
+            ("0.bias", optim.Sgd(), shared),
+            ("*", optim.Sgd(), stalled(0.01)),
+        ]
+    )
+
+    def commanded(model, batch):
+        if model.training and groups.rates and groups.rate_factor == 1:
+            send(tmp_path / "run", "lr", 0.8)
+        return step(model, batch)
+
+    trained = Learner(net(), groups, stalled(0.4), step=commanded)
+    training(tmp_path / "run", duration="3 epochs", monitor="plain", check=False, log_every=1).run(trained)
+    out = capsys.readouterr().out
+    reason = "valid/loss has not improved on "
+    assert f"Reducing the scheduled learning rate to 0.2: {reason}" in out
+    assert f"Reducing the learning rate of 0.weight, 0.bias to 0.1: {reason}" in out
+    assert f"Reducing the learning rate of * to 0.01: {reason}" in out
+    with RunReader(tmp_path / "run") as run:
+        reduced = {(e.step, e.data["group"]): e.data["rate"] for e in run.events("plateau")}
+        assert [reduced[10, group] for group in (None, "0.weight, 0.bias", "*")] == [0.2, 0.1, 0.01]
+        assert run.points("learning_rate/0.bias", "train").values[10] == 0.1
+        assert run.points("learning_rate/*", "train").values[10] == 0.01
 
 
 def test_a_plateau_of_the_training_loss_of_epochs(tmp_path):

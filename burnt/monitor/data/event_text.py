@@ -28,6 +28,9 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
     'step-00000008  1.2 MiB'
     >>> event_text("plateau", {"metric": "valid/loss", "best": 0.25, "patience": "3 epochs", "rate": 1e-4})
     'learning rate 0.0001  valid/loss stalled at 0.2500 for 3 epochs'
+    >>> data = {"metric": "train/loss", "best": 0.5, "patience": "9 steps", "rate": 0.01, "group": "head"}
+    >>> event_text("plateau", data)
+    'learning rate of head 0.0100  train/loss stalled at 0.5000 for 9 steps'
     """
     match kind:
         case "start" | "resume":
@@ -53,8 +56,9 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts = [str(data.get("signal"))]
         case "plateau":
             waited = f"{data.get('metric')} stalled at {_format_value(data.get('best'))}"
+            whose = f" of {group}" if (group := data.get("group")) else ""
             parts = [
-                f"learning rate {_format_value(data.get('rate'))}",
+                f"learning rate{whose} {_format_value(data.get('rate'))}",
                 f"{waited} for {data.get('patience')}",
             ]
         case "learning_rate":
