@@ -49,7 +49,7 @@ class Adafactor(Optimizer):
         super().__init__(beta2_decay=beta2_decay, eps=tuple(eps), d=d, weight_decay=weight_decay)
 
     def _needed_state(self, saved: set[str]) -> set[str]:
-        return {"step"}  # the rest depends on the shapes
+        return saved | {"step"}  # the rest depends on the shapes
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         if parameter.dim() < 2:

@@ -155,6 +155,15 @@ class Optimizer:
         self._pending_state: Mapping[str, Tensor] = {}
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
+        for name, argument in inspect.signature(type(self)).parameters.items():
+            default, given = argument.default, options.get(name)
+            if isinstance(default, tuple) and isinstance(given, tuple) and len(given) != len(default):
+                raise OptimError(
+                    f"{type(self).__name__} cannot be built",
+                    where=name,
+                    expected=f"{len(default)} values",
+                    found=repr(given),
+                )
         if self._torch is not None:
             try:
                 self._torch([torch.nn.Parameter(torch.empty(self._shape))], lr=0.0, **options)  # type: ignore[call-arg]
@@ -344,7 +353,8 @@ class Optimizer:
         """
         self._check_record(record)
         saved = {key.rpartition("/")[2] for key in record.tensors}
-        if record.tensors and not (needed := self._needed_state(saved)) <= saved:
+        needed = self._needed_state(saved)
+        if record.tensors and not needed <= saved:
             options = [f"{name}={v!r}" for name, v in record.options.items() if v != self._options.get(name)]
             raise OptimError(
                 "the saved state lacks what this optimizer's options need",
@@ -353,11 +363,13 @@ class Optimizer:
                 hint=f"resume with {record.optimizer}({', '.join(options)}), or start afresh",
             )
         self._bound_to, self._inner, self._params, self._state = None, None, {}, {}
-        self._pending_state = {name: tensor.clone() for name, tensor in record.tensors.items()}
+        self._pending_state = {
+            key: tensor.clone() for key, tensor in record.tensors.items() if key.rpartition("/")[2] in needed
+        }
 
     def _needed_state(self, saved: set[str]) -> set[str]:
-        """Return the names that a state with these ones must have."""
-        return set(self._initial_state(torch.empty(self._shape)))
+        """Return the names that a state with these ones must have; others are of options that are off now."""
+        return set(self._initial_state(torch.empty(self._shape))) or saved
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state of a parameter before its first step."""

@@ -92,7 +92,7 @@ class ScheduleFreeAdamW(Optimizer):
 
     def _needed_state(self, saved: set[str]) -> set[str]:
         # Saved in evaluation, the model has x, and the state y.
-        return super()._needed_state(saved) - ({"x"} if "y" in saved else set())
+        return super()._needed_state(saved) ^ ({"x", "y"} if "y" in saved else set())
 
     def _advance(
         self,

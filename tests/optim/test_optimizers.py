@@ -206,6 +206,8 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
         (lambda: optim.AdamW(weight_decay=-0.1), ["AdamW", "weight_decay", "-0.1"]),
         (lambda: optim.Sgd(momentum=-0.5), ["Sgd", "momentum", "-0.5"]),
         (lambda: optim.Sgd(nesterov=True), ["Sgd", "nesterov", "momentum"]),
+        (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 values", "(0.9, 0.99)"]),
+        (lambda: optim.AdamW(betas=(0.9, 0.99, 0.9)), ["AdamW", "betas", "2 values", "(0.9, 0.99, 0.9)"]),
     ],
 )
 def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, words):
@@ -467,6 +469,22 @@ def test_a_state_without_what_an_option_needs_is_refused():
         "  found     exp_avg, exp_avg_sq, step\n"
         "  hint      resume with AdamW(amsgrad=False), or start afresh"
     )
+
+
+@pytest.mark.parametrize(
+    ("full", "plain"),
+    [
+        (optim.RmsProp(momentum=0.9, centered=True), optim.RmsProp()),
+        (optim.AdamW(amsgrad=True), optim.AdamW()),
+    ],
+)
+def test_state_of_options_that_are_off_is_dropped(full, plain):
+    params = {name: nn.Parameter(torch.ones(3)) for name in ("a", "b")}
+    full.step(0.1, params, {"a": torch.ones(3)})
+    plain.load_record(full.into_record())
+    plain.step(0.1, params, {"a": torch.ones(3), "b": torch.ones(3)})
+    names = {path: {k.rpartition("/")[2] for k in plain.into_record().tensors if k[0] == path} for path in "ab"}
+    assert names["a"] == names["b"] < {k.rpartition("/")[2] for k in full.into_record().tensors}
 
 
 def test_a_state_that_does_not_fit_the_model_is_refused():
