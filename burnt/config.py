@@ -253,18 +253,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         Raises:
             ConfigError: a value is of a type that JSON cannot hold, such as a function.
         """
-        try:
-            result = msgspec.to_builtins(self, enc_hook=_encode)
-        except NotImplementedError as error:
-            raise ConfigError(
-                f"{type(self).__name__} cannot be saved as JSON",
-                expected="values that are themselves Configs, numbers, text, or containers of these",
-                found=str(error),
-                hint="instead of a function, write a Config with __call__, such as a subclass of "
-                "burnt.optim.Schedule"
-                if str(error).startswith("a function")
-                else None,
-            ) from None
+        result = _to_plain(self, type(self).__name__)
         assert isinstance(result, dict)
         return result
 
@@ -695,6 +684,22 @@ def _fields_hold_open(cls: type[Config], outer: frozenset[type]) -> bool:
     return any(_holds_open(info.type, outer | {cls}) for info in _fields(cls))
 
 
+def _to_plain(value: Any, name: str) -> Any:
+    """Return a value as dicts, lists, strings and numbers; `name` is what an error calls it."""
+    try:
+        return msgspec.to_builtins(value, enc_hook=_encode)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"{name} cannot be saved as JSON",
+            expected="values that are themselves Configs, numbers, text, or containers of these",
+            found=str(error),
+            hint="instead of a function, write a Config with __call__, such as a subclass of "
+            "burnt.optim.Schedule"
+            if str(error).startswith("a function")
+            else None,
+        ) from None
+
+
 def _encode(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
@@ -725,9 +730,10 @@ def _defaults(cls: type[Config]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for info in _fields(cls):
         if info.default is not msgspec.NODEFAULT:
-            data[info.encode_name] = msgspec.to_builtins(info.default, enc_hook=_encode)
+            data[info.encode_name] = _to_plain(info.default, f"the default of {cls.__name__}.{info.name}")
         elif info.default_factory is not msgspec.NODEFAULT:
-            data[info.encode_name] = msgspec.to_builtins(info.default_factory(), enc_hook=_encode)
+            default = info.default_factory()
+            data[info.encode_name] = _to_plain(default, f"the default of {cls.__name__}.{info.name}")
         elif _is_config(info.type):
             data[info.encode_name] = _defaults(info.type)
     return data

@@ -630,6 +630,26 @@ def test_a_function_cannot_be_saved(schedule):
     assert " at 0x" not in repr(schedule)
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_of_schedules_with_computed_rates(copied):
+    for schedule in (
+        Multiplicative(0.1, halves),
+        TorchSchedule(lambda o: theirs.ExponentialLR(o, 0.9), 0.1),
+    ):
+        rates = ours(schedule, 5)
+        assert ours(copied(schedule), 8)[:5] == rates
+
+
+def test_a_default_that_cannot_be_saved_is_named():
+    class Run(burnt.Config):
+        schedule: Schedule = Function(halves)
+
+    assert Run.from_json("{}").schedule(0) == halves(0)
+    with pytest.raises(ConfigError) as caught:
+        Run.from_assignments([])
+    assert str(caught.value).startswith("the default of Run.schedule cannot be saved as JSON")
+
+
 def test_two_schedules_of_one_name(monkeypatch):
     namespace = {"__module__": "elsewhere", "__qualname__": "Saw", "__annotations__": {}}
     other = type(Schedule)("Saw", (Schedule,), namespace)
@@ -701,6 +721,8 @@ def test_a_drawing_shows_the_rates():
     several = optim.plot([0.1, wave, Cosine(0.1, 5)], 5)
     assert [line.name for line in several.lines] == ["0.1", "wave", "Cosine(lr=0.1, steps=5, end=0.0)"]
     assert [line.name for line in optim.plot({"a": 0.1, "b": wave}, 5).lines] == ["a", "b"]
+    twice = optim.plot([lambda step: 0.1, lambda step: 0.2], 1)
+    assert [line.ys for line in twice.lines] == [[0.1, 0.1], [0.2, 0.2]]
     long = optim.plot(Constant(0.1), 10**6).lines[0]
     assert (len(long.xs), long.xs[0], long.xs[-1]) == (2001, 0, 10**6)
 

@@ -265,9 +265,10 @@ def test_what_is_no_plateau(arguments, where, words):
         assert word in message
 
 
-def test_plateau_inside_a_schedule_is_refused():
-    with pytest.raises(ConfigError, match="Warmup cannot be built") as caught:
-        optim.Warmup(3, Plateau(0.1, Loss(), 3))
+@pytest.mark.parametrize("outer", [optim.Warmup, optim.Multiplicative])
+def test_plateau_inside_a_schedule_is_refused(outer):
+    with pytest.raises(ConfigError, match=f"{outer.__name__} cannot be built") as caught:
+        outer(3, Plateau(0.1, Loss(), 3))
     assert "wrap the other way round, as in Plateau(Warmup(...))" in str(caught.value)
 
 

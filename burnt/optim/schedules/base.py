@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from burnt.config import Config
 from burnt.errors import ConfigError
@@ -17,6 +17,7 @@ __all__ = [
     "ScheduleLike",
     "as_schedule",
     "check_counts",
+    "check_function",
     "check_rates",
     "function_name",
     "invalid",
@@ -50,6 +51,9 @@ class Schedule(Config, tag=True, open=True):
     def __call__(self, step: int) -> float:
         """Return the learning rate of the step after `step` finished steps."""
         raise NotImplementedError(f"{type(self).__name__} does not implement __call__")
+
+    def __copy__(self) -> Self:  # msgspec's loses what a schedule has computed
+        return self
 
     @classmethod
     def _from_plain(cls, value: Any, *, strict: bool) -> Schedule:
@@ -95,15 +99,7 @@ class Function(Schedule, kw_only=False):
     function: Callable[[int], float]
 
     def __post_init__(self) -> None:
-        if not callable(self.function) or isinstance(self.function, type):
-            raise invalid(self, "function", "a function of the finished steps", self.function)
-        if hasattr(self.function, "load_state"):
-            name = type(self.function).__name__
-            raise invalid(
-                self, "function", "a function of the finished steps alone", self.function,
-                hint=f"wrap the other way round, as in {name}(Warmup(...)): {name} has a state that the "
-                "training must find",
-            )  # fmt: skip
+        check_function(self, self.function)
 
     def __call__(self, step: int) -> float:
         """Return the function's value."""
@@ -131,6 +127,19 @@ def as_schedule(value: Any) -> Schedule:
 def function_name(function: Any) -> str:
     """Return a function's name as text that is the same in every process."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def check_function(schedule: Schedule, function: object) -> None:
+    """Raise unless the field `function` is a function that depends on the steps alone."""
+    if not callable(function) or isinstance(function, type):
+        raise invalid(schedule, "function", "a function of the finished steps", function)
+    if hasattr(function, "load_state"):
+        name = type(function).__name__
+        raise invalid(
+            schedule, "function", "a function of the finished steps alone", function,
+            hint=f"wrap the other way round, as in {name}(Warmup(...)): {name} has a state that the "
+            "training must find",
+        )  # fmt: skip
 
 
 def check_counts(schedule: Schedule, *names: str, least: int = 1) -> None:

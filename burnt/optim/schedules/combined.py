@@ -6,7 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from burnt.optim.schedules.base import Schedule, ScheduleLike, check_rates, function_name, invalid
+from burnt.optim.schedules.base import (
+    Schedule,
+    ScheduleLike,
+    check_function,
+    check_rates,
+    function_name,
+    invalid,
+)
 
 __all__ = ["Mean", "Multiplicative", "Product", "Sequential", "Sum"]
 
@@ -126,8 +133,7 @@ class Multiplicative(Schedule, kw_only=False, dict=True):
     function: Callable[[int], float]
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise invalid(self, "function", "a function of the finished steps", self.function)
+        check_function(self, self.function)
         super().__post_init__()
         check_rates(self, "lr")
         self.__dict__["rates"] = [self.lr]  # by step: computed once

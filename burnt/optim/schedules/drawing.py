@@ -42,11 +42,10 @@ def plot(schedule: ScheduleLike | Sequence[ScheduleLike] | Mapping[str, Schedule
            0                50              step
     """
     if isinstance(schedule, Mapping):
-        named = dict(schedule)
-    elif isinstance(schedule, Sequence):
-        named = {_name(one): one for one in schedule}
+        named = list(schedule.items())
     else:
-        named = {_name(schedule): schedule}
+        schedules = schedule if isinstance(schedule, Sequence) else [schedule]
+        named = [(_name(one), one) for one in schedules]
     if not named:
         raise OptimError("there is no schedule to draw", expected="at least one", found=repr(schedule))
     if steps < 1:
@@ -54,7 +53,7 @@ def plot(schedule: ScheduleLike | Sequence[ScheduleLike] | Mapping[str, Schedule
     count = min(steps, _MAX_POINTS)
     at = [round(i * steps / count) for i in range(count + 1)]
     lines = []
-    for name, one in named.items():
+    for name, one in named:
         if isinstance(one, int | float):
             one = Constant(one)
         if not callable(one):
