@@ -62,7 +62,8 @@ commands:
   resume       continue a paused training
   stop         save a checkpoint and stop; resume=True continues from it
   save         save a checkpoint that is never deleted, and continue
-  lr VALUE     use this learning rate instead of the schedule
+  lr VALUE     use this learning rate instead of the schedule; the rates that
+               groups of parameters schedule change by the same factor
   lr auto      follow the schedule again
   note TEXT    add a note to the run
 

@@ -16,6 +16,7 @@ from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 from burnt.optim.schedules import Constant
+from burnt.optim.schedules.base import stable_text
 
 __all__ = ["Group", "Groups", "matrices"]
 
@@ -80,8 +81,8 @@ class Group:
         self.clip_norm = clip_norm
 
     def __repr__(self) -> str:
-        schedule = None if self.schedule is None else _text(self.schedule)
-        arguments = [_text(self.pattern), repr(self.optimizer), schedule, self.clip_norm]
+        schedule = None if self.schedule is None else stable_text(self.schedule)
+        arguments = [stable_text(self.pattern), repr(self.optimizer), schedule, self.clip_norm]
         while arguments[-1] is None:
             arguments.pop()
         return f"({', '.join(map(str, arguments))})"
@@ -89,7 +90,7 @@ class Group:
     @property
     def name(self) -> str:
         """The pattern as text."""
-        return self.pattern if isinstance(self.pattern, str) else _text(self.pattern)
+        return self.pattern if isinstance(self.pattern, str) else stable_text(self.pattern)
 
     def matches(self, path: str, parameter: torch.nn.Parameter) -> bool:
         """Whether the pattern matches a parameter."""
@@ -156,7 +157,7 @@ class Groups(Optimizer):
 
     @property
     def rates(self) -> Mapping[str, float]:
-        """The learning rates of the last step, by name, of groups with a schedule, also of groups in groups."""
+        """The rates of the last step by name, of groups with a schedule, also of groups in groups."""
         rates = dict(self._rates)
         for name, group in zip(self.names, self.groups, strict=True):
             rates |= {f"{name}/{inner}": rate for inner, rate in group.optimizer.rates.items()}
@@ -247,7 +248,7 @@ class Groups(Optimizer):
                 "pattern": group.name,
                 "optimizer": record.optimizer,
                 "options": dict(record.options),
-                "schedule": None if group.schedule is None else _text(group.schedule),
+                "schedule": None if group.schedule is None else stable_text(group.schedule),
                 "clip_norm": group.clip_norm,
             }
             for group, record in zip(self.groups, records, strict=True)
@@ -341,12 +342,6 @@ _SCHEDULE = "a number, such as 1e-3, a schedule of burnt.optim, or a function of
 
 def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
-
-
-def _text(value: object) -> str:
-    """Return a pattern or schedule as text that is the same in every process."""
-    text: str = getattr(value, "__qualname__", repr(value))
-    return type(value).__name__ if " at 0x" in text else text
 
 
 def _state_path(key: str) -> str:

@@ -35,6 +35,7 @@ from burnt.errors import (
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import tensors_in
 from burnt.module import loading_problem
+from burnt.optim.schedules.base import stable_text
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
@@ -46,7 +47,7 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, StepFunction, Steps, checked_output, model_step
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
-from burnt.train.plateau import Plateau, plateaus_of
+from burnt.train.plateau import plateaus_of
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
@@ -352,7 +353,7 @@ class SupervisedTraining:
             )
         for name, old, now in (
             ("train=", document["loader"], self.train.state()),
-            ("the schedule", document["schedule"], _schedule_text(learner)),
+            ("the schedule", document["schedule"], stable_text(learner.schedule)),
             ("the optimizer", document["built"], repr(learner.optimizer)),
             # Checkpoints of burnt 0.1.0 lack these two.
             ("precision=", document.get("precision", self.precision), self.precision),
@@ -475,7 +476,7 @@ class SupervisedTraining:
             "model": type(learner.model).__qualname__,
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
-            "schedule": _schedule_text(learner),
+            "schedule": stable_text(learner.schedule),
             "duration": str(self.duration),
             "precision": self.precision,
             "device": str(self.device),
@@ -500,7 +501,7 @@ class SupervisedTraining:
         return {
             "loader": self.train.state(),
             "seed": self.seed,
-            "schedule": _schedule_text(learner),
+            "schedule": stable_text(learner.schedule),
             "built": repr(learner.optimizer),
             "precision": self.precision,
             "clip_norm": self.clip_norm,
@@ -635,14 +636,6 @@ def _no_batches(name: str) -> DataError:
     return DataError(
         f"{name}= gave no batches", hint="is its dataset empty? Can it be iterated more than once?"
     )
-
-
-def _schedule_text(learner: Learner) -> str:
-    """Return the schedule as text that is the same in every process."""
-    schedule = learner.schedule
-    if isinstance(schedule, Config | Plateau):
-        return repr(schedule)
-    return getattr(schedule, "__qualname__", "a function")
 
 
 def _check_loss(output: StepOutput, kind: str) -> None:

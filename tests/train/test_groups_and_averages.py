@@ -105,9 +105,9 @@ class Trial:
         training = SupervisedTraining(
             folder,
             train=Loader(data, 5, shuffle=True, seed=3),
-            valid=Loader(data, 20),
             metrics=[Accuracy()],
             **{
+                "valid": Loader(data, 20),
                 "duration": f"{STEPS} steps",
                 "checkpoints": [KeepLast(20)],
                 "device": "cpu",
@@ -241,13 +241,17 @@ def test_the_averages_are_evaluated_saved_and_returned_and_others_trained(tmp_pa
 
 
 def test_stopped_in_a_validation_it_validates_the_averages_anew(tmp_path):
-    whole = Trial(tmp_path / "whole", MAKERS["ema"]())
+    # Commands are executed between two batches. Without the check, which would validate a batch too.
+    settings = {"valid": Loader(TensorDataset(**tensors()), 8), "check": False}
+    whole = Trial(tmp_path / "whole", MAKERS["ema"](), **settings)
     at = {"validation": [("save", None), ("stop", None)]}
-    first = Trial(tmp_path / "run", MAKERS["ema"](), at=at)
-    assert first.result.reason == "stopped"
+    first = Trial(tmp_path / "run", MAKERS["ema"](), at=at, **settings)
+    assert (first.result.reason, len(first.evaluated)) == ("stopped", 1)
+    assert "valid/loss" not in first.result.values
     assert torch.equal(first.model[0].weight, whole.evaluated[0])
-    resumed = Trial(tmp_path / "run", MAKERS["ema"](), resume=True, init_seed=9)
+    resumed = Trial(tmp_path / "run", MAKERS["ema"](), resume=True, init_seed=9, **settings)
     assert torch.equal(resumed.evaluated[0], whole.evaluated[0])
+    assert len(resumed.evaluated) == len(whole.evaluated)
     assert_same(resumed, whole)
 
 

@@ -361,7 +361,8 @@ def test_a_learner_needs_a_step_and_an_optimizer():
         ),
         (torch.optim.AdamW, "the class torch.optim.adamw.AdamW", "burnt.optim.AdamW(), 0.001)"),
         (optim.AdamW, "the class burnt.optim.adam.AdamW", "burnt.optim.AdamW(), 0.001)"),
-        (torch.optim.RMSprop, "the class torch.optim.rmsprop.RMSprop", None),
+        (torch.optim.RMSprop, "the class torch.optim.rmsprop.RMSprop", "burnt.optim.RmsProp(), 0.001)"),
+        (torch.optim.ASGD, "the class torch.optim.asgd.ASGD", None),
     ],
 )
 def test_what_is_no_optimizer_of_burnt_names_the_one_that_is(given, found, hint):

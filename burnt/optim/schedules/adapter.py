@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from burnt.errors import ConfigError, OptimError
-from burnt.optim.schedules.base import Schedule, check_rates, function_name, invalid
+from burnt.optim.schedules.base import Schedule, check_rates, invalid, stable_text
 
 __all__ = ["TorchSchedule"]
 
@@ -84,7 +84,7 @@ class TorchSchedule(Schedule, kw_only=False, dict=True):
         return rates[step]
 
     def __repr__(self) -> str:
-        return f"TorchSchedule({function_name(self.make)}, lr={self.lr})"
+        return f"TorchSchedule({stable_text(self.make)}, lr={self.lr})"
 
 
 def _rate(optimizer: torch.optim.Optimizer) -> float:

@@ -19,8 +19,8 @@ __all__ = [
     "check_counts",
     "check_function",
     "check_rates",
-    "function_name",
     "invalid",
+    "stable_text",
 ]
 
 ScheduleLike = float | Callable[[int], float]
@@ -106,7 +106,7 @@ class Function(Schedule, kw_only=False):
         return float(self.function(step))
 
     def __repr__(self) -> str:
-        return f"Function({function_name(self.function)})"
+        return f"Function({stable_text(self.function)})"
 
 
 def as_schedule(value: Any) -> Schedule:
@@ -124,9 +124,10 @@ def as_schedule(value: Any) -> Schedule:
     raise ValueError(f"Expected `Schedule`, got `{type(value).__name__}`")
 
 
-def function_name(function: Any) -> str:
-    """Return a function's name as text that is the same in every process."""
-    return getattr(function, "__qualname__", None) or type(function).__qualname__
+def stable_text(value: object) -> str:
+    """Return a function's name, or the repr of another value, as text that is the same in every process."""
+    text: str = getattr(value, "__qualname__", None) or repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text
 
 
 def check_function(schedule: Schedule, function: object) -> None:

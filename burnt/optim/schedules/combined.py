@@ -11,8 +11,8 @@ from burnt.optim.schedules.base import (
     ScheduleLike,
     check_function,
     check_rates,
-    function_name,
     invalid,
+    stable_text,
 )
 
 __all__ = ["Mean", "Multiplicative", "Product", "Sequential", "Sum"]
@@ -146,4 +146,4 @@ class Multiplicative(Schedule, kw_only=False, dict=True):
         return rates[step]
 
     def __repr__(self) -> str:
-        return f"Multiplicative(lr={self.lr}, function={function_name(self.function)})"
+        return f"Multiplicative(lr={self.lr}, function={stable_text(self.function)})"

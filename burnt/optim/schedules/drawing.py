@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from burnt._hints import explain_arguments
 from burnt.errors import OptimError
-from burnt.optim.schedules.base import Constant, Schedule, ScheduleLike, function_name
+from burnt.optim.schedules.base import Constant, ScheduleLike, stable_text
 from burnt.plot import Line, Plot
 
 __all__ = ["plot"]
@@ -45,7 +45,7 @@ def plot(schedule: ScheduleLike | Sequence[ScheduleLike] | Mapping[str, Schedule
         named = list(schedule.items())
     else:
         schedules = schedule if isinstance(schedule, Sequence) else [schedule]
-        named = [(_name(one), one) for one in schedules]
+        named = [(stable_text(one), one) for one in schedules]
     if not named:
         raise OptimError("there is no schedule to draw", expected="at least one", found=repr(schedule))
     if steps < 1:
@@ -65,8 +65,3 @@ def plot(schedule: ScheduleLike | Sequence[ScheduleLike] | Mapping[str, Schedule
             )
         lines.append(Line(name, at, [float(one(step)) for step in at]))
     return Plot(lines, x="step")
-
-
-def _name(schedule: ScheduleLike) -> str:
-    is_function = hasattr(schedule, "__qualname__") and not isinstance(schedule, Schedule)
-    return function_name(schedule) if is_function else repr(schedule)
