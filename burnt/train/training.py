@@ -69,7 +69,7 @@ class TrainingResult:
 
     Args:
         model: the trained model, in its state after the last step; with the averages if the optimizer is an
-            `optim.Ema` or `optim.Swa`.
+            `optim.Ema`, `optim.Swa` or `optim.ScheduleFreeAdamW`.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
@@ -545,7 +545,8 @@ def evaluate(
 
     Args:
         model: a model, or the Learner that trains it; it stays on its device, and its training mode is
-            restored.
+            restored. Its parameters are those in place: after a training the averages of `optim.Ema`; in a
+            loop of your own, call `optimizer.eval(model)` before.
         batches: a loader, or any iterable of batches.
         metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
         step: ``step(model, batch) -> StepOutput``; by default the validation step of the Learner, or the
