@@ -340,9 +340,10 @@ class SupervisedTraining:
         learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
-        # Checkpoints of burnt 0.1.0 lack the states. If the schedule has changed, a warning below says so.
-        for plateau, state in zip(plateaus_of(learner), document.get("plateaus", ()), strict=False):
-            plateau.load_state(state)
+        states = document.get("plateaus", {})  # checkpoints of burnt 0.1.0 lack them
+        for plateau, group in plateaus_of(learner).items():
+            if group in states:
+                plateau.load_state(states[group])
         if loaded.position.batch and document["loader"] != self.train.state():
             raise CheckpointError(
                 f"{newest.name} was saved in the middle of an epoch, with a different loader",
@@ -506,7 +507,7 @@ class SupervisedTraining:
             "precision": self.precision,
             "clip_norm": self.clip_norm,
             "stopping": None if self.stopping is None else self.stopping.state(),
-            "plateaus": [plateau.state() for plateau in plateaus_of(learner)],
+            "plateaus": {group: plateau.state() for plateau, group in plateaus_of(learner).items()},
             "learning_rate": control.override,
             "rate_factor": control.override_factor,
             "kernels": chosen_kernels(),

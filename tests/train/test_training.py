@@ -627,6 +627,23 @@ def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
     assert groups.rates == {"*.weight": 0.05, "*": 0.05}
 
 
+def test_a_plateau_gets_the_state_of_its_own_group(tmp_path):
+    def stalled() -> Plateau:
+        return Plateau(0.1, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
+
+    def run(learner_rate, epochs: int, **settings) -> Plateau:
+        bias = stalled()
+        groups = optim.Groups([("*.bias", optim.Sgd(), bias), ("*", optim.Sgd())])
+        trained = Learner(net(), groups, learner_rate, step=step)
+        training(tmp_path / "run", duration=f"{epochs} epochs", **settings).run(trained)
+        return bias
+
+    assert run(0.1, 2).scale == 0.5
+    added = stalled()
+    assert run(added, 3, resume=True).scale == 0.25
+    assert (added.evaluations, added.scale) == (1, 1.0)
+
+
 def test_reductions_of_groups_are_named_with_the_rate_that_follows(tmp_path, capsys):
     def stalled(rate: float) -> Plateau:
         return Plateau(rate, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
