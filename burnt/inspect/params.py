@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from burnt._patterns import matches, near
+from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import ConfigError
 
 __all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
@@ -91,6 +91,8 @@ def freeze(model: nn.Module, *patterns: str) -> list[str]:
     Raises:
         ConfigError: a pattern matches nothing; then no parameter is changed.
 
+    Warns of alternatives, separated by ``|``, that match nothing.
+
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> freeze(model, "0")
@@ -112,11 +114,13 @@ def _set_requires_grad(model: nn.Module, patterns: tuple[str, ...], value: bool)
     for path, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(path)
         parameters[id(parameter)] = parameter
+    all_paths = [path for paths in names.values() for path in paths]
     chosen = set() if patterns else set(names)
     for pattern in patterns:
         matching = {key for key, paths in names.items() if any(matches(pattern, path) for path in paths)}
         if not matching:
-            raise _no_match(model, pattern, [path for paths in names.values() for path in paths])
+            raise _no_match(model, pattern, all_paths)
+        warn_unmatched(pattern, all_paths)
         chosen |= matching
     for key in chosen:
         parameters[key].requires_grad_(value)

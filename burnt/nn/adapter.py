@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from burnt._hints import explain_arguments
-from burnt._patterns import matches, near
+from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import qualified_name
 from burnt.errors import ConfigError, InputValueError, RecordError
 from burnt.nn.dropout import Dropout
@@ -133,7 +133,8 @@ def lora(
         The paths of the layers with an adapter. `A` is random and `B` is zero, so that outputs do not change.
 
     Raises:
-        ConfigError: a pattern matches no layer that can be adapted.
+        ConfigError: a pattern matches no layer that can be adapted. (One of several alternatives, separated
+            by ``|``, that matches none gives a warning.)
         InputValueError: `rank`, `alpha` or `dropout` is not possible.
 
     May be called again with other targets, which freezes nothing more. ``burnt.unfreeze(model, "head")``
@@ -424,10 +425,12 @@ def _select(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, Any]:
             raise _no_target(model, None, reasons, ())
     else:
         chosen = set()
+        adaptable = [path for path, reason in reasons.items() if reason is None]
         for pattern in patterns:
             matching = {path for path in paths if matches(pattern, path)}
             if not any(reasons[path] is None for path in matching):
                 raise _no_target(model, pattern, {path: reasons[path] for path in sorted(matching)}, paths)
+            warn_unmatched(pattern, adaptable, "layer that can be adapted")
             chosen |= {path for path in matching if reasons[path] is None}
     return {path: layer for path, layer in paths.items() if path in chosen}
 

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from burnt._patterns import matches, near
+from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import Config
 from burnt.errors import ConfigError, ShapeError
 from burnt.nn.moe import MoeFeedForward
@@ -386,6 +386,8 @@ def apply(
         ConfigError: a pattern matches no parameter, or none that an earlier one has not matched.
         ShapeError: an initializer does not fit the shape of a parameter. In both cases nothing was filled.
 
+    Warns of alternatives of a pattern, separated by ``|``, that match nothing.
+
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
     >>> for path, initializer in apply(model, [("*.bias", Zeros()), ("0", Eye())]).items():
     ...     print(path, initializer)
@@ -396,6 +398,7 @@ def apply(
     paths: dict[torch.nn.Parameter, list[str]] = {}
     for path, parameter in model.named_parameters(remove_duplicate=False):
         paths.setdefault(parameter, []).append(path)
+    all_paths = [name for names in paths.values() for name in names]
     chosen: dict[torch.nn.Parameter, Initializer] = {}
     for pattern, initializer in rules:
         found = {p for p, names in paths.items() if any(matches(pattern, name) for name in names)}
@@ -406,8 +409,9 @@ def apply(
                 found="a pattern whose parameters all match earlier ones" if found else repr(pattern),
                 hint="the first pattern that matches wins: move this one up"
                 if found
-                else near(pattern, [name for names in paths.values() for name in names]),
+                else near(pattern, all_paths),
             )
+        warn_unmatched(pattern, all_paths)
         chosen |= dict.fromkeys(found - chosen.keys(), initializer)
     filled = {names[0]: chosen[p] for p, names in paths.items() if p in chosen}
     mixtures = [m for m in model.modules() if isinstance(m, MoeFeedForward)]

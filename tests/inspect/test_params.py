@@ -118,3 +118,15 @@ def test_a_pattern_that_matches_nothing_is_an_error_and_changes_nothing(pattern,
     if hint:
         assert error.value.hint == hint
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_an_alternative_that_matches_nothing_gives_a_warning():
+    model = Net()
+    with pytest.warns(UserWarning, match="decodr") as warned:
+        assert freeze(model, "tied", "decodr.* | *.wieght |decoder") == ["decoder.weight"]
+    what = "in the pattern 'decodr.* | *.wieght |decoder' matches no parameter: did you mean"
+    assert [str(warning.message) for warning in warned] == [
+        f"'decodr.*' {what} 'decoder'?",
+        f"'*.wieght' {what} '*.weight'?",
+    ]
+    assert warned[0].filename == __file__

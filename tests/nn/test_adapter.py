@@ -284,7 +284,12 @@ def test_targets_are_patterns_and_more_may_follow() -> None:
     model = net()
     assert nn.lora(model, rank=2, targets=["layers", "*bed"]) == ["embed", "layers.0", "layers.1"]
     burnt.unfreeze(model, "norm")
-    assert nn.lora(model, rank=5, targets="head | nothing") == ["head"]
+    with pytest.warns(
+        UserWarning, match="'hed' in the pattern 'head | hed' matches no layer that can be a"
+    ) as w:
+        assert nn.lora(model, rank=5, targets="head | hed") == ["head"]
+    assert str(w[0].message).endswith("did you mean 'head'?")
+    assert w[0].filename == __file__
     assert (model.head.lora_adapter.settings.rank, model.embed.lora_adapter.settings.rank) == (5, 2)
     assert model.norm.weight.requires_grad
     assert not model.head.weight.requires_grad

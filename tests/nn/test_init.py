@@ -216,6 +216,13 @@ def test_parameters_without_a_rule_are_unchanged() -> None:
         assert torch.equal(value, before[path]) == (path != "layers.0.bias")
 
 
+def test_an_alternative_without_a_parameter_gives_a_warning() -> None:
+    model = Net()
+    with pytest.warns(UserWarning, match=r"'nrm' in .* matches no parameter: did you mean 'norm'?"):
+        filled = init.apply(model, [("norm.bias", init.Ones()), ("norm|nrm", init.Zeros())])
+    assert list(filled) == ["norm.weight", "norm.bias"]
+
+
 @pytest.mark.parametrize(
     ("patterns", "found", "hint"),
     [
