@@ -507,6 +507,9 @@ def _attach(layer: Any, settings: _Settings, dtype: torch.dtype | None) -> None:
         nn.init.zeros_(layer.lora_B.weight)
         if settings.dropout:
             layer.lora_dropout = Dropout(settings.dropout)
+        for name, part in layer.named_children():
+            if name in _NAMES:
+                part.train(layer.training)  # new modules are in training mode
     layer.lora_adapter = _Adapter(settings, weights)
     layer.lora_adapter.activate(layer)
 

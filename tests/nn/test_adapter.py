@@ -425,6 +425,19 @@ def test_unmerging_keeps_the_parameters_and_follows_mode_and_device() -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+def test_adapters_are_in_the_mode_of_their_layers(tmp_path: Path) -> None:
+    model = net().eval()
+    model.head.train()
+    nn.lora(model, rank=2, dropout=0.5)
+    nn.save_lora(model, tmp_path / "adapter.safetensors")
+    loaded = net().eval()
+    nn.load_lora(loaded, tmp_path / "adapter.safetensors")
+    assert {path for path, m in model.named_modules() if m.training} == {
+        *("head", "head.lora_A", "head.lora_B", "head.lora_dropout"),
+    }
+    assert not any(m.training for m in loaded.modules())
+
+
 def test_what_is_not_there_or_not_in_this_state_is_refused() -> None:
     model = net()
     for call in (nn.merge_lora, nn.unmerge_lora, nn.remove_lora, lambda m: nn.save_lora(m, "x")):
