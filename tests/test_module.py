@@ -527,6 +527,20 @@ class TestRecord:
         burnt.record.load_into(two, burnt.Record.load(tmp_path / "m.safetensors"))
         assert torch.equal(one.weight, two.weight)
 
+    def test_lora_adapters_on_one_side_alone_are_explained(self, tmp_path: Path) -> None:
+        base, adapted, path = MlpConfig().init(), MlpConfig().init(), tmp_path / "model.safetensors"
+        nn.lora(adapted, rank=3, targets="first")
+        adapted.save(path)
+        how = r"burnt.nn.lora\(model, rank=3, targets=...\) .*, with burnt.load\(run, model=model\)"
+        with pytest.raises(RecordError, match=how):
+            Mlp.load(path)
+        with pytest.raises(RecordError, match=how):
+            base.load_record(adapted.into_record())
+        with pytest.raises(RecordError, match=r"has LoRA adapters: load .* before burnt.nn.lora\(model\)"):
+            adapted.load_record(base.into_record())
+        nn.lora(base, rank=3, targets="first")
+        assert base.load_record(adapted.into_record()).missing == ()
+
 
 class Wide(Module):
     def __init__(self, width: int) -> None:

@@ -247,11 +247,14 @@ def _load(
 def _misfit(fit: Fit, model: str, source: Source, notes: tuple[str, ...], partial: bool) -> RecordError:
     lines, count = fit.problems(source.kind)
     hints = ["nothing was changed"]
-    if fit.rename_hint:
+    lora_hint = _lora_hint(fit, source.kind)
+    if lora_hint:
+        hints.append(lora_hint)
+    elif fit.rename_hint:
         hints.append(fit.rename_hint)
     elif fit.mismatched:
         hints.append(f"skip={'|'.join(fit.mismatched[:3])!r} leaves out tensors of another shape")
-    if (fit.missing or fit.unexpected) and not partial:
+    if (fit.missing or fit.unexpected) and not partial and not lora_hint:
         hints.append("partial=True loads what fits by name")
     found = f"a {source.kind} of {len(source.tensors):,} tensors"
     total = len(fit.own.keys() | fit.found.keys())
@@ -263,6 +266,20 @@ def _misfit(fit: Fit, model: str, source: Source, notes: tuple[str, ...], partia
         origin=[*lines, *notes],
         hint="; ".join(hints),
     )
+
+
+def _lora_hint(fit: Fit, kind: str) -> str | None:
+    """Return what to do about LoRA adapters that only the source or only the model has."""
+    if adapters := [path for path in fit.unexpected if ".lora_" in f".{path}"]:
+        ranks = {fit.found[path][0] for path in adapters if path.removesuffix(".weight").endswith("_A")}
+        rank = ranks.pop() if len(ranks) == 1 else "..."
+        return (
+            f"the {kind} has LoRA adapters: call burnt.nn.lora(model, rank={rank}, targets=...) as before "
+            "its training, then load into that model, with burnt.load(run, model=model) for a run"
+        )
+    if any(".lora_" in f".{path}" for path in fit.missing):
+        return f"the model has LoRA adapters: load a {kind} without them before burnt.nn.lora(model)"
+    return None
 
 
 def _read(
