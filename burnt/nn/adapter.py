@@ -256,7 +256,9 @@ def remove_lora(model: nn.Module) -> list[str]:
 
 @contextmanager
 def without_lora(model: nn.Module) -> Iterator[None]:
-    """Run the model as the base model within a block, such as for the reference of a preference loss.
+    """Turn the adapters off within a block, such as for the reference of a preference loss.
+
+    The model is then the base model, except for parameters that were unfrozen and trained.
 
     Raises:
         ConfigError: the model has no adapters, or they are merged.
