@@ -28,7 +28,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from burnt._hints import explain_arguments
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import qualified_name
-from burnt.errors import ConfigError, InputValueError, RecordError
+from burnt.errors import ConfigError, InputValueError, RecordError, quantity
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
 from burnt.record import FORMAT, read_tensors, write_tensors
@@ -38,6 +38,7 @@ __all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmer
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _KINDS = (nn.Linear, nn.Embedding, *_CONVS)
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+_ADAPTED = "it has an adapter already"
 _CHANGED = "_reads_changed_weights"  # an attribute of the classes that do
 _NAMES = (
     *("lora_A", "lora_B", "lora_dropout", "lora_embedding_A", "lora_embedding_B"),
@@ -422,9 +423,10 @@ def _select(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, Any]:
     reasons = {path: _unsupported_reason(model, path, layer) for path, layer in paths.items()}
     if patterns is None:
         wide = (nn.Embedding, *_CONVS)
-        chosen = {p for p, m in paths.items() if not isinstance(m, wide) and reasons[p] is None}
+        narrow = {path: reasons[path] for path, m in paths.items() if not isinstance(m, wide)}
+        chosen = {path for path, reason in narrow.items() if reason is None}
         if not chosen:
-            raise _no_target(model, None, reasons, ())
+            raise _no_target(model, None, narrow, ())
     else:
         chosen = set()
         adaptable = [path for path, reason in reasons.items() if reason is None]
@@ -440,7 +442,7 @@ def _select(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, Any]:
 def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
     """Return why a layer cannot be adapted; None if it can."""
     if hasattr(layer, "lora_adapter"):
-        return "it has an adapter already"
+        return _ADAPTED
     if isinstance(layer, _CONVS) and layer.groups != 1:
         return "it is a convolution with groups"
     if any(layer._parameters.get(name) is None for name in _bare_weights(layer) or ("weight",)):
@@ -463,7 +465,16 @@ def _sharing_reason(model: nn.Module, layer: Any) -> str | None:
 def _no_target(
     model: nn.Module, pattern: str | None, reasons: Mapping[str, str | None], known: Iterable[str]
 ) -> ConfigError:
+    if reasons and set(reasons.values()) == {_ADAPTED}:
+        return ConfigError(
+            f"all layers of {type(model).__name__} for targets={pattern!r} have adapters already",
+            found=f"{quantity(len(reasons), 'layer')} with an adapter, such as {next(iter(reasons))!r}",
+            hint="burnt.nn.remove_lora(model) drops the adapters of the model",
+        )
     problems = [f"{path or 'the model'}: {reason}" for path, reason in reasons.items()]
+    if not problems and pattern is not None:
+        others = ((path, module) for path, module in model.named_modules() if path and matches(pattern, path))
+        problems = [f"{path}: a {type(module).__name__}, which LoRA cannot adapt" for path, module in others]
     return ConfigError(
         f"targets={pattern!r} matches no layer of {type(model).__name__} that can be adapted",
         expected="the path of a Linear, an attention layer, an Embedding or a convolution, or a pattern",

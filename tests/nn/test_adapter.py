@@ -312,11 +312,19 @@ def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
         ("head", "head: its weight is also that of 'embed'"),
         ("conv", "conv: it is a convolution with groups"),
         ("normed", "normed: its weight is no parameter, as with a parametrization"),
-        ("linear", "linear: it has an adapter already"),
     ):
         with pytest.raises(ConfigError, match=f"targets='{targets}' matches no layer of Parts") as caught:
             nn.lora(model, targets=targets)
         assert caught.value.found == reason
+
+
+def test_a_second_call_without_other_targets_says_that_all_have_adapters() -> None:
+    model = net()
+    nn.lora(model, rank=2)
+    for targets in ("head", None):
+        with pytest.raises(ConfigError, match=f"for targets={targets!r} have adapters already") as caught:
+            nn.lora(model, rank=2, targets=targets)
+        assert "with an adapter, such as" in caught.value.found
 
 
 def test_a_layer_that_is_used_twice_has_one_adapter() -> None:
@@ -361,7 +369,7 @@ def test_a_weight_that_another_layer_shares_is_not_merged() -> None:
     ("targets", "expected"),
     [
         ("layer.0", "did you mean 'layers.0'?"),
-        ("norm", "the first path is 'embed'"),
+        ("zzz", "the first path is 'embed'"),
         (["head", "hed"], "did you mean 'head'?"),
     ],
 )
@@ -374,6 +382,9 @@ def test_a_pattern_without_a_layer_is_refused(targets: Any, expected: str) -> No
     with pytest.raises(ConfigError, match="targets=None matches no layer of LayerNorm") as caught:
         nn.lora(torch.nn.LayerNorm(3))
     assert (caught.value.found, caught.value.hint) == ("no such layer", None)
+    with pytest.raises(ConfigError, match="matches no layer of Net that can be adapted") as caught:
+        nn.lora(model, targets="*norm*")
+    assert caught.value.found == "norm: a LayerNorm, which LoRA cannot adapt"
 
 
 @pytest.mark.parametrize(
