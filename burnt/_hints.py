@@ -39,6 +39,7 @@ ELSEWHERE = {
     "Interpolate1d": "burnt.nn.Upsample",
     "Interpolate2d": "burnt.nn.Upsample",
     "ExponentialLR": "burnt.optim.Exponential",
+    "FeedForward": "burnt.nn.PositionWiseFeedForward",
     "LambdaLR": "burnt.optim.Product",
     "InstanceNorm1d": "burnt.nn.InstanceNorm",
     "InstanceNorm2d": "burnt.nn.InstanceNorm",
@@ -56,6 +57,7 @@ ELSEWHERE = {
     "Plateau": "burnt.train.Plateau",
     "PolynomialLR": "burnt.optim.Polynomial",
     "ReduceLROnPlateau": "burnt.train.Plateau",
+    "RoPE": "burnt.nn.RotaryEncoding",
     "SequentialLR": "burnt.optim.Sequential",
     "StepLR": "burnt.optim.Step",
     "Trainer": "burnt.train.SupervisedTraining",
@@ -71,6 +73,8 @@ _TORCH = {
     "burnt.optim": ("torch.optim", "it steps burnt modules in a loop of your own, but not in a Learner"),
 }
 """burnt's packages -> torch's for the same purpose, and what holds for a name that only torch has."""
+
+_HOMES = ("burnt.nn", "burnt.optim", "burnt.data", "burnt.train")
 
 _CONTENTS = (
     "layers are in burnt.nn, optimizers and schedules in burnt.optim, loaders in burnt.data, "
@@ -105,6 +109,9 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
         return f"did you mean {package}.{same}?"
     if name in ELSEWHERE:
         return f"use {ELSEWHERE[name]}"
+    homes = [f"{home}.{name}" for home in _HOMES if name in getattr(sys.modules.get(home), "__all__", ())]
+    if homes:
+        return f"use {' or '.join(homes)}"
     if hasattr(sys.modules.get(torch_name), name):
         return f"use {torch_name}.{name}, {note}"
     if (close := nearest(name.lower(), by_lower)) is not None:

@@ -88,6 +88,11 @@ def test_case_is_a_hint(name):
         (burnt, "LightningModule", "use burnt.Module"),
         (burnt, "DataLoader", "use burnt.data.Loader"),
         (burnt, "randn", "use torch.randn, burnt works on torch tensors"),
+        (burnt, "lora", "use burnt.nn.lora"),
+        (burnt, "Linear", "use burnt.nn.Linear or burnt.optim.Linear"),
+        (nn, "Learner", "use burnt.train.Learner"),
+        (nn, "RoPE", "use burnt.nn.RotaryEncoding"),
+        (nn, "FeedForward", "use burnt.nn.PositionWiseFeedForward"),
         (burnt, "sumary", "did you mean burnt.summary?"),
         (train, "Lerner", "did you mean burnt.train.Learner?"),
         (nn, "zzz", ""),
@@ -98,8 +103,8 @@ def test_attribute(package, name, hint):
     assert hint_of(package, name) == hint
 
 
-def test_a_layer_in_the_wrong_package_says_where_layers_are():
-    assert hint_of(burnt, "Linear").startswith(
+def test_a_name_in_the_wrong_package_says_where_each_kind_is():
+    assert hint_of(burnt, "Lineer").startswith(
         "layers are in burnt.nn, optimizers and schedules in burnt.optim"
     )
 
