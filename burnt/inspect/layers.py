@@ -222,7 +222,11 @@ def _indices(
 ) -> Misfit | None:
     if x.dtype not in (torch.int64, torch.int32):
         dtype = str(x.dtype).removeprefix("torch.")
-        return Misfit("indices of dtype int64 or int32", f"{dtype} {shape_text(x)}", hint="indices.long()?")
+        return Misfit(
+            "indices of dtype int64 or int32",
+            f"{dtype} {shape_text(x)}",
+            hint=f"indices.long(), or TensorSpec({tuple(x.shape)}, torch.int64)?",
+        )
     if isinstance(module, nn.EmbeddingBag):
         offsets = args[1] if len(args) > 1 else kwargs.get("offsets")
         if x.dim() != (2 if offsets is None else 1):

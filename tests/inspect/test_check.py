@@ -88,7 +88,7 @@ def test_the_message_names_layer_shapes_way_and_remedy():
             (2, 8),
             "indices of dtype int64 or int32",
             "float32 (2, 8)",
-            "indices.long()?",
+            "indices.long(), or TensorSpec((2, 8), torch.int64)?",
         ),
         (
             nn.Sequential(nn.Linear(8, 6), nn.GRU(8, 4)),

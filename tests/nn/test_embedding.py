@@ -3,8 +3,8 @@ from typing import Literal
 import pytest
 import torch
 
-from burnt import nn
-from burnt.errors import DataError, InputIndexError
+from burnt import kernels, nn
+from burnt.errors import DataError, InputError, InputIndexError
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,11 @@ def test_an_id_of_a_bag_without_a_vector(mode: Literal["sum", "mean", "max"]) ->
     assert caught.value.found == "ids from 3 to 10"
     with pytest.raises(RuntimeError, match="scalar types: Long, Int"):
         nn.EmbeddingBag(10, 4, mode=mode)(torch.zeros(1, 2))
+
+
+def test_ids_of_another_dtype_get_a_hint_for_ids() -> None:
+    with pytest.raises(InputError, match="the indices of an embedding have the wrong dtype") as caught:
+        nn.Embedding(4, 3)(torch.randn(2, 3))
+    assert caught.value.hint == "indices.long()"
+    with pytest.raises(InputError, match="hint      pass indices first, then the table"):
+        kernels.embedding(torch.randn(4, 3), torch.zeros(2, dtype=torch.int64))

@@ -27,7 +27,7 @@ def _check(indices: Tensor, weight: Tensor, padding_idx: int | None) -> None:
             where="burnt.kernels.embedding",
             expected="int64 or int32",
             found=indices.dtype,
-            hint="pass indices first, then the table" if indices.is_floating_point() else "indices.long()",
+            hint="indices.long()" if weight.is_floating_point() else "pass indices first, then the table",
         )
     if weight.dim() != 2:
         raise InputRuntimeError(
