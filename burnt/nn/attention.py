@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.config import Config
-from burnt.errors import BurntError, ShapeError, UnsupportedError
+from burnt.errors import BurntError, InputTypeError, ShapeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.cache import KeyValueCache
 from burnt.nn.dropout import check_probability
@@ -248,6 +248,15 @@ class _Attention(Module):
         key_padding_mask: Tensor | None,
     ) -> Tensor | None:
         """Combine all masks to one that broadcasts to BHLS: boolean (True hides), or added to the scores."""
+        for name, given in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
+            if given is not None and not isinstance(given, Tensor):
+                raise InputTypeError(
+                    f"{name} must be a tensor",
+                    where=self._name(),
+                    expected="a tensor, or None",
+                    found=type(given).__name__,
+                    hint=f"{name}=torch.tensor({name}), True where a key is hidden",
+                )
         masks: list[Tensor] = []
         batch, length, keys = q_BHLD.shape[0], q_BHLD.shape[2], k_BKSD.shape[2]
         if attn_mask is not None:
@@ -285,6 +294,16 @@ class _Attention(Module):
             else:
                 total = total + mask.to(total.dtype)
         return total
+
+    def _check_cache(self, cache: KeyValueCache | None) -> None:
+        if cache is not None and not isinstance(cache, KeyValueCache):
+            raise InputTypeError(
+                "an attention layer cannot use this as a cache",
+                where=self._name(),
+                expected="a KeyValueCache, or None",
+                found=type(cache).__name__,
+                hint="cache = burnt.nn.KeyValueCache(), before the first step",
+            )
 
     def _attn_mask(self, mask: Tensor, batch: int, length: int, keys: int) -> Tensor:
         shape = tuple(mask.shape)
@@ -490,10 +509,11 @@ class MultiHeadAttention(_Attention):
 
         Raises:
             ShapeError: an input or a mask of the wrong shape, or a cache that does not fit.
-            BurntError: a mask that is neither boolean nor floating.
+            BurntError: a mask that is neither boolean nor floating, or of the wrong type, as a cache may be.
         """
         key = query if key is None else key
         value = key if value is None else value
+        self._check_cache(cache)
         self._check_inputs(query, key, value)
         if cache is not None and key.shape[-2] != query.shape[-2]:
             raise ShapeError(
@@ -679,8 +699,9 @@ class CrossAttention(_Attention):
 
         Raises:
             ShapeError: an input or a mask of the wrong shape.
-            BurntError: no context, or a mask that is neither boolean nor floating.
+            BurntError: no context, or a mask or cache as for `MultiHeadAttention.forward`.
         """
+        self._check_cache(cache)
         if cache is not None and cache.key is not None and cache.value is not None:
             self._check_inputs(query, None, None)
             (q_BHLD,), k_BKSD, v_BKSD = self._project(query), cache.key, cache.value

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from burnt.errors import BurntError, UnsupportedError
+from burnt.errors import BurntError, InputTypeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.cache import TransformerCache
 from burnt.nn.feed_forward import FeedForwardActivation
@@ -482,6 +482,14 @@ def _caches(
     count = len(stack.layers)
     if cache is None:
         return [(None, None)] * count
+    if not isinstance(cache, TransformerCache):
+        raise InputTypeError(
+            "a transformer cannot use this as a cache",
+            where=type(stack).__name__,
+            expected="a TransformerCache, or None",
+            found=type(cache).__name__,
+            hint="cache = model.new_cache(), before the first step",
+        )
     if len(cache.self_attn) != count:
         raise BurntError(
             "the cache is of another stack",

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt import nn
-from burnt.errors import BurntError, ConfigError, UnsupportedError
+from burnt.errors import BurntError, ConfigError, InputTypeError, UnsupportedError
 
 ARGUMENTS = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "batch_first": True}
 
@@ -374,3 +374,19 @@ def test_experts_of_a_transformer_start_as_in_the_encoder_alone() -> None:
     for weight in (experts.gate_proj, experts.up_proj, experts.down_proj):
         bound = weight.shape[-1] ** -0.5
         assert 0.9 * bound < float(weight.detach().abs().max()) <= bound
+
+
+def test_caches_and_masks_of_another_type_are_refused() -> None:
+    x, stack = torch.randn(2, 5, 8), nn.TransformerEncoder(8, 2, 16, 1)
+    for cache in ({}, nn.KeyValueCache()):
+        with pytest.raises(InputTypeError, match="a transformer cannot use this as a cache") as caught:
+            stack(x, cache=cache)
+        assert caught.value.hint.startswith("cache = model.new_cache()")
+    for layer, inputs in ((nn.MultiHeadAttention(8, 2), (x,)), (nn.CrossAttention(8, 2), (x, x))):
+        for cache in ({}, stack.new_cache()):
+            with pytest.raises(InputTypeError, match="an attention layer cannot use this as a cache"):
+                layer(*inputs, cache=cache)
+        for name in ("attn_mask", "key_padding_mask"):
+            with pytest.raises(InputTypeError, match=f"{name} must be a tensor") as caught:
+                layer(*inputs, **{name: [[True]]})
+            assert caught.value.found == "list"
