@@ -216,6 +216,9 @@ def argument_error(
             signature.bind(*args, **kwargs)
         except TypeError as error:
             what = f"{name}() {error}" if str(error).startswith("missing") else f"{name}(): {error}"
+            if len(args) > 1 and hasattr(args[0], "from_torch") and hasattr(args[1], "state_dict"):
+                copied = f"{name}.from_torch(module) copies one of torch"
+                return ArgumentError(what, expected=", ".join(names), hint=copied)
         else:
             return None
     hints = {argument: _argument_hint(argument, names, notes or {}) for argument in unknown}
