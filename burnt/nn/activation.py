@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -787,15 +787,33 @@ def build_activation(
         activation = Activation.from_dict({"activation": dict(activation)}).activation
     config = _BY_NAME.get(activation) if isinstance(activation, str) else activation
     if not isinstance(config, Config):
-        close = nearest(activation, _BY_NAME) if isinstance(activation, str) else None
-        raise ConfigError(
-            "there is no such activation",
-            expected=f"{', '.join(_BY_NAME)}; or the Config of an activation, or a layer",
-            found=repr(activation),
-            hint=f"did you mean {close!r}?" if close else None,
-        )
+        raise activation_error(activation)
     layer: torch.nn.Module = config.init(device=device, dtype=dtype)  # type: ignore[attr-defined]
     return layer
+
+
+def activation_error(activation: object, also: Sequence[str] = ()) -> ConfigError:
+    """Return the error for what is no activation.
+
+    Args:
+        activation: what was passed.
+        also: names that are allowed besides those of layers.
+    """
+    known = (*_BY_NAME, *also)
+    name = activation if isinstance(activation, str) else getattr(activation, "__name__", "")
+    close = nearest(name.lower(), known)
+    if isinstance(activation, str):
+        hint = f"did you mean {close!r}?" if close else None
+    elif isinstance(activation, type) and issubclass(activation, torch.nn.Module):
+        hint = f"a layer, {name}(), and not its class"
+    else:
+        hint = f"by name: {close!r}" if close else "a function as a module: class Activation(burnt.Module)"
+    return ConfigError(
+        "there is no such activation",
+        expected=f"{', '.join(known)}; or the Config of an activation, or a layer",
+        found=repr(activation),
+        hint=hint,
+    )
 
 
 class Activation(Config):  # its name is in messages

@@ -382,7 +382,8 @@ class MultiHeadAttention(_Attention):
         ``in_proj_bias`` is ``[(H + 2 K) D]``, ``out_proj`` a Linear.
 
     Raises:
-        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; `rotary`
+            is for heads of another size.
         InputValueError: `dropout` is no probability.
 
     A query whose keys are all masked gets a mean of nothing, zeros, and so ``out_proj.bias`` (torch's layer
@@ -434,7 +435,22 @@ class MultiHeadAttention(_Attention):
             device=device,
             dtype=dtype,
         )
+        if rotary is not None and not isinstance(rotary, Config | torch.nn.Module):
+            raise InputTypeError(
+                "this is no rotary encoding",
+                where=self._name(),
+                expected="a RotaryEncoding, its Config, another module, or None",
+                found=repr(rotary),
+                hint=f"rotary=nn.RotaryEncoding.Config(head_dim={self.head_dim})",
+            )
         self.rotary = rotary.init(device) if isinstance(rotary, Config) else rotary
+        if isinstance(self.rotary, RotaryEncoding) and self.rotary.head_dim != self.head_dim:
+            raise ShapeError(
+                "the rotary encoding does not fit the heads",
+                where=self._name(),
+                expected=f"head_dim={self.head_dim}, the size of a head",
+                found=f"head_dim={self.rotary.head_dim}",
+            )
 
     @classmethod
     def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:

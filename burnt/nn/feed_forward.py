@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.module import Module
-from burnt.nn.activation import ActivationConfig, build_activation
+from burnt.nn.activation import ActivationConfig, ActivationName, activation_error, build_activation
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
+from burnt.nn.sizes import check_sizes
 
 __all__ = ["FeedForwardActivation", "FeedForwardBase", "PositionWiseFeedForward"]
 
@@ -57,12 +58,15 @@ class FeedForwardBase(Module):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        check_sizes(type(self).__name__, d_model=d_model, d_ff=d_ff)
         gated = activation in ("swiglu", "geglu")
         self.linear1 = Linear(d_model, 2 * d_ff if gated else d_ff, bias, device, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(d_ff, d_model, bias, device, dtype)
         if activation == "swiglu" or activation == "geglu":
             self.activation = _GatedUnit(activation)
+        elif isinstance(activation, str) and activation not in get_args(ActivationName):
+            raise activation_error(activation, also=("swiglu", "geglu"))
         else:
             self.activation = build_activation(activation, device, dtype)
 
@@ -89,6 +93,7 @@ class PositionWiseFeedForward(FeedForwardBase):
 
     Raises:
         ConfigError: there is no such activation.
+        ShapeError: a size is not a positive integer.
 
     (Burn's default activation is Gelu, its dropout 0.1; its Linears are ``linear_inner`` and
     ``linear_outer``.) Vaswani et al., 2017; Shazeer, 2020 (gated units).

@@ -13,6 +13,7 @@ from burnt.errors import UnsupportedError
 from burnt.module import Module
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
+from burnt.nn.sizes import check_sizes
 
 __all__ = ["GatedFeedForward", "GeGlu", "SwiGlu"]
 
@@ -157,6 +158,7 @@ class GatedFeedForward(Module):
         named as in Hugging Face's Llama, Mistral, Qwen and Gemma, whose states load unchanged.
 
     Raises:
+        ShapeError: a size is not a positive integer.
         UnsupportedError: another activation.
 
     Shazeer, 2020.
@@ -186,6 +188,7 @@ class GatedFeedForward(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_sizes("GatedFeedForward", d_model=d_model, d_ff=d_ff)
         check_gate(activation, f"GatedFeedForward({d_model}, {d_ff})")
         self.d_model = d_model
         self.d_ff = d_ff

@@ -14,6 +14,7 @@ from burnt.nn.cache import TransformerCache
 from burnt.nn.feed_forward import FeedForwardActivation
 from burnt.nn.norm import LayerNorm, RmsNorm
 from burnt.nn.position import RotaryEncoding
+from burnt.nn.sizes import check_sizes
 from burnt.nn.transformer_layer import (
     FeedForwardConfig,
     TransformerDecoderLayer,
@@ -89,6 +90,7 @@ class TransformerEncoder(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_sizes("TransformerEncoder", smallest=0, num_layers=num_layers)
         build = functools.partial(
             TransformerEncoderLayer,
             d_model,
@@ -233,6 +235,7 @@ class TransformerDecoder(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_sizes("TransformerDecoder", smallest=0, num_layers=num_layers)
         build = functools.partial(
             TransformerDecoderLayer,
             d_model,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.config import Config
-from burnt.errors import UnsupportedError
+from burnt.errors import InputTypeError, ShapeError, UnsupportedError
 from burnt.nn.activation import ActivationName
 from burnt.nn.attention import CrossAttention, MultiHeadAttention
 from burnt.nn.cache import KeyValueCache
@@ -20,6 +20,7 @@ from burnt.nn.gated import GatedFeedForward
 from burnt.nn.moe import MoeFeedForward
 from burnt.nn.norm import LayerNorm, RmsNorm
 from burnt.nn.position import RotaryEncoding
+from burnt.nn.sizes import check_sizes
 
 __all__ = [
     "FeedForwardConfig",
@@ -64,7 +65,8 @@ class TransformerEncoderLayer(FeedForwardBase):
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
 
     Raises:
-        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; a size
+            is no positive integer, or not the one that `rotary` or `feed_forward` is for.
         ConfigError: there is no such activation.
         UnsupportedError: there is no such norm.
 
@@ -104,6 +106,7 @@ class TransformerEncoderLayer(FeedForwardBase):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_sizes(type(self).__name__, d_model=d_model, num_heads=num_heads)
         self.self_attn = MultiHeadAttention(
             d_model,
             num_heads,
@@ -115,9 +118,7 @@ class TransformerEncoderLayer(FeedForwardBase):
             device=device,
             dtype=dtype,
         )
-        self.feed_forward = (
-            feed_forward.init(device, dtype) if isinstance(feed_forward, Config) else feed_forward
-        )
+        self.feed_forward = _build_feed_forward(feed_forward, d_model, type(self).__name__, device, dtype)
         if feed_forward is None:
             self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
         self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
@@ -206,7 +207,8 @@ class TransformerDecoderLayer(FeedForwardBase):
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
 
     Raises:
-        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; a size
+            is no positive integer, or not the one that `rotary` or `feed_forward` is for.
         ConfigError: there is no such activation.
         UnsupportedError: there is no such norm.
 
@@ -253,6 +255,7 @@ class TransformerDecoderLayer(FeedForwardBase):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_sizes(type(self).__name__, d_model=d_model, num_heads=num_heads)
         self.self_attn = MultiHeadAttention(
             d_model,
             num_heads,
@@ -275,9 +278,7 @@ class TransformerDecoderLayer(FeedForwardBase):
             device=device,
             dtype=dtype,
         )
-        self.feed_forward = (
-            feed_forward.init(device, dtype) if isinstance(feed_forward, Config) else feed_forward
-        )
+        self.feed_forward = _build_feed_forward(feed_forward, d_model, type(self).__name__, device, dtype)
         if feed_forward is None:
             self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
         self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
@@ -362,6 +363,40 @@ class TransformerDecoderLayer(FeedForwardBase):
         x = self.norm2(x + attend_to_memory(x))
         output: Tensor = self.norm3(x + feed_forward(x))
         return output
+
+
+def _build_feed_forward(
+    given: FeedForwardConfig | torch.nn.Module | None,
+    d_model: int,
+    where: str,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> torch.nn.Module | None:
+    """Return the module of the argument `feed_forward`.
+
+    Raises:
+        InputTypeError: it is neither a Config nor a module.
+        ShapeError: it is for vectors of another size.
+    """
+    if given is not None and not isinstance(given, Config | torch.nn.Module):
+        raise InputTypeError(
+            "this is no feed-forward of a transformer",
+            where=where,
+            expected="the Config of a GatedFeedForward or MoeFeedForward, a module, or None",
+            found=repr(given),
+            hint=f"two Linears with another activation: activation={given!r}"
+            if given in (*get_args(ActivationName), "swiglu", "geglu")
+            else None,
+        )
+    module: torch.nn.Module | None = given.init(device, dtype) if isinstance(given, Config) else given
+    if isinstance(module, GatedFeedForward | MoeFeedForward) and module.d_model != d_model:
+        raise ShapeError(
+            "the feed-forward does not fit the transformer",
+            where=where,
+            expected=f"d_model={d_model}",
+            found=f"{type(module).__name__} with d_model={module.d_model}",
+        )
+    return module
 
 
 def build_norm(

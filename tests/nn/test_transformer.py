@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt import nn
-from burnt.errors import BurntError, ConfigError, InputTypeError, UnsupportedError
+from burnt.errors import ArgumentError, BurntError, ConfigError, InputTypeError, ShapeError, UnsupportedError
 
 ARGUMENTS = {"d_model": 8, "nhead": 2, "dim_feedforward": 12, "batch_first": True}
 
@@ -390,3 +390,78 @@ def test_caches_and_masks_of_another_type_are_refused() -> None:
             with pytest.raises(InputTypeError, match=f"{name} must be a tensor") as caught:
                 layer(*inputs, **{name: [[True]]})
             assert caught.value.found == "list"
+
+
+SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1}
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerEncoder, nn.TransformerDecoder])
+@pytest.mark.parametrize(
+    ("arguments", "what", "expected"),
+    [
+        ({"num_layers": -1}, "a layer cannot have this num_layers", "num_layers, an integer of at least 0"),
+        ({"num_layers": "2"}, "a layer cannot have this num_layers", "num_layers, an integer of at least 0"),
+        ({"d_ff": 0}, "a layer cannot have this d_ff", "d_ff, an integer of at least 1"),
+        ({"d_model": 8.0}, "a layer cannot have this d_model", "d_model, an integer of at least 1"),
+        (
+            {"rotary": nn.RotaryEncoding.Config(head_dim=8)},
+            "does not fit the heads",
+            "head_dim=4, the size of",
+        ),
+        ({"rotary": nn.RotaryEncoding(8)}, "does not fit the heads", "head_dim=4, the size of"),
+        ({"rotary": True}, "this is no rotary encoding", "a RotaryEncoding, its Config"),
+        ({"feed_forward": "swiglu"}, "this is no feed-forward", "the Config of a GatedFeedForward or Moe"),
+        (
+            {"feed_forward": nn.GatedFeedForward.Config(d_model=6, d_ff=9)},
+            "the feed-forward does not fit",
+            "d_model=8",
+        ),
+        (
+            {"feed_forward": nn.MoeFeedForward.Config(d_model=6, d_ff=9, num_experts=2)},
+            "the feed-forward does not fit",
+            "d_model=8",
+        ),
+    ],
+)
+def test_arguments_that_fail_in_a_step_are_refused_at_construction(
+    kind: Any, arguments: dict[str, Any], what: str, expected: str
+) -> None:
+    with pytest.raises(BurntError, match=what) as caught:
+        kind(**SIZES | arguments)
+    assert caught.value.expected.startswith(expected)
+    if arguments.get("feed_forward") == "swiglu":
+        assert caught.value.hint == "two Linears with another activation: activation='swiglu'"
+
+
+def test_sizes_of_other_blocks_are_checked_too() -> None:
+    for build in (
+        lambda: nn.PositionWiseFeedForward(8, 0),
+        lambda: nn.GatedFeedForward(8, 0),
+        lambda: nn.Transformer(8, 2, 1, 1, 0),
+    ):
+        with pytest.raises(ShapeError, match="an integer of at least 1"):
+            build()
+
+
+@pytest.mark.parametrize(
+    ("activation", "hint"),
+    [
+        ("SwiGLU", "did you mean 'swiglu'?"),
+        ("GELU", "did you mean 'gelu'?"),
+        (F.gelu, "by name: 'gelu'"),
+        (lambda x: x, "a function as a module: class Activation(burnt.Module)"),
+        (nn.Gelu, "a layer, Gelu(), and not its class"),
+    ],
+)
+def test_what_is_no_activation_gets_a_hint(activation: Any, hint: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such activation") as caught:
+        nn.TransformerEncoderLayer(8, 2, 16, activation=activation)
+    assert caught.value.hint == hint
+    assert ("thresholded_relu, swiglu, geglu;" in caught.value.expected) == isinstance(activation, str)
+
+
+def test_a_layer_as_in_torch_is_refused_with_a_hint() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with pytest.raises(ArgumentError, match="missing a required argument") as caught:
+        nn.TransformerEncoder(layer, 2)  # type: ignore[call-arg, arg-type]
+    assert caught.value.hint == "TransformerEncoder.from_torch(module) copies one of torch"
