@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from burnt._patterns import matches, near
+from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import RecordError
 from burnt.record.fit import Fit
 from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
@@ -148,6 +148,7 @@ class _Selection:
                         found=repr(pattern),
                         hint=near(pattern, [*modules, *paths]),
                     )
+                warn_unmatched(pattern, paths, "tensor")
 
 
 def _stripped(source: Source, model: torch.nn.Module) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:

@@ -291,6 +291,12 @@ class TestNestedKeysAndPrefixes:
 
 
 class TestFit:
+    def test_an_alternative_that_matches_nothing_gives_a_warning(self, net, fresh):
+        with pytest.warns(
+            UserWarning, match="'encodr' in the pattern .* matches no tensor: did you mean 'enc"
+        ):
+            load_weights(fresh, net.state_dict(), only="encodr|*.bias")
+
     def test_only_and_skip(self, net, fresh):
         before = bits(fresh)
         report = load_weights(fresh, net.state_dict(), only="encoder|*.bias", skip=["encoder.1"])
