@@ -103,6 +103,10 @@ class _Averaging(Optimizer):
             self._average_params(weight)
         return result
 
+    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Raise what the optimizer inside would raise; see `Optimizer.check`."""
+        self.optimizer.check(lr, model)
+
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters for training in place, after `eval`."""
         if self._trained is not None:

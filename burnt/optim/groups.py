@@ -14,7 +14,7 @@ from burnt.errors import OptimError
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
-from burnt.optim.optimizer import Optimizer, OptimizerRecord
+from burnt.optim.optimizer import Optimizer, OptimizerRecord, is_rate
 from burnt.optim.schedules import Constant
 from burnt.optim.schedules.base import stable_text
 
@@ -223,6 +223,14 @@ class Groups(Optimizer):
         skipped = results[0].skipped if results else torch.zeros((), dtype=torch.bool)
         return StepResult(norm, skipped, "; ".join(dict.fromkeys(result.by for result in results)))
 
+    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Raise what the step of any group would raise; see `Optimizer.check`."""
+        super().check(lr, model)
+        for index, (group, part) in enumerate(zip(self.groups, self._parts, strict=True)):
+            rate = self._scheduled_rate(index)
+            if part:
+                group.optimizer.check(lr if rate is None else rate, part)
+
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters for training in place, after `eval`."""
         self._bind_model(model)
@@ -288,15 +296,15 @@ class Groups(Optimizer):
         schedule = self.groups[index].schedule
         if schedule is None:
             return None
-        rate = schedule(self._steps[index]) * self.rate_factor
-        if not rate >= 0:
+        rate = schedule(self._steps[index])
+        if not is_rate(rate):
             raise OptimError(
                 "a group cannot step with this learning rate",
                 where=f"the schedule of the group {self.groups[index].name!r}",
                 expected="a number of at least 0",
-                found=rate,
+                found=repr(rate),
             )
-        return rate
+        return rate * self.rate_factor
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         """Divide the parameters among the groups."""

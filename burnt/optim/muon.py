@@ -74,7 +74,7 @@ class Muon(Optimizer):
                 where=path,
                 expected="matrices only",
                 found=f"a parameter of shape {tuple(params[path].shape)}",
-                hint="pass it only matrices, by path, and the others to another optimizer",
+                hint='optim.Groups([(optim.matrices, optim.Muon(), 0.02), ("*", optim.AdamW())])',
             )
 
     def _advance(

@@ -25,7 +25,7 @@ from burnt.kernels.optim.formula import Update
 from burnt.kernels.optim.steps import update_step
 from burnt.record import read_tensors, write_tensors
 
-__all__ = ["Optimizer", "OptimizerRecord", "zero"]
+__all__ = ["Optimizer", "OptimizerRecord", "is_rate", "zero"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,18 @@ def _holds_tensors(value: Any) -> bool:
     if isinstance(value, Sequence) and value:
         value = value[0]
     return isinstance(value, Tensor | torch.nn.Module | Mapping | Iterator)
+
+
+def is_rate(value: Any) -> bool:
+    """Whether a value, such as one that a user's schedule returned, can be a learning rate.
+
+    >>> is_rate(0.0), is_rate(-1.0), is_rate(float("nan")), is_rate(None)
+    (True, False, False, False)
+    """
+    try:
+        return bool(value >= 0)
+    except TypeError:
+        return False
 
 
 def zero(parameter: Tensor) -> Tensor:
@@ -279,13 +291,24 @@ class Optimizer:
     def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters to evaluate and save in place; `train` undoes it."""
 
+    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Raise what `step` would raise for this learning rate and these parameters, before a step.
+
+        A training calls it before its first step.
+
+        Raises:
+            OptimError: the optimizer cannot step these parameters, or the rate is below 0 or no number.
+        """
+        self._check_rate(lr)
+        self._bind_model(model)
+
     def _check_rate(self, lr: float) -> None:
-        if not lr >= 0:
+        if not is_rate(lr):
             raise OptimError(
                 f"{type(self).__name__} cannot step with this learning rate",
                 where="lr",
                 expected="a number of at least 0",
-                found=lr,
+                found=repr(lr),
             )
 
     def _bind_model(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:

@@ -230,6 +230,8 @@ class SupervisedTraining:
         loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         shapes = self._check_first_batches(learner, steps, position) if self.check else {}
+        if loaded is None:
+            learner.optimizer.check(learner.schedule(position.step), model)
         writer = RunWriter.create(
             self.folder,
             config=self._run_config(learner),

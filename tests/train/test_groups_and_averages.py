@@ -97,7 +97,7 @@ class Trial:
         scheduled = settings.pop("scheduled", rate)
 
         def schedule(step: int) -> float:
-            if step + 1 == stop_at:
+            if step + 1 == stop_at and (folder / "run.db").exists():  # not in the check before
                 os.kill(os.getpid(), sign)
             return scheduled(step)
 
@@ -354,6 +354,25 @@ def test_other_groups_are_refused_and_other_options_reported(tmp_path, capsys):
         "Warning: the optimizer changed since the checkpoint: was Groups([('0', AdamW("
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("optimizer", "scheduled", "words"),
+    [
+        (optim.Groups([("5.bais", optim.Sgd()), ("*", optim.Sgd())]), rate, ["no parameter: 5.bais"]),
+        (optim.Groups([("5", optim.Muon()), ("*", optim.Sgd())]), rate, ["5.bias", "matrices"]),
+        (optim.Ema(optim.Muon()), rate, ["0.bias", "optim.matrices"]),
+        (optim.Groups([("5", optim.Sgd(), lambda step: None), ("*", optim.Sgd())]), rate, ["group '5'"]),
+        (optim.Sgd(), lambda step: float("nan"), ["learning rate", "found     nan"]),
+        (optim.Sgd(), lambda step: None, ["learning rate", "found     None"]),
+    ],
+)
+def test_what_cannot_step_is_refused_before_the_folder_is_made(tmp_path, optimizer, scheduled, words, check):
+    with pytest.raises(OptimError) as caught:
+        Trial(tmp_path / "run", optimizer, scheduled=scheduled, check=check)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert not (tmp_path / "run").exists()
 
 
 # an optimizer that evaluates the loss
