@@ -131,6 +131,7 @@ SYNONYMS = {
     "eta_min": ("end",),
     "eval_dataset": ("valid",),
     "filters": ("out_channels",),
+    "grad_clip": ("clip_norm",),
     "gradient_clip_val": ("clip_norm",),
     "init": ("alpha",),
     "input_dim": ("in_features", "num_embeddings"),

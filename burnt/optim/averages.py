@@ -24,6 +24,10 @@ class _Averaging(Optimizer):
     The averages of 16-bit parameters are in float32: there, most small changes would be rounded away.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._usage = f"{cls.__name__}(optim.AdamW())"
+
     def __init__(self, optimizer: Optimizer, **options: Any) -> None:
         if not isinstance(optimizer, Optimizer):
             raise OptimError(

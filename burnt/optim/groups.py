@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
-from burnt._patterns import matches, near
-from burnt.errors import OptimError
+from burnt._patterns import matches, near, warn_unmatched
+from burnt.errors import OptimError, quantity
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
 from burnt.optim.optimizer import Optimizer, OptimizerRecord, is_rate
 from burnt.optim.schedules import Constant
-from burnt.optim.schedules.base import stable_text
+from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 
 __all__ = ["Group", "Groups", "matrices"]
 
@@ -65,11 +66,17 @@ class Group:
         for name, is_valid, expected, found in (
             ("pattern", isinstance(pattern, str) or _is_function(pattern), _PATTERN, pattern),
             ("optimizer", isinstance(optimizer, Optimizer), "an optimizer of burnt.optim", optimizer),
-            ("schedule", schedule is None or is_number or _is_function(schedule), _SCHEDULE, schedule),
+            ("schedule", schedule is None or is_number or _is_function(schedule), LEARNING_RATE, schedule),
             ("clip_norm", clip_norm is None or clip_norm > 0, "a number above 0", clip_norm),
         ):
             if not is_valid:
-                raise OptimError("a group cannot be built", where=name, expected=expected, found=repr(found))
+                raise OptimError(
+                    "a group cannot be built",
+                    where=name,
+                    expected=expected,
+                    found=kind_of(found) if name in _HINTS else repr(found),
+                    hint=_HINTS[name](found) if name in _HINTS else None,
+                )
         if optimizer.needs_closure:
             raise OptimError(
                 f"{type(optimizer).__name__} cannot step a group of parameters",
@@ -128,7 +135,11 @@ class Groups(Optimizer):
     ('*.bias|*norm*', 'matrices', '*')
     """
 
+    _usage = 'Groups([("*.bias|*norm*", optim.AdamW(weight_decay=0)), ("*", optim.AdamW())])'
+
     def __init__(self, groups: Sequence[Group | tuple[Any, ...]]) -> None:
+        if isinstance(groups, Mapping):
+            raise OptimError("Groups takes a list of groups", expected=self._usage, found=kind_of(groups))
         self.groups = [group if isinstance(group, Group) else Group(*group) for group in groups]
         if not self.groups or self.groups[-1].pattern != "*":
             raise OptimError(
@@ -306,11 +317,37 @@ class Groups(Optimizer):
             )
         return rate * self.rate_factor
 
-    def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
-        """Divide the parameters among the groups."""
+    def describe(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> str:
+        """Return which parameters of a model are in which group, as text to print.
+
+        >>> from burnt import nn, optim
+        >>> groups = optim.Groups([("*.bias", optim.Sgd(), 0.1), ("*", optim.AdamW())])
+        >>> print(groups.describe(torch.nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 2))))
+        *.bias: Sgd, Constant(lr=0.1), 18 parameters in 2 tensors
+          0.bias, 1.bias
+        *: AdamW, 160 parameters in 2 tensors
+          0.weight, 1.weight
+        """
+        named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else model
+        parts, _ = self._divide(named)
+        lines = []
+        for name, group, part in zip(self.names, self.groups, parts, strict=True):
+            schedule = "" if group.schedule is None else f", {stable_text(group.schedule)}"
+            count = quantity(sum(p.numel() for p in part.values()), "parameter")
+            tensors = quantity(len(part), "tensor")
+            lines.append(f"{name}: {type(group.optimizer).__name__}{schedule}, {count} in {tensors}")
+            inner = group.optimizer
+            paths = inner.describe(part) if isinstance(inner, Groups) else textwrap.fill(", ".join(part), 98)
+            lines.append(textwrap.indent(paths, "  "))
+        return "\n".join(filter(None, lines))
+
+    def _divide(
+        self, named: Mapping[str, torch.nn.Parameter]
+    ) -> tuple[list[dict[str, torch.nn.Parameter]], dict[str, int]]:
+        """Return the parameters of each group, and the group of each path."""
         parts: list[dict[str, torch.nn.Parameter]] = [{} for _ in self.groups]
         matched: dict[int, str] = {}  # one path that each group's pattern matches
-        group_of = {}
+        group_of: dict[str, int] = {}
         for path, parameter in named.items():
             hits = [index for index, group in enumerate(self.groups) if group.matches(path, parameter)]
             matched |= dict.fromkeys(hits, path)
@@ -331,6 +368,13 @@ class Groups(Optimizer):
                     found=f"all that it matches, such as {matched[index]}, belong to groups before it",
                     hint=f"put it before the group {first!r}: the first pattern that matches wins",
                 )
+            if isinstance(group.pattern, str):
+                warn_unmatched(group.pattern, named)
+        return parts, group_of
+
+    def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        """Divide the parameters among the groups."""
+        parts, group_of = self._divide(named)
         for index, group in enumerate(self.groups):
             for path in map(_state_path, group.optimizer.into_record().tensors):
                 if group_of.get(path, index) != index:
@@ -345,11 +389,21 @@ class Groups(Optimizer):
 
 
 _PATTERN = 'a pattern, such as "*.bias|*norm*", or a function (path, parameter) -> bool'
-_SCHEDULE = "a number, such as 1e-3, a schedule of burnt.optim, or a function of the steps done"
 
 
 def _is_function(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
+
+
+def _optimizer_hint(given: Any) -> str | None:
+    """Return the optimizer that a class, an optimizer of torch, or text stands for."""
+    cls = given if isinstance(given, type) else type(given)
+    name = given if isinstance(given, str) else cls.__name__
+    known = {optimizer.__name__.lower(): optimizer.__name__ for optimizer in Optimizer.__subclasses__()}
+    return f"did you mean {known[name.lower()]}()?" if name.lower() in known else None
+
+
+_HINTS: Mapping[str, Callable[[Any], str | None]] = {"optimizer": _optimizer_hint, "schedule": schedule_hint}
 
 
 def _state_path(key: str) -> str:

@@ -82,6 +82,8 @@ def _holds_tensors(value: Any) -> bool:
     """Whether a value is a model, parameters, or parameter groups as torch's optimizers take them."""
     if isinstance(value, Sequence) and value:
         value = value[0]
+    if isinstance(value, Mapping) and any(isinstance(one, Optimizer) for one in value.values()):
+        return False  # for Groups, which takes a list
     return isinstance(value, Tensor | torch.nn.Module | Mapping | Iterator)
 
 
@@ -116,6 +118,7 @@ class Optimizer:
     needs_closure: bool = False  # whether the training calls `step_with`
     # Of the learning rates that the optimizer schedules itself. The training sets it after `burnt ctl lr`.
     rate_factor: float = 1.0
+    _usage: ClassVar[str | None] = None  # how it is built, for messages; by default with options
     _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that every such optimizer accepts
 
     if TYPE_CHECKING:
@@ -144,7 +147,7 @@ class Optimizer:
         if args and _holds_tensors(args[0]):
             raise OptimError(
                 f"{cls.__name__} is built without parameters",
-                expected=f"{cls.__name__}() or {cls.__name__}(option=value)",
+                expected=cls._usage or f"{cls.__name__}() or {cls.__name__}(option=value)",
                 found=f"a {type(args[0]).__name__} as its first argument",
                 hint=_NO_PARAMS,
             )

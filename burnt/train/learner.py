@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from burnt import optim
-from burnt._hints import ELSEWHERE, explain_arguments
+from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
-from burnt.config import qualified_name
 from burnt.errors import DefinitionError
 from burnt.optim import Constant, Optimizer
+from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint
 from burnt.train.step import StepOutput
 
 __all__ = ["Learner", "StepFunction"]
@@ -64,7 +65,7 @@ class Learner:
         validation_step: StepFunction | None = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise _not_an_optimizer(optimizer)
+            raise _not_an_optimizer(optimizer, schedule)
         self.schedule = _as_schedule(schedule)
         if step is None:
             step = model_step(model, "training_step")
@@ -77,17 +78,19 @@ class Learner:
         self.precision = "float32"
 
 
-def _not_an_optimizer(given: Any) -> DefinitionError:
+def _not_an_optimizer(given: Any, schedule: Any) -> DefinitionError:
     """Return the error for what is given instead of an optimizer, such as one of torch's, or a class."""
     cls = given if isinstance(given, type) else type(given)
     hint = None
-    if twin := next((name for name in optim.__all__ if name.lower() == cls.__name__.lower()), None):
+    if isinstance(schedule, Optimizer):
+        hint = f"the optimizer comes first: Learner(model, {type(schedule).__name__}(...), 1e-3)"
+    elif twin := next((name for name in optim.__all__ if name.lower() == cls.__name__.lower()), None):
         rate = given.defaults["lr"] if isinstance(given, torch.optim.Optimizer) else 1e-3
         hint = f"Learner(model, burnt.optim.{twin}(), {rate}): the learning rate is the schedule"
     return DefinitionError(
         "the Learner needs a burnt optimizer",
         expected="burnt.optim.AdamW() or another optimizer, built without parameters",
-        found=_kind(given),
+        found=kind_of(given),
         hint=hint,
     )
 
@@ -101,35 +104,17 @@ def _as_schedule(given: Any) -> Callable[[int], float]:
     if callable(given) and not isinstance(given, type):
         schedule: Callable[[int], float] = given
         return schedule
-    try:
-        rate = float(given)
-    except (TypeError, ValueError):
-        raise _not_a_schedule(given) from None
-    return Constant(rate)
-
-
-def _not_a_schedule(given: Any) -> DefinitionError:
-    cls = given if isinstance(given, type) else type(given)
-    package, _, twin = ELSEWHERE.get(cls.__name__, f"burnt.optim.{cls.__name__}").rpartition(".")
-    hint = "a function of the number of steps done can be any schedule"
-    if package == "burnt.train":
-        hint = "burnt.train.Plateau(1e-3, metric, patience) reduces the rate when a metric stalls"
-    elif twin in optim.__all__:
-        hint = f"burnt.optim.{twin}({', '.join(getattr(optim, twin).__struct_fields__)})"
-    if issubclass(cls, torch.optim.lr_scheduler.LRScheduler) and package != "burnt.train":
-        hint += f"\nor optim.TorchSchedule(lambda optimizer: {cls.__name__}(optimizer, ...), lr=...)"
-    return DefinitionError(
+    rate = None
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        rate = None if isinstance(given, str) else float(given)
+    if rate is not None:
+        return Constant(rate)
+    raise DefinitionError(
         "the Learner needs a learning rate",
-        expected="a number, such as 1e-3, a schedule of burnt.optim, or a function of the steps done",
-        found=_kind(given),
-        hint=hint,
+        expected=LEARNING_RATE,
+        found=kind_of(given),
+        hint=schedule_hint(given),
     )
-
-
-def _kind(given: Any) -> str:
-    """Name what was given: a class, or the class of an object."""
-    text = qualified_name(given) if isinstance(given, type) else qualified_name(type(given))
-    return f"the class {text}" if isinstance(given, type) else text.removeprefix("builtins.")
 
 
 def model_step(model: torch.nn.Module, *names: str) -> StepFunction:

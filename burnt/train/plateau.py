@@ -73,11 +73,15 @@ class Plateau:
     ) -> None:
         try:
             self.schedule = as_schedule(schedule)
-        except ConfigError:
-            raise
-        except ValueError:
-            raise _invalid(
-                "schedule", "a schedule, a number, or a function of the finished steps", schedule
+        except ConfigError as error:
+            if error.where is not None:  # of the schedule itself, such as its rate
+                raise
+            raise ConfigError(
+                "Plateau cannot be built",
+                where="schedule",
+                expected=error.expected,
+                found=error.found,
+                hint=error.hint,
             ) from None
         for name, value, valid, expected in (
             ("factor", factor, 0 < factor < 1, "above 0 and below 1"),

@@ -402,7 +402,7 @@ class SupervisedTraining:
         trainable = [p for p in learner.model.parameters() if p.requires_grad]
         if not report.unchecked:
             output = checked_output(report.outputs, learner.step, "training")
-            _check_loss(output, "training")
+            _check_loss(output, "training", report.batch_sizes[-1:])
             target_shapes.check(output, "the training step")
             if len(report.without_gradient) == len(trainable):
                 raise BurntError(
@@ -642,12 +642,12 @@ def _no_batches(name: str) -> DataError:
     )
 
 
-def _check_loss(output: StepOutput, kind: str) -> None:
+def _check_loss(output: StepOutput, kind: str, batch_sizes: Sequence[int] = ()) -> None:
     if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
         raise ShapeError(
             f"the loss of the {kind} step is not a scalar",
             expected="a tensor of shape ()",
-            found=f"shape {tuple(output.loss.shape)}"
+            found=f"shape {tuple(output.loss.shape)}" + "".join(f" for a batch of {n}" for n in batch_sizes)
             if isinstance(output.loss, torch.Tensor)
             else type(output.loss).__name__,
             hint="reduce it with .mean(); reduction='none' returns one value per item",

@@ -267,7 +267,7 @@ def message(make) -> str:
         (lambda: optim.Ema(optim.Sgd(), decay=1.0), ["Ema", "decay", "below 1", "1.0"]),
         (lambda: optim.Swa(optim.Sgd(), start=-1), ["Swa", "start", "at least 0", "-1"]),
         (lambda: optim.Swa(optim.Sgd(), start=1, every=0), ["Swa", "every", "at least 1"]),
-        (lambda: optim.Ema(net()), ["Ema is built without parameters"]),
+        (lambda: optim.Ema(net()), ["Ema is built without parameters", "Ema(optim.AdamW())"]),
     ],
 )
 def test_averages_that_cannot_be_are_refused_when_they_are_made(make, words):

@@ -166,7 +166,7 @@ def test_averages_of_a_step_are_of_all_groups():
         {path: p.detach().clone() for path, p in model.named_parameters()},
     )
     burnt.freeze(model, "0")
-    optimizer = optim.Groups([("nothing|0", optim.Sgd()), ("1|3|0", optim.Sgd()), ("*", optim.Sgd())])
+    optimizer = optim.Groups([("0", optim.Sgd()), ("1|3|0", optim.Sgd()), ("*", optim.Sgd())])
     for step in range(3):
         optimizer.step(0.1, model, grads_of(model, step), ema=average, ema_decay=0.75)
         for path, parameter in model.named_parameters():
@@ -210,7 +210,12 @@ def message(make) -> str:
         ([(optim.matrices, optim.Sgd())], ["the last group", "matrices"]),
         ([("*", torch.optim.Adam)], ["optimizer", "an optimizer of burnt.optim", "torch.optim"]),
         ([(3, optim.Sgd())], ["pattern", "(path, parameter) -> bool"]),
-        ([("*", optim.Sgd(), optim.Cosine)], ["schedule", "1e-3", "Cosine"]),
+        ([("*", optim.Muon)], ["optimizer", "the class burnt.optim.muon.Muon", "did you mean Muon()?"]),
+        ([("*", "muon")], ["optimizer", "'muon'", "did you mean Muon()?"]),
+        ([("*", optim.Sgd(), optim.Cosine)], ["schedule", "1e-3", "burnt.optim.Cosine(lr, steps, end)"]),
+        ([("*", optim.Sgd(), "cosine")], ["schedule", "'cosine'", "burnt.optim.Cosine(lr, steps, end)"]),
+        ({"head": optim.Sgd()}, ["a list of groups", 'Groups([("*.bias|*norm*", ', "dict"]),
+        ([{"params": [], "lr": 0.1}], ["built without parameters", 'Groups([("*.bias|*norm*", ']),
         ([("*", optim.Sgd(), 0.1, 0.0)], ["clip_norm", "above 0"]),
     ],
 )
@@ -249,6 +254,12 @@ def test_a_pattern_that_matches_nothing_is_refused_and_nothing_has_moved(pattern
     assert text.startswith("the pattern of a group matches no parameter: ")
     assert text.endswith("the path of a module, or a function" + hint)
     assert_close(model, before, rtol=0, atol=0)
+
+
+def test_an_alternative_that_matches_nothing_is_warned_of():
+    optimizer = optim.Groups([("0|*.wieght", optim.Sgd()), ("*", optim.Sgd())])
+    with pytest.warns(UserWarning, match=r"'\*.wieght' in the pattern .* did you mean '\*.weight'\?"):
+        optimizer.check(0.1, net())
 
 
 def test_a_group_after_one_that_takes_all_its_parameters_is_refused():
@@ -349,6 +360,26 @@ def test_functions_of_one_name_are_groups_of_two():
     name = "test_functions_of_one_name_are_groups_of_two.<locals>.ends_with.<locals>.<lambda>"
     assert optimizer.names == (f"{name} 1", f"{name} 2", "*")
     assert optimizer.rates == {f"{name} 1": 0.1, f"{name} 2": 0.2}
+
+
+def test_the_description_has_every_parameter_in_its_group():
+    inner = optim.Groups([("*.bias", optim.Adam(), own_rate), ("*", optim.AdamW())])
+    optimizer = optim.Groups([("3.weight", optim.Muon(), 0.02), ("0|3", inner), ("*", optim.Sgd())])
+    model = net()
+    sizes = [sum(p.numel() for p in model[i].parameters()) for i in (0, 1, 3)]
+    weight, biases = model[3].weight.numel(), model[0].bias.numel() + model[3].bias.numel()
+    text = optimizer.describe(model).splitlines()
+    assert text == [
+        f"3.weight: Muon, Constant(lr=0.02), {weight} parameters in 1 tensor",
+        "  3.weight",
+        f"0|3: Groups, {sizes[0] + sizes[2] - weight} parameters in 3 tensors",
+        f"  *.bias: Adam, own_rate, {biases} parameters in 2 tensors",
+        "    0.bias, 3.bias",
+        f"  *: AdamW, {model[0].weight.numel()} parameters in 1 tensor",
+        "    0.weight",
+        f"*: Sgd, {sizes[1]} parameters in 2 tensors",
+        "  1.weight, 1.bias",
+    ]
 
 
 def test_printed_as_it_is_built():

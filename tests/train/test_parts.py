@@ -243,7 +243,7 @@ def test_plateau_as_text():
 @pytest.mark.parametrize(
     ("arguments", "where", "words"),
     [
-        ({"schedule": "fast"}, "schedule", ["a schedule, a number, or a function", "'fast'"]),
+        ({"schedule": "fast"}, "schedule", ["a number, such as 1e-3, a schedule", "'fast'"]),
         ({"schedule": -0.1}, "lr", ["finite rate of at least 0", "-0.1"]),
         ({"patience": 0}, "patience", ["at least 1", "0"]),
         ({"patience": "soon"}, "patience", ["10 epochs", "'soon'"]),

@@ -191,7 +191,7 @@ REFUSED = {
         "Metric(name='accuracy2')",
         metrics=[Accuracy(), Accuracy()],
     ),
-    "loss": Looked(ShapeError, "the loss of the training step is not a scalar", ".mean()", how=unreduced),
+    "loss": Looked(ShapeError, "the loss of the training step is not a scalar", "shape (5,) for a batch of 5", how=unreduced),
     "validation loss": Looked(
         ShapeError, "the loss of the validation step is not a scalar", "shape (4,)", validation_step=unreduced
     ),
@@ -400,8 +400,9 @@ SGD = torch.optim.SGD([torch.zeros(1)], lr=0.2)
             "burnt.train.Plateau(1e-3, metric, patience)",
         ),
         (optim.Cosine, "the class burnt.optim.schedules.decay.Cosine", "burnt.optim.Cosine(lr, steps, end)"),
-        ("cosine", "str", "a function of the number of steps"),
-        (None, "NoneType", "a function of the number of steps"),
+        ("cosine", "'cosine' (str)", "burnt.optim.Cosine(lr, steps, end)"),
+        ("1e-3", "'1e-3' (str)", "a number instead of text: 0.001"),
+        (None, "None (NoneType)", "a function of the number of steps"),
     ],
 )
 def test_what_is_no_schedule_names_the_one_that_is(given, found, hint):
@@ -409,6 +410,12 @@ def test_what_is_no_schedule_names_the_one_that_is(given, found, hint):
         Learner(net(), optim.AdamW(), given, step=step)
     assert caught.value.found == found
     assert hint in caught.value.hint
+
+
+def test_optimizer_and_rate_in_the_wrong_order():
+    with pytest.raises(DefinitionError, match="needs a burnt optimizer") as caught:
+        Learner(net(), 1e-3, optim.AdamW(), step=step)
+    assert caught.value.hint == "the optimizer comes first: Learner(model, AdamW(...), 1e-3)"
 
 
 def test_a_model_that_load_will_not_build_is_reported_before_training(tmp_path, capsys):

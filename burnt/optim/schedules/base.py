@@ -7,10 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
-from burnt.config import Config
+import torch
+
+from burnt._hints import ELSEWHERE
+from burnt.config import Config, qualified_name
 from burnt.errors import ConfigError
 
 __all__ = [
+    "LEARNING_RATE",
     "Constant",
     "Function",
     "Schedule",
@@ -20,6 +24,8 @@ __all__ = [
     "check_function",
     "check_rates",
     "invalid",
+    "kind_of",
+    "schedule_hint",
     "stable_text",
 ]
 
@@ -113,7 +119,7 @@ def as_schedule(value: Any) -> Schedule:
     """Return a Schedule for a number or a function; a Schedule stays as it is.
 
     Raises:
-        ValueError: it is none of these.
+        ConfigError: it is none of these.
     """
     if isinstance(value, Schedule):
         return value
@@ -121,7 +127,39 @@ def as_schedule(value: Any) -> Schedule:
         return Constant(float(value))
     if callable(value) and not isinstance(value, type):
         return Function(value)
-    raise ValueError(f"Expected `Schedule`, got `{type(value).__name__}`")
+    raise ConfigError(
+        "this is no learning rate", expected=LEARNING_RATE, found=kind_of(value), hint=schedule_hint(value)
+    )
+
+
+LEARNING_RATE = "a number, such as 1e-3, a schedule of burnt.optim, or a function of the steps done"
+
+
+def kind_of(given: Any) -> str:
+    """Name what was given: a plain value, a class, or the class of an object."""
+    if given is None or isinstance(given, str | bool | int | float | list | dict):
+        return f"{given!r} ({type(given).__name__})"
+    text = qualified_name(given) if isinstance(given, type) else qualified_name(type(given))
+    return f"the class {text}" if isinstance(given, type) else text.removeprefix("builtins.")
+
+
+def schedule_hint(given: Any) -> str:
+    """Return what to use instead of something that is no schedule: a scheduler of torch, a class, text."""
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            return f"a number instead of text: {float(given):g}"
+    cls = given if isinstance(given, type) else type(given)
+    name = given if isinstance(given, str) else cls.__name__
+    package, _, twin = ELSEWHERE.get(name, f"burnt.optim.{name}").rpartition(".")
+    schedules = {schedule.__name__.lower(): schedule for schedule in Schedule.__subclasses__()}
+    hint = "a function of the number of steps done can be any schedule"
+    if package == "burnt.train":
+        hint = "burnt.train.Plateau(1e-3, metric, patience) reduces the rate when a metric stalls"
+    elif schedule := schedules.get(twin.lower()):
+        hint = f"burnt.optim.{schedule.__name__}({', '.join(schedule.__struct_fields__)})"
+    if issubclass(cls, torch.optim.lr_scheduler.LRScheduler) and package != "burnt.train":
+        hint += f"\nor optim.TorchSchedule(lambda optimizer: {cls.__name__}(optimizer, ...), lr=...)"
+    return hint
 
 
 def stable_text(value: object) -> str:
