@@ -105,7 +105,7 @@ def _print_answer(
         "lr": f"learning rate {rate} after step{at}",
         "note": f"note added at step{at}",
     }[kind]
-    if kind == "stop" and answer.reason:
+    if kind in ("stop", "lr") and answer.reason:
         text += f", {answer.reason}"
     if warning:
         text += f": {warning.replace('current', 'previous')}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Literal, Self
 
@@ -68,6 +68,7 @@ class Control(AbstractContextManager["Control"]):
         schedule: step -> learning rate, used unless a command set another one.
         learning_rate: the learning rate that a command set before the run was resumed, or None.
         rate_factor: the factor that belongs to it.
+        groups: the groups of parameters with a schedule of their own, whose rates the factor multiplies.
         keeps_checkpoints: whether the run writes checkpoints.
 
     Attributes:
@@ -88,11 +89,13 @@ class Control(AbstractContextManager["Control"]):
         *,
         learning_rate: float | None = None,
         rate_factor: float | None = None,
+        groups: Collection[str] = (),
         keeps_checkpoints: bool = True,
     ) -> None:
         self.schedule = schedule
         self.override = learning_rate
         self.override_factor = rate_factor
+        self._groups = groups
         self.stopped_by: str | None = None
         self.paused_seconds = 0.0
         self._writer, self._reporter = writer, reporter
@@ -207,10 +210,20 @@ class Control(AbstractContextManager["Control"]):
                 self.override = command.value if isinstance(command.value, float) else None
                 self.override_factor = None
                 self._writer.event("learning_rate", self._position.step, value=self.override)
-                self._answer(command, "done")
+                self._answer(command, "done", self._group_rates())
             case _:
                 self._writer.event("note", self._position.step, text=command.value, sender=command.sender)
                 self._answer(command, "done")
+
+    def _group_rates(self) -> str | None:
+        """Return what a command has changed for the rates that groups of parameters schedule."""
+        if not self._groups:
+            return None
+        names = f"{'group' if len(self._groups) == 1 else 'groups'} {', '.join(self._groups)}"
+        if self.override is None:
+            return f"{names} as scheduled"
+        scheduled = self.schedule(self._position.step)
+        return f"{names} by the factor {self.override / scheduled if scheduled > 0 else 1:.4g}"
 
     def _save_now(self, command: Command) -> None:
         if not self._keeps_checkpoints:

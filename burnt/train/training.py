@@ -266,6 +266,7 @@ class SupervisedTraining:
                     learner.schedule,
                     learning_rate=None if loaded is None else loaded.document.get("learning_rate"),
                     rate_factor=None if loaded is None else loaded.document.get("rate_factor"),
+                    groups=learner.optimizer.schedules,
                     keeps_checkpoints=checkpoints is not None,
                 )
             )

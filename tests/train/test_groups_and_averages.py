@@ -320,6 +320,14 @@ def test_the_rates_of_groups_are_series_and_a_command_scales_them(tmp_path):
     assert ("learning_rate/*", "train") not in history
 
 
+def test_the_answer_to_a_new_rate_names_the_groups(tmp_path):
+    at = {4: [("lr", 0.5)], 6: [("lr", "auto")]}
+    trial = Trial(tmp_path / "run", groups(), at=at, scheduled=lambda step: 0.25)
+    with RunReader(trial.folder) as run:
+        answers = [event.data["reason"] for event in run.events() if event.kind == "command"]
+    assert answers == ["groups *.bias|1, matrices by the factor 2", "groups *.bias|1, matrices as scheduled"]
+
+
 def test_relative_to_a_scheduled_rate_of_0_groups_keep_their_rates(tmp_path):
     trial = Trial(tmp_path / "run", groups(), at={4: [("lr", 0.5)]}, scheduled=lambda step: 0.0)
     assert trial.history()["learning_rate", "train"] == [0.0] * 4 + [0.5] * 8
