@@ -501,7 +501,11 @@ def test_at_step_0(schedule, rate):
         ),
         (lambda: Warmup(3, True), "then", ["Warmup cannot be built", "a schedule", "True (bool)"]),
         (lambda: Warmup(3, -0.1), "then.lr", ["Warmup cannot be built", "finite rate of at least 0", "-0.1"]),
-        (lambda: Warmup(3, Cosine), "then", ["Warmup cannot be built", "a schedule", "burnt.optim.Cosine(lr, steps"]),
+        (
+            lambda: Warmup(3, Cosine),
+            "then",
+            ["Warmup cannot be built", "a schedule", "burnt.optim.Cosine(lr, steps"],
+        ),
         (lambda: Sequential(()), "parts", ["Sequential", "at least one", "()"]),
         (lambda: Sequential(((Constant(0.1), 0),)), "parts", ["Sequential", "at least 1 step"]),
         (lambda: Sequential((Constant(0.1), 3)), "parts[0]", ["Sequential", "Constant(lr=0.1)"]),

@@ -191,7 +191,12 @@ REFUSED = {
         "Metric(name='accuracy2')",
         metrics=[Accuracy(), Accuracy()],
     ),
-    "loss": Looked(ShapeError, "the loss of the training step is not a scalar", "shape (5,) for a batch of 5", how=unreduced),
+    "loss": Looked(
+        ShapeError,
+        "the loss of the training step is not a scalar",
+        "shape (5,) for a batch of 5",
+        how=unreduced,
+    ),
     "validation loss": Looked(
         ShapeError, "the loss of the validation step is not a scalar", "shape (4,)", validation_step=unreduced
     ),
