@@ -12,6 +12,7 @@ from burnt.errors import (
     DataError,
     InputIndexError,
     InputRuntimeError,
+    InputUnsupportedError,
     InputValueError,
     ShapeError,
 )
@@ -258,6 +259,14 @@ def test_dice_refuses_what_means_nothing() -> None:
         nn.Dice()(torch.zeros(4), torch.zeros(4))
     with pytest.raises(DataError, match="labels from 0 to 3"):
         nn.Dice()(torch.zeros(1, 3, 2), torch.tensor([[0, 3]]))
+    for target in (torch.ones(2, 4, 4), torch.ones(2, 4, 4).long()):
+        with pytest.raises(ShapeError, match=r"hint      target.unsqueeze\(1\)"):
+            nn.Dice("sigmoid")(torch.zeros(2, 1, 4, 4), target)
+    for shape in ((2, 4, 5), (2, 3, 4, 5)):
+        with pytest.raises(ShapeError, match=r"input.movedim\(-1, 1\)"):
+            nn.Dice()(torch.zeros(2, 4, 5, 3), torch.zeros(shape).long())
+    with pytest.raises(ShapeError, match=r"labels of shape \(2, 4\), or masks of shape \(2, 3, 4\)"):
+        nn.Dice()(torch.zeros(2, 3, 4), torch.zeros(2, 5).long())
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -403,6 +412,11 @@ def test_ctc_of_one_sequence_and_of_targets_in_a_row() -> None:
         ({"target_lengths": [3, 1]}, InputValueError, r"target_lengths are out of range(.|\n)*0 to 2"),
         ({"input_lengths": [6] * 6, "target_lengths": [1] * 6}, ShapeError, r"log_probs.transpose\(0, 1\)\?"),
         ({"targets": [[1, 2]] * 3}, ShapeError, r"targets of shape \(2, longest\) or \(total,\)"),
+        ({"targets": [[1, 2], [0, 1]]}, InputValueError, "a label is the blank(.|\n)*1 of 3 labels are 0"),
+        ({"targets": [[1.5, 2.0], [1.0, 1.0]]}, InputRuntimeError, r"hint      targets.long\(\)"),
+        ({"target_lengths": [2.0, 1.0]}, InputRuntimeError, "target_lengths of dtype int64"),
+        ({"log_probs": torch.ones(6, 2, 4)}, InputValueError, r"up to 1(.|\n)*log_probs.log_softmax\(-1\)"),
+        ({"log_probs": torch.zeros(6, 2, 4).long()}, InputUnsupportedError, r"log_probs.float\(\)"),
         ({"log_probs": torch.zeros(6)}, ShapeError, r"\[steps, batch, num_classes\]"),
     ],
 )
@@ -560,6 +574,76 @@ def test_every_loss_of_labels_says_which_is_no_class(name: str, label: int) -> N
     assert caught.value.where == name
     assert caught.value.expected == "labels from 0 to 2, for logits of 3 classes"
     assert str(label) in str(caught.value.found)
+
+
+@pytest.mark.parametrize("name", ["Nll", "Focal", "MultiMargin", "Dice", "AdaptiveLogSoftmax"])
+def test_labels_are_not_truncated(name: str) -> None:
+    loss = nn.AdaptiveLogSoftmax(3, 3, [1], 1.0) if name == "AdaptiveLogSoftmax" else build(name)
+    with pytest.raises(InputRuntimeError) as caught:
+        loss(torch.zeros(2, 3), torch.tensor([0.0, 1.5]))
+    assert caught.value.where == name
+    assert "labels of dtype int64" in str(caught.value.expected)
+    assert caught.value.found == "torch.float32 (2,)"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Nll", "Focal", "MultiMargin", "Dice", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"),
+        *("BinaryFocal", "SoftMargin", "MultiLabelSoftMargin", "MultiLabelMargin", "InfoNce", "KlDiv"),
+    ],
+)
+def test_a_loss_of_integers_is_refused(name: str) -> None:
+    labels = torch.tensor([0, 1])
+    one = {"Nll": labels, "Focal": labels, "MultiMargin": labels, "Dice": labels}
+    target = one.get(name, torch.zeros(2, 3).long() if name == "MultiLabelMargin" else torch.zeros(2, 3))
+    with pytest.raises(InputUnsupportedError) as caught:
+        build(name)(torch.zeros(2, 3).long(), target)
+    assert caught.value.where == name
+    assert str(caught.value.hint).endswith(".float()")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BinaryCrossEntropyWithLogits", "BinaryFocal", "MultiLabelSoftMargin", "Dice", "KlDiv"],
+)
+def test_targets_that_are_no_probabilities(name: str) -> None:
+    x, mask = torch.randn(2, 3), torch.tensor([[0.0, 255.0, 0.0]]).expand(2, 3)
+    with pytest.raises(InputValueError) as caught:
+        build(name)(x, mask)
+    assert caught.value.where == name
+    assert caught.value.found == "target from 0 to 255"
+    assert caught.value.hint == "for a mask of 0 and 255: target / 255"
+    build(name)(x, mask / 255)
+    with pytest.raises(InputValueError, match="target from -1 to "):
+        build(name)(x, -mask / 255)
+    # No value is read where there is none, or where reading would wait for a GPU.
+    assert build(name)(x.to("meta"), mask.to("meta")).is_meta
+
+
+@pytest.mark.parametrize("name", ["SoftMargin", "HingeEmbedding", "CosineEmbedding", "MarginRanking"])
+def test_targets_that_are_not_1_or_minus_1(name: str) -> None:
+    inputs = [torch.randn(2, 3)] * 2 if name == "CosineEmbedding" else [torch.randn(2)]
+    inputs = inputs * 2 if name == "MarginRanking" else inputs
+    with pytest.raises(InputValueError) as caught:
+        build(name)(*inputs, torch.tensor([0, 1]))
+    assert caught.value.where == name
+    assert caught.value.found == "target from 0 to 1"
+    assert caught.value.hint == "for 1 and 0: 2 * target - 1"
+    build(name)(*inputs, torch.tensor([-1, 1]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CrossEntropy", "Nll", "Focal", "MultiMargin", "Dice", "LinearCrossEntropy", "MultiLabelSoftMargin"],
+)
+def test_a_weight_for_each_class(name: str) -> None:
+    target = torch.ones(2, 3) if name == "MultiLabelSoftMargin" else torch.tensor([0, 1])
+    with pytest.raises(ShapeError) as caught:
+        build(name, weight=[1.0, 2.0])(torch.zeros(2, 3), target)
+    assert caught.value.where == name
+    assert caught.value.expected == "weight of shape (3,)"
+    assert caught.value.found == (2,)
 
 
 @pytest.mark.parametrize("name", ["MultiMargin", "MultiLabelMargin"])

@@ -13,10 +13,15 @@ from burnt.module import Module
 from burnt.nn.loss.checks import (
     Reduction,
     as_weight,
+    check_class_weight,
+    check_floating,
+    check_label_dtype,
     check_labels,
+    check_probabilities,
     check_range,
     check_reduction,
     check_same_shape,
+    check_signs,
     reduce_losses,
 )
 from burnt.nn.loss.classification import focus
@@ -79,6 +84,7 @@ class BinaryCrossEntropy(Module, torch.nn.BCELoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of probabilities ``[*]`` and targets ``[*]``."""
         check_same_shape(self, input, target=target)
+        check_floating(self, input=input, target=target)
         try:
             return super().forward(input, _smoothed(target, self.label_smoothing))
         except RuntimeError as error:
@@ -139,6 +145,8 @@ class BinaryCrossEntropyWithLogits(Module, torch.nn.BCEWithLogitsLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``[*]`` and targets ``[*]``."""
         check_same_shape(self, input, target=target)
+        check_floating(self, input=input, target=target)
+        check_probabilities(self, target)
         return super().forward(input, _smoothed(target, self.label_smoothing))
 
 
@@ -182,6 +190,8 @@ class BinaryFocal(Module):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``[*]`` and targets ``[*]``."""
         check_same_shape(self, input, target=target)
+        check_floating(self, input=input)
+        check_probabilities(self, target)
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         target = target.to(x.dtype)
         losses = F.binary_cross_entropy_with_logits(x, target, reduction="none")
@@ -220,6 +230,8 @@ class SoftMargin(Module, torch.nn.SoftMarginLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[*]`` and targets ``[*]``, 1 or -1."""
         check_same_shape(self, input, target=target)
+        check_floating(self, input=input)
+        check_signs(self, target)
         return super().forward(input, target)
 
 
@@ -253,6 +265,10 @@ class MultiLabelSoftMargin(Module, torch.nn.MultiLabelSoftMarginLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits and targets ``[batch, num_labels]``."""
         check_same_shape(self, input, target=target)
+        if input.dim():
+            check_class_weight(self, self.weight, input.shape[-1])
+        check_floating(self, input=input)
+        check_probabilities(self, target)
         return super().forward(input, target)
 
 
@@ -285,6 +301,8 @@ class MultiLabelMargin(Module, torch.nn.MultiLabelMarginLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[batch, num_classes]`` and labels, -1 at their end."""
         check_same_shape(self, input, target=target)
+        check_floating(self, input=input)
+        check_label_dtype(self, target, (torch.int64,))
         if input.dim() == 2 and not input.shape[0]:  # torch returns what is in memory
             return reduce_losses(input.sum(1), self.reduction)
         try:

@@ -9,16 +9,28 @@ import torch
 from torch import Tensor, nn
 
 from burnt import _torch
-from burnt.errors import InputIndexError, InputValueError, ShapeError, range_hint
+from burnt.errors import (
+    InputIndexError,
+    InputRuntimeError,
+    InputUnsupportedError,
+    InputValueError,
+    ShapeError,
+    range_hint,
+)
 
 __all__ = [
     "Reduction",
     "as_weight",
+    "check_class_weight",
+    "check_floating",
+    "check_label_dtype",
     "check_label_shape",
     "check_labels",
+    "check_probabilities",
     "check_range",
     "check_reduction",
     "check_same_shape",
+    "check_signs",
     "has_values",
     "reduce_losses",
 ]
@@ -78,6 +90,100 @@ def check_same_shape(loss: nn.Module, input: Tensor, **others: Tensor) -> None:
             )
 
 
+def check_floating(loss: nn.Module, **tensors: Tensor) -> None:
+    """Check that inputs are floating-point numbers: the loss of integers would be rounded, without gradient.
+
+    Raises:
+        InputUnsupportedError: one is not.
+    """
+    for name, x in tensors.items():
+        if not x.is_floating_point():
+            raise InputUnsupportedError(
+                f"the loss of {str(x.dtype).removeprefix('torch.')} numbers is not defined",
+                where=type(loss).__name__,
+                expected=f"{name} of a floating-point dtype",
+                found=f"{x.dtype} {tuple(x.shape)}",
+                hint=f"{name}.float()",
+            )
+
+
+def check_label_dtype(
+    loss: nn.Module,
+    target: Tensor,
+    dtypes: Sequence[torch.dtype] = (torch.int64, torch.uint8, torch.int32, torch.bool),
+    hint: str = "target.long()",
+) -> None:
+    """Check that labels have one of these dtypes; converting numbers would truncate them.
+
+    Raises:
+        InputRuntimeError: they have not.
+    """
+    if target.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes[:2])
+        raise InputRuntimeError(
+            "the labels have the wrong dtype",
+            where=type(loss).__name__,
+            expected=f"labels of dtype {names}",
+            found=f"{target.dtype} {tuple(target.shape)}",
+            hint=hint,
+        )
+
+
+def check_probabilities(loss: nn.Module, target: Tensor) -> None:
+    """Check that targets are numbers from 0 to 1, on the CPU: on a GPU, reading them would wait for it.
+
+    Raises:
+        InputValueError: one is not.
+    """
+    if not target.is_cpu or not target.numel() or target.dtype == torch.bool or not has_values(target):
+        return
+    smallest, largest = (float(number) for number in target.detach().aminmax())
+    if not 0 <= smallest <= largest <= 1:
+        raise InputValueError(
+            "the target is no mask or probability",
+            where=type(loss).__name__,
+            expected="numbers from 0 to 1",
+            found=f"target from {smallest:g} to {largest:g}",
+            hint="for a mask of 0 and 255: target / 255" if largest == 255 else None,
+        )
+
+
+def check_signs(loss: nn.Module, target: Tensor) -> None:
+    """Check that targets are 1 or -1, on the CPU.
+
+    Raises:
+        InputValueError: one is not.
+    """
+    if not target.is_cpu or not has_values(target):
+        return
+    signs = target.detach().float()  # abs() takes no booleans
+    if (signs.abs() == 1).all():
+        return
+    smallest, largest = (float(number) for number in signs.aminmax())
+    raise InputValueError(
+        "the target is not 1 or -1",
+        where=type(loss).__name__,
+        expected="1 or -1",
+        found=f"target from {smallest:g} to {largest:g}",
+        hint="for 1 and 0: 2 * target - 1" if smallest == 0 and largest == 1 else None,
+    )
+
+
+def check_class_weight(loss: nn.Module, weight: Tensor | None, classes: int) -> None:
+    """Check that there is a weight for each class.
+
+    Raises:
+        ShapeError: there are more or fewer.
+    """
+    if weight is not None and weight.shape != (classes,):
+        raise ShapeError(
+            "the weight has not one number for each class",
+            where=type(loss).__name__,
+            expected=f"weight of shape ({classes},)",
+            found=tuple(weight.shape),
+        )
+
+
 def check_label_shape(loss: nn.Module, input: Tensor, target: Tensor) -> None:
     """Check that there is a label for each element: the input's shape without its classes, the second axis.
 
@@ -86,13 +192,17 @@ def check_label_shape(loss: nn.Module, input: Tensor, target: Tensor) -> None:
     """
     shape = input.shape[:1] + input.shape[2:] if input.dim() > 1 else input.shape[1:]
     if target.shape != shape or not input.dim():
-        is_last = input.dim() > 2 and target.shape == input.shape[:-1]
+        hint = None
+        if input.dim() > 2 and target.shape == input.shape[:-1]:
+            hint = "classes are the second axis: input.movedim(-1, 1)?"
+        elif input.dim() > 1 and target.shape == input.shape:
+            hint = "of one-hot labels or probabilities: target.argmax(1)?"
         raise ShapeError(
             "the labels do not fit the input",
             where=type(loss).__name__,
             expected=f"labels of shape {tuple(shape)}, for an input of {tuple(input.shape)}",
             found=f"{target.dtype} {tuple(target.shape)}",
-            hint="classes are the second axis: input.movedim(-1, 1)?" if is_last else None,
+            hint=hint,
         )
 
 

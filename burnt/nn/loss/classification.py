@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.errors import InputRuntimeError
 from burnt.module import Module
 from burnt.nn.loss.checks import (
     Reduction,
     as_weight,
+    check_class_weight,
+    check_floating,
+    check_label_dtype,
     check_label_shape,
     check_labels,
+    check_probabilities,
     check_range,
     check_reduction,
     check_same_shape,
@@ -75,6 +78,8 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         """Compute the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
         if not target.is_floating_point():
             check_label_shape(self, input, target)
+        if input.dim():
+            check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         try:
             if torch.compiler.is_compiling():
                 # In uint8, torch's label smoothing ignores the class that equals ignore_index modulo 256.
@@ -134,7 +139,10 @@ class Nll(Module, torch.nn.NLLLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities ``[batch, num_classes, *]`` and labels ``[batch, *]``."""
+        check_floating(self, input=input)
         check_label_shape(self, input, target)
+        check_label_dtype(self, target, (torch.int64, torch.uint8))
+        check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         try:
             return super().forward(input, target)
         except (IndexError, RuntimeError):
@@ -191,15 +199,11 @@ class Focal(Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of logits ``[batch, num_classes, *]`` and labels ``[batch, *]``."""
-        if target.is_floating_point():
-            raise InputRuntimeError(
-                "a focal loss takes labels",
-                where="Focal",
-                expected="labels of dtype int64 or uint8",
-                found=f"{target.dtype} {tuple(target.shape)}",
-                hint="probabilities.argmax(1), or BinaryFocal for targets from 0 to 1 of independent outputs",
-            )
+        check_floating(self, input=input)
+        hint = "probabilities.argmax(1), or BinaryFocal for targets from 0 to 1 of independent outputs"
+        check_label_dtype(self, target, hint=hint)
         check_label_shape(self, input, target)
+        check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         cross_entropy = torch.nn.functional.cross_entropy
         if not torch.compiler.is_compiling():
             cross_entropy = kernels.cross_entropy  # type: ignore[assignment]
@@ -268,6 +272,9 @@ class KlDiv(Module, torch.nn.KLDivLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the divergence of `target` ``[*]`` from log-probabilities `input` ``[*]``."""
         check_same_shape(self, input, target=target)
+        check_floating(self, input=input, target=target)
+        if not self.log_target:
+            check_probabilities(self, target)
         if self.reduction == "mean":  # torch warns that this is not the divergence's definition
             return torch.kl_div(input, target, 1, log_target=self.log_target)
         return super().forward(input, target)
@@ -315,7 +322,10 @@ class MultiMargin(Module, torch.nn.MultiMarginLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[batch, num_classes]`` and labels ``[batch]``."""
+        check_floating(self, input=input)
         check_label_shape(self, input, target)
+        check_label_dtype(self, target, (torch.int64,))
+        check_class_weight(self, self.weight, input.shape[-1])
         if not input.shape[0]:  # torch returns what is in memory
             return reduce_losses(input.sum(1), self.reduction)
         try:

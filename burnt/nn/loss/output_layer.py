@@ -18,6 +18,9 @@ from burnt.nn.linear import Linear
 from burnt.nn.loss.checks import (
     Reduction,
     as_weight,
+    check_class_weight,
+    check_floating,
+    check_label_dtype,
     check_labels,
     check_range,
     check_reduction,
@@ -92,6 +95,7 @@ class LinearCrossEntropy(Module):
         self.ignore_index, self.reduction = ignore_index, check_reduction(self, reduction)
         self.label_smoothing = check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
         weight = as_weight(weight)
+        check_class_weight(self, weight, num_classes)
         self.weight = None if weight is None else weight.to(device=device, dtype=dtype)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -135,16 +139,17 @@ class LinearCrossEntropy(Module):
         labels = (*batch, *self.out_features)
         probabilities = (*batch, self.num_classes, *self.out_features)
         if input.shape[-1:] != (features,):
-            expected, found = f"an input (..., {features})", tuple(input.shape)
+            expected, found = f"an input (..., {features})", f"{tuple(input.shape)}"
         elif target.shape != (probabilities if target.is_floating_point() else labels):
-            expected, found = f"labels of shape {labels}, or probabilities {probabilities}", target.shape
+            expected = f"labels of shape {labels}, or probabilities {probabilities}"
+            found = f"{target.dtype} {tuple(target.shape)}"
         else:
             return
         raise ShapeError(
             "input and target do not fit",
             where=type(self).__name__,
             expected=expected,
-            found=f"{target.dtype} {tuple(found)}" if found is target.shape else found,
+            found=found,
         )
 
 
@@ -218,6 +223,8 @@ class AdaptiveLogSoftmax(Module, torch.nn.AdaptiveLogSoftmaxWithLoss):
                 f"or [{self.in_features}] and []",
                 found=f"{tuple(input_.shape)} and {tuple(target_.shape)}",
             )
+        check_floating(self, input_=input_)
+        check_label_dtype(self, target_, (torch.int64,), "target_.long()")
         rows, labels = input_.reshape(-1, self.in_features), target_.reshape(-1)
         head = self.head(rows).log_softmax(1)
         columns, output = labels, head.new_zeros(rows.shape[0])

@@ -13,10 +13,13 @@ from burnt.module import Module
 from burnt.nn.loss.checks import (
     Reduction,
     as_weight,
+    check_class_weight,
+    check_floating,
+    check_label_dtype,
     check_labels,
+    check_probabilities,
     check_range,
     check_reduction,
-    check_same_shape,
 )
 
 __all__ = ["Dice"]
@@ -39,11 +42,15 @@ class Dice(Module):
     Shapes:
         input logits ``[batch, num_classes, *]``; target labels, int64 or uint8, ``[batch, *]``, or
         probabilities or masks of the input's shape; output ``[]``, with ``"none"`` ``[batch,
-        num_classes]``. The weight is the buffer ``weight``.
+        num_classes]``. The weight is the buffer ``weight``. The second axis is always the classes: for one
+        mask ``[batch, height, width]``, pass input and target with ``unsqueeze(1)``, or rows are classes.
 
     Raises:
         InputIndexError: a label that is no class, on the CPU.
-        InputValueError: `smooth` is negative, or softmax of a single class.
+        InputRuntimeError: labels that are not integers.
+        InputUnsupportedError: the input is not of a floating-point dtype.
+        InputValueError: `smooth` is negative, softmax of a single class, or masks with numbers outside of 0
+            to 1, on the CPU.
         ShapeError: the target is neither labels nor of the input's shape.
 
     Milletari et al., 2016, without squares in the denominator, as Sudre et al., 2017. Often added to
@@ -99,20 +106,48 @@ class Dice(Module):
                 found=tuple(input.shape),
                 hint='Dice("sigmoid") for one mask',
             )
+        check_floating(self, input=input)
+        check_class_weight(self, self.weight, input.shape[1])
+        self._check_target(input, target)
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         probabilities = x.softmax(1) if self.activation == "softmax" else x.sigmoid()
-        if target.shape != input.shape and target.shape == input.shape[:1] + input.shape[2:]:
+        if target.shape != input.shape:
             is_counted = (target.long() != self.ignore_index).unsqueeze(1)
             truth = self._masks(input, target, is_counted).to(x.dtype)
             probabilities = probabilities * is_counted
         else:
-            check_same_shape(self, input, target=target)
             truth = target.to(x.dtype)
         # The last axis is for an input without axes of pixels.
         overlap = (probabilities * truth).unsqueeze(-1).flatten(2).sum(2)
         total = (probabilities + truth).unsqueeze(-1).flatten(2).sum(2)
         losses = 1 - (2 * overlap + self.smooth) / (total + self.smooth)
         return self._reduced(losses).to(input.dtype)
+
+    def _check_target(self, input: Tensor, target: Tensor) -> None:
+        if target.shape == input.shape:
+            check_probabilities(self, target)
+            return
+        labels = input.shape[:1] + input.shape[2:]
+        is_one_mask = self.activation == "sigmoid" and input.shape[1] == 1
+        if target.shape == labels and not is_one_mask:
+            hint = "target.long(), or masks of the input's shape"
+            check_label_dtype(self, target, hint=hint)
+            return
+        hint = None
+        if is_one_mask and target.shape == labels:
+            hint = "target.unsqueeze(1)"
+        elif target.shape == input.shape[:-1]:
+            hint = "classes are the second axis: input.movedim(-1, 1)?"
+        elif target.shape == input.shape[:1] + input.shape[-1:] + input.shape[1:-1]:
+            hint = "classes are the second axis, of the input and of masks: input.movedim(-1, 1)?"
+        expected = f"masks of shape {tuple(input.shape)}"
+        raise ShapeError(
+            "the target does not fit the input",
+            where="Dice",
+            expected=expected if is_one_mask else f"labels of shape {tuple(labels)}, or {expected}",
+            found=f"{target.dtype} {tuple(target.shape)}",
+            hint=hint,
+        )
 
     def _masks(self, input: Tensor, target: Tensor, is_counted: Tensor) -> Tensor:
         """Return the classes' masks of labels, of the input's shape; nothing where labels do not count."""

@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.errors import InputValueError, ShapeError
+from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.loss.checks import Reduction, check_labels, check_reduction, has_values
+from burnt.nn.loss.checks import (
+    Reduction,
+    check_floating,
+    check_label_dtype,
+    check_labels,
+    check_reduction,
+    has_values,
+)
 
 __all__ = ["Ctc"]
 
@@ -33,8 +40,10 @@ class Ctc(Module, torch.nn.CTCLoss):
         output ``[]``, with ``"none"`` the lengths' shape.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU, where torch reads any memory.
-        InputValueError: a length that is longer than the sequence, on the CPU.
+        InputIndexError: `blank` is no class or, on the CPU, a label, where torch reads any memory.
+        InputRuntimeError: labels or lengths that are not integers.
+        InputValueError: on the CPU: a length that is longer than the sequence, a label that is the blank, or
+            logits instead of log-probabilities.
         ShapeError: targets or lengths do not fit the batch.
 
     Graves et al., 2006. As in torch, steps come first: for ``[batch, steps, num_classes]`` pass
@@ -52,6 +61,10 @@ class Ctc(Module, torch.nn.CTCLoss):
     zero_infinity: bool
 
     def __init__(self, blank: int = 0, reduction: Reduction = "mean", zero_infinity: bool = False) -> None:
+        if isinstance(blank, bool) or not isinstance(blank, int) or blank < 0:
+            raise InputValueError(
+                "the blank is a class", where="Ctc", expected="an integer of at least 0", found=repr(blank)
+            )
         super().__init__(blank, check_reduction(self, reduction), zero_infinity)
 
     def forward(
@@ -64,10 +77,13 @@ class Ctc(Module, torch.nn.CTCLoss):
         """Return the loss of log-probabilities ``[steps, batch, num_classes]``; see the class."""
         input_lengths, target_lengths = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
         self._check_shapes(log_probs, targets, input_lengths, target_lengths)
+        self._check_dtypes(log_probs, targets, input_lengths, target_lengths)
         if log_probs.is_cpu and has_values(log_probs):
             self._check_values(log_probs, targets, input_lengths, target_lengths)
         if has_values(log_probs) or targets.dim() < log_probs.dim() - 1:
-            return super().forward(log_probs, targets, input_lengths, target_lengths)
+            # torch has it for float32 and float64 only.
+            x = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
+            return super().forward(x, targets, input_lengths, target_lengths).to(log_probs.dtype)
         if log_probs.dim() == 2:
             added = log_probs.unsqueeze(1), targets.unsqueeze(0), input_lengths[None], target_lengths[None]
             losses = self._losses(*added).squeeze(0)
@@ -134,6 +150,28 @@ class Ctc(Module, torch.nn.CTCLoss):
             else None,
         )
 
+    def _check_dtypes(
+        self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
+    ) -> None:
+        check_floating(self, log_probs=log_probs)
+        check_label_dtype(self, targets, (torch.int64, torch.int32, torch.uint8), "targets.long()")
+        for name, lengths in {"input_lengths": input_lengths, "target_lengths": target_lengths}.items():
+            if lengths.is_floating_point():
+                raise InputRuntimeError(
+                    "lengths are integers",
+                    where=type(self).__name__,
+                    expected=f"{name} of dtype int64",
+                    found=f"{lengths.dtype} {tuple(lengths.shape)}",
+                    hint="of shares of the steps: (share * steps).long()",
+                )
+        if self.blank >= log_probs.shape[-1]:
+            raise InputIndexError(
+                "the blank is no class",
+                where=type(self).__name__,
+                expected=f"a blank from 0 to {log_probs.shape[-1] - 1}, for {log_probs.shape[-1]} classes",
+                found=self.blank,
+            )
+
     def _check_values(
         self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
     ) -> None:
@@ -151,3 +189,20 @@ class Ctc(Module, torch.nn.CTCLoss):
         if targets.dim() == 2:
             targets = targets[torch.arange(targets.shape[1]) < target_lengths.unsqueeze(1)]
         check_labels(self, log_probs.flatten(0, -2), targets)
+        if (targets == self.blank).any():
+            raise InputValueError(
+                "a label is the blank, which stands between labels",
+                where=type(self).__name__,
+                expected=f"labels other than {self.blank}",
+                found=f"{int((targets == self.blank).sum())} of {targets.numel()} labels are {self.blank}",
+                hint=f"number the labels without {self.blank}, or name another class by blank=; padding after "
+                "target_lengths does not count",
+            )
+        if log_probs.numel() and (largest := float(log_probs.detach().max())) > 1e-2:  # up to rounding
+            raise InputValueError(
+                "the input is no logarithm of probabilities",
+                where=type(self).__name__,
+                expected="log_probs of at most 0",
+                found=f"log_probs up to {largest:g}",
+                hint="of logits: log_probs.log_softmax(-1); of probabilities: log_probs.log()",
+            )

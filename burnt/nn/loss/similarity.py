@@ -10,7 +10,14 @@ from torch.nn import functional as F
 
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.loss.checks import Reduction, check_range, check_reduction, check_same_shape
+from burnt.nn.loss.checks import (
+    Reduction,
+    check_floating,
+    check_range,
+    check_reduction,
+    check_same_shape,
+    check_signs,
+)
 
 __all__ = [
     "CosineEmbedding",
@@ -51,6 +58,7 @@ class HingeEmbedding(Module, torch.nn.HingeEmbeddingLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of distances ``[*]`` and targets ``[*]``, 1 or -1."""
         check_same_shape(self, input, target=target)
+        check_signs(self, target)
         return super().forward(input, target)
 
 
@@ -96,6 +104,7 @@ class CosineEmbedding(Module, torch.nn.CosineEmbeddingLoss):
                 expected="inputs [batch, features] and a target [batch], or [features] and []",
                 found=f"inputs {tuple(input1.shape)} and a target {tuple(target.shape)}",
             )
+        check_signs(self, target)
         return super().forward(input1, input2, target)
 
 
@@ -128,6 +137,7 @@ class MarginRanking(Module, torch.nn.MarginRankingLoss):
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[*]``, ``[*]`` and targets ``[*]``, 1 or -1."""
         check_same_shape(self, input1, input2=input2, target=target)
+        check_signs(self, target)
         return super().forward(input1, input2, target)
 
 
@@ -292,6 +302,7 @@ class InfoNce(Module):
                 expected="[batch, features]",
                 found=tuple(input1.shape),
             )
+        check_floating(self, input1=input1, input2=input2)
         logits = F.normalize(input1, dim=1) @ F.normalize(input2, dim=1).t() / self.temperature
         labels = torch.arange(logits.shape[0], device=logits.device)
         loss = F.cross_entropy(logits, labels, reduction=self.reduction)
