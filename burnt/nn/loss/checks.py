@@ -138,7 +138,7 @@ def check_probabilities(loss: nn.Module, target: Tensor) -> None:
     if not target.is_cpu or not target.numel() or target.dtype == torch.bool or not has_values(target):
         return
     smallest, largest = (float(number) for number in target.detach().aminmax())
-    if not 0 <= smallest <= largest <= 1:
+    if smallest < 0 or largest > 1:  # NaN is not hidden: the loss is NaN too
         raise InputValueError(
             "the target is no mask or probability",
             where=type(loss).__name__,

@@ -107,8 +107,8 @@ class Dice(Module):
                 hint='Dice("sigmoid") for one mask',
             )
         check_floating(self, input=input)
-        check_class_weight(self, self.weight, input.shape[1])
         self._check_target(input, target)
+        check_class_weight(self, self.weight, input.shape[1])
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         probabilities = x.softmax(1) if self.activation == "softmax" else x.sigmoid()
         if target.shape != input.shape:

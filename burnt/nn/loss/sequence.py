@@ -195,8 +195,8 @@ class Ctc(Module, torch.nn.CTCLoss):
                 where=type(self).__name__,
                 expected=f"labels other than {self.blank}",
                 found=f"{int((targets == self.blank).sum())} of {targets.numel()} labels are {self.blank}",
-                hint=f"number the labels without {self.blank}, or name another class by blank=; padding after "
-                "target_lengths does not count",
+                hint=f"number the labels without {self.blank}, or name another class by blank=; "
+                "padding beyond target_lengths does not count",
             )
         if log_probs.numel() and (largest := float(log_probs.detach().max())) > 1e-2:  # up to rounding
             raise InputValueError(

@@ -137,7 +137,6 @@ class MarginRanking(Module, torch.nn.MarginRankingLoss):
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[*]``, ``[*]`` and targets ``[*]``, 1 or -1."""
         check_same_shape(self, input1, input2=input2, target=target)
-        check_signs(self, target)
         return super().forward(input1, input2, target)
 
 
