@@ -46,7 +46,7 @@ class Adafactor(Optimizer):
         d: float = 1.0,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(beta2_decay=beta2_decay, eps=tuple(eps), d=d, weight_decay=weight_decay)
+        super().__init__(beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay)
 
     def _needed_state(self, saved: set[str]) -> set[str]:
         return saved | {"step"}  # the rest depends on the shapes

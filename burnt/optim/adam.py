@@ -68,7 +68,7 @@ class Adam(_Adam):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
     ) -> None:
-        super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
 
 class AdamW(_Adam):
@@ -96,4 +96,4 @@ class AdamW(_Adam):
         weight_decay: float = 0.01,
         amsgrad: bool = False,
     ) -> None:
-        super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)

@@ -31,7 +31,7 @@ class Adamax(Optimizer):
     def __init__(
         self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay)
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay)
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return {"step": zero(parameter)} | {
@@ -67,7 +67,7 @@ class NAdam(Optimizer):
         decoupled_weight_decay: bool = False,
     ) -> None:
         super().__init__(
-            betas=tuple(betas),
+            betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             momentum_decay=momentum_decay,
@@ -105,7 +105,7 @@ class RAdam(Optimizer):
         decoupled_weight_decay: bool = False,
     ) -> None:
         super().__init__(
-            betas=tuple(betas),
+            betas=betas,
             eps=eps,
             weight_decay=weight_decay,
             decoupled_weight_decay=decoupled_weight_decay,

@@ -49,7 +49,7 @@ class Adan(Optimizer):
         weight_decay: float = 0.0,
         no_prox: bool = False,
     ) -> None:
-        super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay, no_prox=no_prox)
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, no_prox=no_prox)
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         names = ("exp_avg", "exp_avg_sq", "exp_avg_diff", "previous_grad")

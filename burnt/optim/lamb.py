@@ -38,7 +38,7 @@ class Lamb(Optimizer):
     def __init__(
         self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay)
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay)
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         means = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}

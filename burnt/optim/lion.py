@@ -38,7 +38,7 @@ class Lion(Optimizer):
     _update = LION
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> None:
-        super().__init__(betas=tuple(betas), weight_decay=weight_decay)
+        super().__init__(betas=betas, weight_decay=weight_decay)
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": torch.zeros_like(parameter)}

@@ -57,7 +57,7 @@ class Muon(Optimizer):
             weight_decay=weight_decay,
             momentum=momentum,
             nesterov=nesterov,
-            ns_coefficients=tuple(ns_coefficients),
+            ns_coefficients=ns_coefficients,
             eps=eps,
             ns_steps=ns_steps,
             adjust_lr_fn=adjust_lr_fn,

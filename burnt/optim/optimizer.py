@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -99,6 +100,11 @@ def is_rate(value: Any) -> bool:
         return False
 
 
+def _is_number(value: object, default: object) -> bool:
+    """Whether an option is a number, or None where its default is None."""
+    return isinstance(value, numbers.Real) or (value is None and default is None)
+
+
 def zero(parameter: Tensor) -> Tensor:
     """Return a scalar for a parameter's state, such as a step counter."""
     return torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -161,6 +167,7 @@ class Optimizer:
         return super().__new__(cls)
 
     def __init__(self, **options: Any) -> None:
+        options |= self._checked_tuples(options)
         self._check_options(options)
         self._options = options
         self._bound_to: object = None
@@ -168,6 +175,25 @@ class Optimizer:
         self._state: dict[str, dict[str, Any]] = {}
         self._inner: torch.optim.Optimizer | None = None
         self._pending_state: Mapping[str, Tensor] = {}
+
+    def _checked_tuples(self, options: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        """Return the options that are several numbers, such as betas, as tuples; the defaults say how many."""
+        checked = {}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            default = parameter.default
+            if name not in options or not isinstance(default, tuple):
+                continue
+            value = options[name]
+            is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
+            if not (is_sequence and len(value) == len(default) and all(map(_is_number, value, default))):
+                raise OptimError(
+                    f"{type(self).__name__} cannot be built",
+                    where=name,
+                    expected=f"{len(default)} numbers, such as {default!r}",
+                    found=repr(value),
+                )
+            checked[name] = tuple(value)
+        return checked
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         for name, argument in inspect.signature(type(self)).parameters.items():
@@ -182,12 +208,13 @@ class Optimizer:
         if self._torch is not None:
             try:
                 self._torch([torch.nn.Parameter(torch.empty(self._shape))], lr=0.0, **options)  # type: ignore[call-arg]
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise OptimError(f"{type(self).__name__} cannot be built", found=str(error)) from None
             return
         for name, value in options.items():
             are_betas = name == "betas"
-            if not (all(0 <= beta < 1 for beta in value) if are_betas else value >= 0):
+            is_valid = are_betas or (_is_number(value, 0.0) and value >= 0)
+            if not is_valid or (are_betas and not all(0 <= beta < 1 for beta in value)):
                 raise OptimError(
                     f"{type(self).__name__} cannot be built",
                     where=name,

@@ -60,7 +60,7 @@ class ScheduleFreeAdamW(Optimizer):
         weight_decay: float = 0.0,
         warmup_steps: int = 0,
     ) -> None:
-        super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
 
     def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
         """Put the parameters y in place, where gradients are computed."""

@@ -202,6 +202,12 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
     ("make", "words"),
     [
         (lambda: optim.Adam(betas=(1.0, 0.9)), ["Adam", "beta", "1.0"]),
+        (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 numbers, such as (0.98, 0.92, 0.99)"]),
+        (lambda: optim.Lion(betas="ab"), ["Lion", "betas", "2 numbers", "'ab'"]),
+        (lambda: optim.Adafactor(eps=1e-3), ["Adafactor", "eps", "2 numbers, such as (None, 0.001)"]),
+        (lambda: optim.Muon(ns_coefficients=(1.0, 2.0)), ["Muon", "ns_coefficients", "3 numbers"]),
+        (lambda: optim.Lamb(eps="small"), ["Lamb", "eps", "a number of at least 0", "small"]),
+        (lambda: optim.Adam(eps="small"), ["Adam", "str"]),
         (lambda: optim.AdamW(eps=-1.0), ["AdamW", "eps", "-1.0"]),
         (lambda: optim.AdamW(weight_decay=-0.1), ["AdamW", "weight_decay", "-0.1"]),
         (lambda: optim.Sgd(momentum=-0.5), ["Sgd", "momentum", "-0.5"]),
@@ -215,6 +221,20 @@ def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, wor
         make()
     for word in words:
         assert word.lower() in str(caught.value).lower()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in dict(EVERY) if "betas" in inspect.signature(kind).parameters],
+)
+def test_betas_are_as_many_as_the_default(kind):
+    betas = inspect.signature(kind).parameters["betas"].default
+    assert kind(betas=list(betas))._options["betas"] == betas
+    for wrong in (0.9, betas[:-1], (*betas, 0.9), (*betas[:-1], None)):
+        with pytest.raises(OptimError) as caught:
+            kind(betas=wrong)
+        assert caught.value.where == "betas"
+        assert caught.value.expected == f"{len(betas)} numbers, such as {betas!r}"
 
 
 @pytest.mark.parametrize("make", [optim.Sgd, optim.AdamW])
