@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.errors import InputIndexError
+from burnt.errors import InputIndexError, InputValueError
 from burnt.module import Module
 
 __all__ = ["Embedding", "EmbeddingBag"]
@@ -53,6 +53,7 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        _check_padding(self, padding_idx, num_embeddings)
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -137,6 +138,7 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        _check_padding(self, padding_idx, num_embeddings)
         super().__init__(
             num_embeddings,
             embedding_dim,
@@ -167,3 +169,16 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
             if input.numel() and not (input.is_meta or input.is_floating_point()):
                 _check_ids(self, input)
             raise
+
+
+def _check_padding(layer: torch.nn.Module, padding_idx: int | None, num_embeddings: int) -> None:
+    if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+        raise InputValueError(
+            "padding_idx is no id",
+            where=type(layer).__name__,
+            expected=f"{-num_embeddings} to {num_embeddings - 1}, for {num_embeddings} vectors",
+            found=padding_idx,
+            hint=f"num_embeddings={padding_idx + 1} gives padding an id of its own"
+            if padding_idx == num_embeddings
+            else None,
+        )

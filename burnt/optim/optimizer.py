@@ -177,7 +177,7 @@ class Optimizer:
         self._pending_state: Mapping[str, Tensor] = {}
 
     def _checked_tuples(self, options: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-        """Return the options that are several numbers, such as betas, as tuples; the defaults say how many."""
+        """Return the options that are several numbers, such as betas, as tuples as long as their defaults."""
         checked = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             default = parameter.default

@@ -130,6 +130,14 @@ class RunFiles:
                 expected=str(path),
                 hint="`burnt runs list` lists the runs below a folder",
             ) from None
+        except NotADirectoryError:
+            raise RunError(
+                f"{folder} is a file, not the folder of a run",
+                expected=str(path),
+                hint="a model that was saved by itself is loaded by its class, Net.load(file)"
+                if Path(folder).suffix == ".safetensors"
+                else None,
+            ) from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunError("a run's configuration is damaged", where=str(path), found=str(error)) from None
         if not isinstance(document, dict) or "model" not in document:

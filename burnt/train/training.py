@@ -598,13 +598,16 @@ def _loss_first(metrics: Iterable[Metric]) -> list[Metric]:
     Raises:
         MetricError: an item is not a metric, or two metrics have the same name.
     """
-    metric_list = list(metrics)
-    not_a_metric = next((metric for metric in metric_list if not isinstance(metric, Metric)), None)
-    if not_a_metric is not None:
+    if isinstance(metrics, Iterable):
+        metric_list = list(metrics)
+        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
+    else:
+        wrong = [metrics]
+    if wrong:
         raise MetricError(
             "metrics= takes metric objects",
-            expected="such as [Accuracy(), Loss()] of burnt.train.metrics",
-            found=repr(not_a_metric),
+            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
+            found=repr(wrong[0]),
         )
     loss = next((metric for metric in metric_list if metric.name == "loss"), None)
     ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]

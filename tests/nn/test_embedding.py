@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from burnt import kernels, nn
-from burnt.errors import DataError, InputError, InputIndexError
+from burnt.errors import DataError, InputError, InputIndexError, InputValueError
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,18 @@ def test_an_id_without_a_vector(ids: list[int], found: str, hint: str) -> None:
     assert caught.value.expected == "ids from 0 to 9"
     assert caught.value.found == found
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_padding_is_an_id(kind: type[nn.Embedding | nn.EmbeddingBag]) -> None:
+    for padding_idx in (13, -14):
+        with pytest.raises(InputValueError) as caught:
+            kind(13, 4, padding_idx=padding_idx)
+        assert caught.value.where == kind.__name__
+        assert caught.value.expected == "-13 to 12, for 13 vectors"
+        assert caught.value.hint == (
+            None if padding_idx < 0 else "num_embeddings=14 gives padding an id of its own"
+        )
 
 
 def test_max_norm_shortens_in_place_and_sparse_gives_sparse_gradients() -> None:

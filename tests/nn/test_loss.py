@@ -526,6 +526,15 @@ def test_a_reduction_that_does_not_exist(name: str) -> None:
         ("TripletMarginWithDistance", {"margin": -1.0}, "margin > 0"),
         ("InfoNce", {"temperature": 0.0}, "more than 0"),
         ("Dice", {"smooth": -1.0}, "at least 0"),
+        ("CrossEntropy", {"label_smoothing": "x"}, "0 to 1"),
+        ("Focal", {"gamma": "2"}, "at least 0"),
+        ("CrossEntropy", {"ignore_index": None}, "an integer"),
+        ("Nll", {"ignore_index": 0.5}, "an integer"),
+        ("Dice", {"ignore_index": "0"}, "an integer"),
+        ("Focal", {"weight": 0.25}, "numbers such as [1.0, 2.0], or a tensor [num_classes]"),
+        ("CrossEntropy", {"weight": "sum"}, "numbers such as [1.0, 2.0], or a tensor [num_classes]"),
+        ("Nll", {"weight": torch.ones(2, 2)}, "numbers such as [1.0, 2.0], or a tensor [num_classes]"),
+        ("Ctc", {"blank": -1}, "an integer of at least 0"),
     ],
 )
 def test_an_argument_out_of_range(name: str, arguments: dict[str, Any], expected: str) -> None:
@@ -660,6 +669,16 @@ def test_a_label_that_is_ignored_counts_nowhere() -> None:
     for name in ("CrossEntropy", "Nll", "Focal"):
         close(build(name, ignore_index=2)(x, labels), build(name)(x[::2], labels[::2]))
         assert build(name, ignore_index=2)(x, torch.full((4,), 2)).isnan()
+
+
+@pytest.mark.parametrize("name", ["CrossEntropy", "LinearCrossEntropy"])
+def test_probabilities_have_no_label_to_ignore(name: str) -> None:
+    x = torch.randn(2, 4) if name == "LinearCrossEntropy" else torch.randn(2, 3)
+    target = torch.rand(2, 3).softmax(1)
+    with pytest.raises(InputRuntimeError, match=r"expected  labels, or no ignore_index") as caught:
+        build(name, ignore_index=0)(x, target)
+    assert caught.value.where == name
+    build(name)(x, target)
 
 
 def test_weights_are_buffers_that_configs_hold() -> None:

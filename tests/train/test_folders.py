@@ -12,6 +12,7 @@ from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import MetricError, RecordError, RunError
 from burnt.record import Record
 from burnt.train import KeepBest, KeepLast, Learner, RunWriter, StepOutput, SupervisedTraining
+from burnt.train.metrics import Accuracy
 
 
 def step(model: nn.Module, batch: Batch) -> StepOutput:
@@ -59,6 +60,9 @@ def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
 def test_a_metric_given_as_text_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MetricError, match="takes metric objects"):
         training(tmp_path, metrics=["accuracy"])
+    for alone in (Accuracy(), Accuracy):
+        with pytest.raises(MetricError, match=r"expected  a list such as \[Accuracy\(\), Loss\(\)\]"):
+            training(tmp_path, metrics=alone)
 
 
 def test_a_monitored_value_may_be_named_as_it_is_kept(tmp_path: Path) -> None:

@@ -172,6 +172,13 @@ def test_a_torch_module_is_loaded_into_the_model_that_is_passed(tmp_path: Path) 
         burnt.load(tmp_path / "run", model=torch.nn.Linear(3, 1))
 
 
+def test_a_file_of_weights_is_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(RunError, match=r"is a file, not the folder of a run(.|\n)*Net.load\(file\)"):
+        burnt.load(file)
+
+
 def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         burnt.load(tmp_path / "nothing")

@@ -12,6 +12,7 @@ from burnt.errors import InputRuntimeError
 from burnt.module import Module
 from burnt.nn.loss.checks import (
     Reduction,
+    as_class_weight,
     as_weight,
     check_class_weight,
     check_floating,
@@ -260,7 +261,7 @@ class MultiLabelSoftMargin(Module, torch.nn.MultiLabelSoftMarginLoss):
     reduction: str
 
     def __init__(self, weight: Sequence[float] | Tensor | None = None, reduction: Reduction = "mean") -> None:
-        super().__init__(as_weight(weight), reduction=check_reduction(self, reduction))
+        super().__init__(as_class_weight(self, weight), reduction=check_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits and targets ``[batch, num_labels]``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,9 +21,12 @@ from burnt.errors import (
 
 __all__ = [
     "Reduction",
+    "as_class_weight",
     "as_weight",
     "check_class_weight",
     "check_floating",
+    "check_ignore_index",
+    "check_ignored_probabilities",
     "check_label_dtype",
     "check_label_shape",
     "check_labels",
@@ -62,14 +66,47 @@ def check_range(
     Raises:
         InputValueError: it is outside.
     """
-    if not smallest <= value <= largest:
+    if not isinstance(value, numbers.Real) or not smallest <= value <= largest:
         raise InputValueError(
             f"{name} is out of range",
             where=type(loss).__name__,
             expected=f"{smallest:g} to {largest:g}" if largest != float("inf") else f"at least {smallest:g}",
-            found=value,
+            found=value if isinstance(value, numbers.Real) else repr(value),
         )
     return value
+
+
+def check_ignore_index(loss: nn.Module, ignore_index: int) -> int:
+    """Return the label to leave out.
+
+    Raises:
+        InputValueError: it is not an integer.
+    """
+    if not isinstance(ignore_index, numbers.Integral):
+        raise InputValueError(
+            "ignore_index is a label",
+            where=type(loss).__name__,
+            expected="an integer",
+            found=repr(ignore_index),
+            hint="to ignore no label, leave it out" if ignore_index is None else None,
+        )
+    return ignore_index
+
+
+def check_ignored_probabilities(loss: nn.Module, ignore_index: int) -> None:
+    """Check that no label is ignored where the targets are probabilities.
+
+    Raises:
+        InputRuntimeError: one is; negative numbers such as the default are no label.
+    """
+    if ignore_index >= 0:
+        raise InputRuntimeError(
+            "ignore_index is a label, and the target is probabilities",
+            where=type(loss).__name__,
+            expected="labels, or no ignore_index",
+            found=f"ignore_index={ignore_index}",
+            hint='leave out elements by reduction="none": losses[is_counted].mean()',
+        )
 
 
 def check_same_shape(loss: nn.Module, input: Tensor, **others: Tensor) -> None:
@@ -241,6 +278,30 @@ def as_weight(weight: Sequence[float] | Tensor | None) -> Tensor | None:
     if weight is None or isinstance(weight, Tensor):
         return weight
     return torch.as_tensor(weight, dtype=torch.get_default_dtype())
+
+
+def as_class_weight(loss: nn.Module, weight: Sequence[float] | Tensor | None) -> Tensor | None:
+    """Return the weights of classes as a tensor, as `as_weight`.
+
+    Raises:
+        InputValueError: they are not numbers, or a tensor with one axis.
+    """
+    try:
+        tensor = as_weight(weight)
+    except (TypeError, ValueError):
+        is_valid = False
+    else:
+        is_valid = tensor is None or tensor.dim() == 1
+    if not is_valid:
+        is_alpha = type(loss).__name__ == "Focal" and isinstance(weight, numbers.Real)
+        raise InputValueError(
+            "the weight is not a number for each class",
+            where=type(loss).__name__,
+            expected="numbers such as [1.0, 2.0], or a tensor [num_classes]",
+            found=tuple(weight.shape) if isinstance(weight, Tensor) else repr(weight),
+            hint="BinaryFocal has the alpha of the paper" if is_alpha else None,
+        )
+    return tensor
 
 
 def has_values(x: Tensor) -> bool:

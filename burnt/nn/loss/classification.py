@@ -12,9 +12,11 @@ from burnt import kernels
 from burnt.module import Module
 from burnt.nn.loss.checks import (
     Reduction,
-    as_weight,
+    as_class_weight,
     check_class_weight,
     check_floating,
+    check_ignore_index,
+    check_ignored_probabilities,
     check_label_dtype,
     check_label_shape,
     check_labels,
@@ -46,9 +48,11 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
 
     Raises:
         InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
+        InputRuntimeError: `ignore_index` is a label, and the target is probabilities.
         ShapeError: the labels are not one for each element.
 
-    As :class:`torch.nn.CrossEntropyLoss` without its deprecated arguments.
+    As :class:`torch.nn.CrossEntropyLoss` without its deprecated arguments. The mean is NaN, as torch's, where
+    all labels are ignored.
 
     >>> import torch
     >>> CrossEntropy()(torch.zeros(2, 10), torch.tensor([3, 7]))
@@ -68,8 +72,8 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            as_weight(weight),
-            ignore_index=ignore_index,
+            as_class_weight(self, weight),
+            ignore_index=check_ignore_index(self, ignore_index),
             reduction=check_reduction(self, reduction),
             label_smoothing=check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0),
         )
@@ -78,6 +82,8 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         """Compute the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
         if not target.is_floating_point():
             check_label_shape(self, input, target)
+        elif target.shape == input.shape:
+            check_ignored_probabilities(self, self.ignore_index)
         if input.dim():
             check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         try:
@@ -134,7 +140,9 @@ class Nll(Module, torch.nn.NLLLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(
-            as_weight(weight), ignore_index=ignore_index, reduction=check_reduction(self, reduction)
+            as_class_weight(self, weight),
+            ignore_index=check_ignore_index(self, ignore_index),
+            reduction=check_reduction(self, reduction),
         )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -193,9 +201,9 @@ class Focal(Module):
     ) -> None:
         super().__init__()
         self.gamma = check_range(self, "gamma", gamma, 0.0)
-        self.ignore_index = ignore_index
+        self.ignore_index = check_ignore_index(self, ignore_index)
         self.reduction = check_reduction(self, reduction)
-        self.weight = as_weight(weight)
+        self.weight = as_class_weight(self, weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of logits ``[batch, num_classes, *]`` and labels ``[batch, *]``."""
@@ -318,7 +326,7 @@ class MultiMargin(Module, torch.nn.MultiMarginLoss):
         reduction: Reduction = "mean",
     ) -> None:
         check_range(self, "p", p, 1, 2)
-        super().__init__(p, margin, as_weight(weight), reduction=check_reduction(self, reduction))
+        super().__init__(p, margin, as_class_weight(self, weight), reduction=check_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[batch, num_classes]`` and labels ``[batch]``."""

@@ -17,9 +17,11 @@ from burnt.module import Module
 from burnt.nn.linear import Linear
 from burnt.nn.loss.checks import (
     Reduction,
-    as_weight,
+    as_class_weight,
     check_class_weight,
     check_floating,
+    check_ignore_index,
+    check_ignored_probabilities,
     check_label_dtype,
     check_labels,
     check_range,
@@ -92,15 +94,18 @@ class LinearCrossEntropy(Module):
         rows = num_classes * math.prod(out_features)
         self.linear = Linear(in_features, rows, bias, device=device, dtype=dtype)
         self.num_classes, self.out_features = num_classes, tuple(out_features)
-        self.ignore_index, self.reduction = ignore_index, check_reduction(self, reduction)
+        self.ignore_index = check_ignore_index(self, ignore_index)
+        self.reduction = check_reduction(self, reduction)
         self.label_smoothing = check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
-        weight = as_weight(weight)
+        weight = as_class_weight(self, weight)
         check_class_weight(self, weight, num_classes)
         self.weight = None if weight is None else weight.to(device=device, dtype=dtype)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of inputs ``[*, in_features]``; see the class for the target."""
         self._check_shapes(input, target)
+        if target.is_floating_point():
+            check_ignored_probabilities(self, self.ignore_index)
         linear = self.linear
         is_plain = self.weight is None and not self.out_features and not target.is_floating_point()
         try:

@@ -12,9 +12,10 @@ from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
 from burnt.nn.loss.checks import (
     Reduction,
-    as_weight,
+    as_class_weight,
     check_class_weight,
     check_floating,
+    check_ignore_index,
     check_label_dtype,
     check_labels,
     check_probabilities,
@@ -86,10 +87,11 @@ class Dice(Module):
                 expected="'softmax', 'sigmoid'",
                 found=repr(activation),
             )
-        self.activation, self.ignore_index = activation, ignore_index
+        self.activation = activation
+        self.ignore_index = check_ignore_index(self, ignore_index)
         self.smooth = check_range(self, "smooth", smooth, 0.0)
         self.reduction = check_reduction(self, reduction)
-        self.weight = as_weight(weight)
+        self.weight = as_class_weight(self, weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
