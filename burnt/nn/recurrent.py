@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from burnt import kernels
-from burnt.errors import InputRuntimeError, InputValueError, ShapeError
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, ShapeError
 from burnt.module import Module
 
 __all__ = ["Gru", "GruCell", "Lstm", "LstmCell", "Rnn", "RnnCell"]
@@ -28,6 +29,7 @@ class _Recurrent(Module):
 
     _GATES: ClassVar[int]
     _STATES: ClassVar[tuple[str, ...]]
+    _TORCH: ClassVar[type[torch.nn.RNNBase]]
     _OWN: ClassVar[dict[str, Any]] = {}
     """The arguments that only this layer has, and their defaults."""
 
@@ -52,6 +54,15 @@ class _Recurrent(Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
+        sizes_given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+        for argument, size in sizes_given.items():
+            if not isinstance(size, numbers.Integral):
+                raise InputTypeError(
+                    f"{argument} of a recurrent layer is an integer",
+                    where=name,
+                    expected="an integer",
+                    found=repr(size),
+                )
         for argument, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
             if size < 1:
                 raise InputValueError(
@@ -60,7 +71,7 @@ class _Recurrent(Module):
                     expected=f"{argument} of at least 1",
                     found=size,
                 )
-        if not 0 <= dropout <= 1:
+        if not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:
             raise InputValueError(
                 "dropout of a recurrent layer is a probability", where=name, expected="0 to 1", found=dropout
             )
@@ -113,6 +124,13 @@ class _Recurrent(Module):
 
     @classmethod
     def _from_torch(cls, layer: torch.nn.RNNBase) -> Self:
+        if not isinstance(layer, cls._TORCH):
+            raise InputTypeError(
+                "the layer is of another kind",
+                where=f"{cls.__name__}.from_torch",
+                expected=f"a torch.nn.{cls._TORCH.__name__}",
+                found=f"a {type(layer).__name__}",
+            )
         weight = layer.weight_ih_l0
         assert isinstance(weight, Tensor)
         arguments: dict[str, Any] = {
@@ -182,7 +200,7 @@ class _Recurrent(Module):
                 found=tuple(input.shape),
                 hint="input[:, t]" if input.dim() == 3 else None,
             )
-        self._check(input.unsqueeze(-2), start, None)
+        self._check(input, start, None, axes=("batch",))
         batched = input.dim() == 2
         x = input if batched else input.unsqueeze(0)
         if start is None:
@@ -216,8 +234,17 @@ class _Recurrent(Module):
         data = pack_padded_sequence(output, lengths, batch_first=True).data
         return PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices), last
 
-    def _check(self, input: Tensor, start: Any, lengths: Tensor | None) -> None:
-        if input.dim() not in (2, 3):
+    def _check(
+        self,
+        input: Tensor,
+        start: Any,
+        lengths: Tensor | None,
+        axes: tuple[str, ...] = ("batch", "steps"),
+    ) -> None:
+        """Check what a call is given; `axes` are the input's before its features, of which batch may lack."""
+        self._check_dtype("input", input)
+        batched = input.dim() == len(axes) + 1
+        if not batched and input.dim() != len(axes):
             raise InputValueError(
                 "the input does not fit a recurrent layer",
                 where=self._name(),
@@ -228,23 +255,25 @@ class _Recurrent(Module):
             raise InputRuntimeError(
                 "the input does not fit a recurrent layer",
                 where=self._name(),
-                expected=(*("batch", "steps")[3 - input.dim() :], self.input_size),
+                expected=f"({', '.join((*axes[0 if batched else 1 :], str(self.input_size)))})",
                 found=tuple(input.shape),
                 hint=f"the layer before makes {input.shape[-1]} features",
             )
-        if not input.shape[-2]:
+        if "steps" in axes and not input.shape[-2]:
             raise InputRuntimeError(
                 "a recurrent layer needs at least one step",
                 where=self._name(),
                 expected="steps > 0",
                 found=tuple(input.shape),
             )
-        if lengths is not None and (input.dim() == 2 or lengths.shape != input.shape[:1]):
+        if lengths is not None:
+            self._check_lengths(lengths)
+        if lengths is not None and (not batched or lengths.shape != input.shape[:1]):
             raise ShapeError(
                 "lengths do not fit the batch",
                 where=self._name(),
                 expected=f"{tuple(input.shape[:1])}, a length for each sequence"
-                if input.dim() == 3
+                if batched
                 else "none for an input that is one sequence",
                 found=tuple(lengths.shape),
             )
@@ -258,7 +287,7 @@ class _Recurrent(Module):
                 expected=" and ".join(self._STATES) + (", as a pair" if len(self._STATES) > 1 else ""),
                 found=f"({', '.join(type(state).__name__ for state in given)})",
             )
-        batch = tuple(input.shape[:1]) if input.dim() == 3 else ()
+        batch = tuple(input.shape[:1]) if batched else ()
         for name, state, size in zip(self._STATES, start, self._state_sizes(), strict=True):
             expected = (self.num_layers * self.num_directions, *batch, size)
             if tuple(state.shape) != expected:
@@ -268,6 +297,38 @@ class _Recurrent(Module):
                     expected=expected,
                     found=tuple(state.shape),
                 )
+            self._check_dtype(name, state)
+
+    def _check_dtype(self, name: str, x: Tensor) -> None:
+        """Check that a tensor has the parameters' dtype, or one that autocast converts to it."""
+        dtype = self.weight_ih_l0.dtype
+        if x.dtype == dtype or (x.is_floating_point() and torch.float64 not in (x.dtype, dtype)):
+            return
+        raise InputRuntimeError(
+            f"{name} has not the dtype of the parameters",
+            where=self._name(),
+            expected=f"{name} of {dtype}",
+            found=x.dtype,
+            hint=f"{name}.float()" if dtype == torch.float32 else f"{name}.to({dtype})",
+        )
+
+    def _check_lengths(self, lengths: Tensor) -> None:
+        if not isinstance(lengths, Tensor):
+            raise InputTypeError(
+                "lengths are a tensor",
+                where=self._name(),
+                expected="a tensor of dtype int64, a length for each sequence",
+                found=repr(lengths)[:80],
+                hint="torch.tensor(lengths)" if isinstance(lengths, list | tuple) else None,
+            )
+        if lengths.dtype != torch.int64:
+            raise InputRuntimeError(
+                "lengths have the wrong dtype",
+                where=self._name(),
+                expected="lengths of dtype int64",
+                found=lengths.dtype,
+                hint="lengths.long()",
+            )
 
     def _name(self) -> str:
         return f"{type(self).__name__}({self.input_size}, {self.hidden_size})"
@@ -314,6 +375,7 @@ class Lstm(_Recurrent):
     """
 
     _GATES = 4
+    _TORCH = torch.nn.LSTM
     _STATES = ("h0", "c0")
     _OWN: ClassVar = {"proj_size": 0}
 
@@ -456,6 +518,7 @@ class Gru(_Recurrent):
     """
 
     _GATES = 3
+    _TORCH = torch.nn.GRU
     _STATES = ("h0",)
 
     def __init__(
@@ -556,6 +619,7 @@ class Rnn(_Recurrent):
     """
 
     _GATES = 1
+    _TORCH = torch.nn.RNN
     _STATES = ("h0",)
     _OWN: ClassVar = {"nonlinearity": "tanh"}
 

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 
 import burnt
 from burnt import nn
-from burnt.errors import BurntError, InputRuntimeError, InputValueError, ShapeError
+from burnt.errors import BurntError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
 
 LAYERS: dict[str, tuple[Any, Any]] = {
     "Lstm": (nn.Lstm, torch.nn.LSTM),
@@ -302,6 +302,56 @@ def test_lengths_that_do_not_fit(name: str) -> None:
     packed = pack_sequence([torch.randn(2, 6)])
     with pytest.raises(InputValueError, match="has its lengths itself"):
         ours(packed, lengths=torch.tensor([2]))
+    with pytest.raises(InputTypeError, match=r"found     \[5, 2, 1\]\n  hint      torch.tensor\(lengths\)"):
+        ours(x, lengths=[5, 2, 1])
+    with pytest.raises(InputTypeError, match=r"found     5$"):
+        ours(x, lengths=5)
+    for dtype in (torch.float32, torch.int32):
+        with pytest.raises(
+            InputRuntimeError, match=r"lengths of dtype int64(.|\n)*lengths.long\(\)"
+        ) as caught:
+            ours(x, lengths=torch.tensor([5, 2, 1], dtype=dtype))
+        assert str(caught.value.where).startswith(name)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_another_dtype_than_the_parameters(name: str, dtype: torch.dtype) -> None:
+    ours, _ = pair(name)
+    x, h = torch.randn(3, 7, 6), torch.zeros(1, 3, ours.hidden_size, dtype=dtype)
+    ours = getattr(nn, name)(6, ours.hidden_size)
+    for call in (lambda: ours(x.to(dtype)), lambda: ours.step(x[:, 0].to(dtype))):
+        with pytest.raises(InputRuntimeError) as caught:
+            call()
+        assert str(caught.value.where).startswith(f"{name}(6, ")
+        assert caught.value.expected == "input of torch.float32"
+        assert caught.value.found == dtype
+        assert caught.value.hint == "input.float()"
+    with pytest.raises(InputRuntimeError, match=r"h0.float\(\)"):
+        ours(x, (h, h) if name == "Lstm" else h)
+
+
+@every
+def test_a_step_of_other_features_is_named_as_it_was_passed(name: str) -> None:
+    with pytest.raises(InputRuntimeError) as caught:
+        getattr(nn, name)(4, 6).step(torch.randn(3, 7))
+    assert caught.value.expected == "(batch, 4)"
+    assert caught.value.found == (3, 7)
+
+
+@every
+def test_arguments_of_the_wrong_type(name: str) -> None:
+    kind = getattr(nn, name)
+    for arguments in ({"hidden_size": 6.0}, {"input_size": "4"}, {"num_layers": 1.0}):
+        with pytest.raises(InputTypeError, match="is an integer"):
+            kind(**{"input_size": 4, "hidden_size": 6} | arguments)
+    with pytest.raises(InputValueError, match="0 to 1"):
+        kind(4, 6, dropout="0.5")
+    other = torch.nn.LSTM if name == "Gru" else torch.nn.GRU
+    with pytest.raises(
+        InputTypeError, match=f"expected  a torch.nn.{name.upper()}\n  found     a {other.__name__}"
+    ):
+        kind.from_torch(other(4, 6))
 
 
 @every
