@@ -25,7 +25,11 @@ ELSEWHERE = {
     "BatchNorm1d": "burnt.nn.BatchNorm",
     "BatchNorm2d": "burnt.nn.BatchNorm",
     "BatchNorm3d": "burnt.nn.BatchNorm",
+    "AveragedModel": "burnt.optim.Swa",
+    "BatchNormalization": "burnt.nn.BatchNorm",
+    "BCE": "burnt.nn.BinaryCrossEntropy",
     "ChainedScheduler": "burnt.optim.Product",
+    "Constant": "burnt.nn.init.Constant",
     "ConstantLR": "burnt.optim.Constant",
     "CosineAnnealingLR": "burnt.optim.Cosine",
     "CosineAnnealingWarmRestarts": "burnt.optim.CosineRestarts",
@@ -36,11 +40,18 @@ ELSEWHERE = {
     "CrossMapLRN2d": "burnt.nn.LocalResponseNorm",
     "DataLoader": "burnt.data.Loader",
     "Dense": "burnt.nn.Linear",
+    "ExponentialMovingAverage": "burnt.optim.Ema",
+    "GlorotNormal": "burnt.nn.init.XavierNormal",
+    "GlorotUniform": "burnt.nn.init.XavierUniform",
+    "HeNormal": "burnt.nn.init.KaimingNormal",
+    "HeUniform": "burnt.nn.init.KaimingUniform",
     "Interpolate1d": "burnt.nn.Upsample",
     "Interpolate2d": "burnt.nn.Upsample",
     "ExponentialLR": "burnt.optim.Exponential",
     "FeedForward": "burnt.nn.PositionWiseFeedForward",
     "LambdaLR": "burnt.optim.Product",
+    "LambdaLR": "burnt.optim.Function",
+    "LayerNormalization": "burnt.nn.LayerNorm",
     "InstanceNorm1d": "burnt.nn.InstanceNorm",
     "InstanceNorm2d": "burnt.nn.InstanceNorm",
     "InstanceNorm3d": "burnt.nn.InstanceNorm",
@@ -48,6 +59,9 @@ ELSEWHERE = {
     "LinearLR": "burnt.optim.Linear",
     "LRScheduler": "burnt.optim.Schedule",
     "lr_scheduler": "burnt.optim.Schedule",
+    "MAE": "burnt.nn.L1",
+    "MeanAbsoluteError": "burnt.nn.L1",
+    "MeanSquaredError": "burnt.nn.Mse",
     "Model": "burnt.Module",
     "ModelCheckpoint": "burnt.train.KeepBest",
     "Module": "burnt.Module",
@@ -56,20 +70,38 @@ ELSEWHERE = {
     "OneCycleLR": "burnt.optim.OneCycle",
     "Plateau": "burnt.train.Plateau",
     "PolynomialLR": "burnt.optim.Polynomial",
+    "RandomNormal": "burnt.nn.init.Normal",
+    "RandomUniform": "burnt.nn.init.Uniform",
     "ReduceLROnPlateau": "burnt.train.Plateau",
     "RoPE": "burnt.nn.RotaryEncoding",
     "SequentialLR": "burnt.optim.Sequential",
+    "SimpleRNN": "burnt.nn.Rnn",
+    "SparseCategoricalCrossentropy": "burnt.nn.CrossEntropy",
     "StepLR": "burnt.optim.Step",
+    "swa_utils": "burnt.optim.Swa",
     "Trainer": "burnt.train.SupervisedTraining",
+    "trunc_normal_": "burnt.nn.init.TruncatedNormal",
     "UpsamplingBilinear2d": "burnt.nn.Upsample",
     "UpsamplingNearest2d": "burnt.nn.Upsample",
 }
 """Names of other frameworks -> what burnt has for it."""
 
+_ADVICE = {
+    "Bidirectional": "bidirectional=True of burnt.nn.Lstm, Gru and Rnn",
+    "clip_grad_norm_": "clip_norm= of burnt.train.SupervisedTraining, or of an optimizer's step",
+    "clip_grad_value_": "burnt clips norms: clip_norm= of burnt.train.SupervisedTraining",
+    "Masking": "lengths= of the recurrent layers, and key_padding_mask= of attention",
+    "pack_padded_sequence": "lengths= of the recurrent layers, which also take a PackedSequence of torch",
+    "pad_sequence": "use torch.nn.utils.rnn.pad_sequence",
+    "TimeDistributed": "layers such as burnt.nn.Linear take any axes before the features",
+}
+"""Names of other frameworks -> what to do in burnt, where no single name stands for them."""
+
 _TORCH = {
     "burnt": ("torch", "burnt works on torch tensors"),
     "burnt.data": ("torch.utils.data", "it works with burnt's loaders and trainings"),
     "burnt.nn": ("torch.nn", "it works inside a burnt Module"),
+    "burnt.nn.init": ("torch.nn.init", "which works on tensors"),
     "burnt.optim": ("torch.optim", "it steps burnt modules in a loop of your own, but not in a Learner"),
 }
 """burnt's packages -> torch's for the same purpose, and what holds for a name that only torch has."""
@@ -104,7 +136,12 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
     torch_name, note = _TORCH.get(package, ("", ""))
     # Never imported for a hint: looking up a submodule that is not loaded yet comes here too.
     # In other frameworks the names of losses end in Loss.
-    same = by_lower.get(name.lower()) or by_lower.get(name.lower().removesuffix("loss"))
+    lower = name.lower()  # and xavier_uniform_ is XavierUniform
+    same = (
+        by_lower.get(lower)
+        or by_lower.get(lower.removesuffix("loss"))
+        or by_lower.get(lower.replace("_", ""))
+    )
     if same is not None:
         return f"did you mean {package}.{same}?"
     if name in ELSEWHERE:
@@ -112,6 +149,8 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
     homes = [f"{home}.{name}" for home in _HOMES if name in getattr(sys.modules.get(home), "__all__", ())]
     if homes:
         return f"use {' or '.join(homes)}"
+    if name in _ADVICE:
+        return _ADVICE[name]
     if hasattr(sys.modules.get(torch_name), name):
         return f"use {torch_name}.{name}, {note}"
     if (close := nearest(name.lower(), by_lower)) is not None:
@@ -121,6 +160,7 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
 
 SYNONYMS = {
     "accelerator": ("device",),
+    "alpha": ("weight",),
     "callbacks": ("stopping",),
     "ckpt_path": ("resume",),
     "collate_fn": ("batcher",),
@@ -135,6 +175,7 @@ SYNONYMS = {
     "gradient_clip_val": ("clip_norm",),
     "init": ("alpha",),
     "input_dim": ("in_features", "num_embeddings"),
+    "kdim": ("context_dim",),
     "learning_rate": ("lr", "schedule"),
     "lr": ("schedule",),
     "max_epochs": ("duration",),
@@ -145,6 +186,7 @@ SYNONYMS = {
     "num_train_epochs": ("duration",),
     "output_dim": ("out_features", "embedding_dim"),
     "output_dir": ("folder",),
+    "pad_tokens": ("ignore_index",),
     "r": ("rank",),
     "rate": ("p", "dropout"),
     "start_factor": ("start",),

@@ -350,9 +350,18 @@ __all__ = [
     "without_lora",
 ]
 
+_NOTES = {
+    "batch_first": "not needed: the batch always comes first",
+    "nonlinearity": "only Rnn has a choice",
+    "proj_size": "only Lstm projects its states",
+    "reduce": 'reduction="none" is False',
+    "return_sequences": "every step is returned: output[:, -1] is the last one",
+    "size_average": 'reduction="mean" is True, "sum" is False',
+}
+
 for _name in [name for name in __all__ if isinstance(globals()[name], type)]:
     _layer = globals()[_name]
-    _layer.__init__ = explain_arguments()(_layer.__init__)  # a derived layer inherits torch's
+    _layer.__init__ = explain_arguments(**_NOTES)(_layer.__init__)  # a derived layer inherits torch's
     _layer.__init__.__qualname__ = f"{_name}.__init__"
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

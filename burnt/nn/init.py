@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Generator, Tensor
 
+from burnt._hints import no_attribute
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import Config
 from burnt.errors import ConfigError, ShapeError
@@ -436,3 +437,9 @@ def apply(
         if embedding.padding_idx is not None and embedding.weight in chosen:
             embedding.weight.detach()[embedding.padding_idx] = 0
     return filled
+
+
+if not TYPE_CHECKING:  # as in burnt.nn
+
+    def __getattr__(name: str) -> Any:
+        raise no_attribute(__name__, name, __all__)
