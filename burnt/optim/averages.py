@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -241,7 +242,7 @@ class Ema(_Averaging):
 
     def __init__(self, optimizer: Optimizer, decay: float = 0.999, warmup: bool = True) -> None:
         super().__init__(optimizer, decay=decay, warmup=warmup)
-        if not 0 <= decay < 1:
+        if not isinstance(decay, numbers.Real) or not 0 <= decay < 1:
             raise _invalid("Ema", "decay", "a number of at least 0 and below 1", decay)
 
     def _weight(self, step: int) -> float:
@@ -260,7 +261,7 @@ class Swa(_Averaging):
         every: steps between two additions to the mean; the first is after ``start + every`` steps.
 
     Raises:
-        OptimError: `start` is below 0, or `every` below 1.
+        OptimError: `start` is below 0 or no integer, or `every` below 1.
 
     Izmailov et al., 2018; as :class:`torch.optim.swa_utils.AveragedModel`. The averaging gains most with a
     high rate, constant or cyclic, from `start` on: ``optim.Sequential(((Cosine(0.1, 900, end=0.05), 900),
@@ -274,8 +275,11 @@ class Swa(_Averaging):
     def __init__(self, optimizer: Optimizer, start: int, every: int = 1) -> None:
         super().__init__(optimizer, start=start, every=every)
         for name, value, least in (("start", start, 0), ("every", every, 1)):
-            if value < least:
-                raise _invalid("Swa", name, f"a number of at least {least}", value)
+            if not isinstance(value, numbers.Integral) or value < least:
+                error = _invalid("Swa", name, f"a number of steps of at least {least}", repr(value))
+                if isinstance(value, float) and 0 < value < 1:
+                    error.hint = f"a share of the training: {name}=int({value} * steps)"
+                raise error
 
     def _weight(self, step: int) -> float | None:
         count, rest = divmod(step - self._options["start"], self._options["every"])

@@ -105,7 +105,8 @@ class Lbfgs(Optimizer):
             lr: the learning rate of this step, the first step length that the line search tries.
             model: a module, or parameters by path.
             closure: computes loss and gradients, by path, at the present parameters.
-            clip_norm: scale the gradients of each evaluation down to this global norm.
+            clip_norm: scale the gradients of each evaluation down to this global norm. They are then not
+                those of the loss, which misleads the line search and the approximation: leave it out.
 
         Returns:
             The gradients' norm at the first evaluation, if `clip_norm` is given.

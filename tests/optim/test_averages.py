@@ -265,6 +265,9 @@ def message(make) -> str:
     [
         (lambda: optim.Ema(torch.optim.Adam), ["Ema needs an optimizer", "Ema(optim.AdamW(), ...)"]),
         (lambda: optim.Ema(optim.Sgd(), decay=1.0), ["Ema", "decay", "below 1", "1.0"]),
+        (lambda: optim.Swa(optim.Sgd(), start=0.75), ["Swa", "start", "start=int(0.75 * steps)"]),
+        (lambda: optim.Swa(optim.Sgd(), start="x"), ["Swa", "start", "a number of steps", "'x'"]),
+        (lambda: optim.Ema(optim.Sgd(), decay="x"), ["Ema", "decay", "below 1"]),
         (lambda: optim.Swa(optim.Sgd(), start=-1), ["Swa", "start", "at least 0", "-1"]),
         (lambda: optim.Swa(optim.Sgd(), start=1, every=0), ["Swa", "every", "at least 1"]),
         (lambda: optim.Ema(net()), ["Ema is built without parameters", "Ema(optim.AdamW())"]),
