@@ -19,7 +19,8 @@ class StepOutput:
         outputs: the model's outputs, for the metrics.
         targets: the expected outputs, for the metrics.
         count: the number of items that `loss` averages; by default the size of the targets' first axis, or of
-            the outputs' if the targets are not a tensor. It weights the means over an epoch.
+            the outputs' if the targets are not a tensor. It weights the means over an epoch. For a loss that
+            leaves out padding, a mean over tokens: ``int((labels != ignore_index).sum())``.
 
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count
@@ -53,7 +54,7 @@ class ClassificationOutput(StepOutput):
 
     Args:
         loss: as in `StepOutput`.
-        outputs: logits, ``[n, classes]``.
-        targets: labels, ``[n]`` of an integer dtype.
+        outputs: logits, ``[n, classes]``, or with more axes, ``[n, *, classes]`` or ``[n, classes, *]``.
+        targets: labels, ``[n]`` or ``[n, *]``, of an integer dtype.
         count: as in `StepOutput`.
     """
