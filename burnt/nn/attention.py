@@ -18,6 +18,7 @@ from burnt.config import Config
 from burnt.errors import BurntError, InputTypeError, ShapeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.cache import KeyValueCache
+from burnt.nn.checks import check_dtype
 from burnt.nn.dropout import check_probability
 from burnt.nn.linear import Linear
 from burnt.nn.position import RotaryEncoding
@@ -227,6 +228,9 @@ class _Attention(Module):
 
     def _check_input(self, name: str, x: Tensor, batch: torch.Size, length: int | str, size: int) -> None:
         """Check that `x` is ``[*batch, length, size]``; a length that is a letter may be any."""
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
+        assert weight is not None
+        check_dtype(self._name(), name, x, weight.dtype)
         shape = x.shape
         fits = len(shape) in (2, 3) and shape[:-2] == batch and shape[-1] == size
         if fits and (isinstance(length, str) or shape[-2] == length):

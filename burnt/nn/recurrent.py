@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from burnt import kernels
-from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, ShapeError
+from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
 from burnt.module import Module
+from burnt.nn.checks import check_dtype
 
 __all__ = ["Gru", "GruCell", "Lstm", "LstmCell", "Rnn", "RnnCell"]
 
@@ -54,14 +55,18 @@ class _Recurrent(Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        sizes_given = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        for argument, size in sizes_given.items():
-            if not isinstance(size, numbers.Integral):
+        integers: dict[str, Any] = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+        }
+        for argument, number in integers.items():
+            if not isinstance(number, numbers.Integral):
                 raise InputTypeError(
                     f"{argument} of a recurrent layer is an integer",
                     where=name,
                     expected="an integer",
-                    found=repr(size),
+                    found=repr(number),
                 )
         for argument, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
             if size < 1:
@@ -71,7 +76,8 @@ class _Recurrent(Module):
                     expected=f"{argument} of at least 1",
                     found=size,
                 )
-        if not isinstance(dropout, numbers.Real) or not 0 <= dropout <= 1:
+        is_number = isinstance(dropout, numbers.Real)
+        if not is_number or not 0 <= dropout <= 1:
             raise InputValueError(
                 "dropout of a recurrent layer is a probability", where=name, expected="0 to 1", found=dropout
             )
@@ -168,15 +174,19 @@ class _Recurrent(Module):
         if start is not None and not batched:
             start = tuple(state.unsqueeze(1) for state in start)
         hx = start if start is None or len(self._STATES) > 1 else start[0]
-        output, end = op(
-            x,
-            self.all_weights,
-            hx,
-            lengths=None if lengths is None else lengths.to(x.device),
-            bidirectional=self.bidirectional,
-            dropout=self.dropout,
-            training=self.training,
-        )
+        try:
+            output, end = op(
+                x,
+                self.all_weights,
+                hx,
+                lengths=None if lengths is None else lengths.to(x.device),
+                bidirectional=self.bidirectional,
+                dropout=self.dropout,
+                training=self.training,
+            )
+        except InputError as error:
+            error.where = self._name()  # not the kernel of one of its layers
+            raise
         last = end if len(self._STATES) > 1 else (end,)
         return (output, last) if batched else (output[0], tuple(state[:, 0] for state in last))
 
@@ -242,7 +252,7 @@ class _Recurrent(Module):
         axes: tuple[str, ...] = ("batch", "steps"),
     ) -> None:
         """Check what a call is given; `axes` are the input's before its features, of which batch may lack."""
-        self._check_dtype("input", input)
+        check_dtype(self._name(), "input", input, self.all_weights[0][0].dtype)
         batched = input.dim() == len(axes) + 1
         if not batched and input.dim() != len(axes):
             raise InputValueError(
@@ -297,22 +307,9 @@ class _Recurrent(Module):
                     expected=expected,
                     found=tuple(state.shape),
                 )
-            self._check_dtype(name, state)
+            check_dtype(self._name(), name, state, self.all_weights[0][0].dtype)
 
-    def _check_dtype(self, name: str, x: Tensor) -> None:
-        """Check that a tensor has the parameters' dtype, or one that autocast converts to it."""
-        dtype = self.weight_ih_l0.dtype
-        if x.dtype == dtype or (x.is_floating_point() and torch.float64 not in (x.dtype, dtype)):
-            return
-        raise InputRuntimeError(
-            f"{name} has not the dtype of the parameters",
-            where=self._name(),
-            expected=f"{name} of {dtype}",
-            found=x.dtype,
-            hint=f"{name}.float()" if dtype == torch.float32 else f"{name}.to({dtype})",
-        )
-
-    def _check_lengths(self, lengths: Tensor) -> None:
+    def _check_lengths(self, lengths: Any) -> None:
         if not isinstance(lengths, Tensor):
             raise InputTypeError(
                 "lengths are a tensor",

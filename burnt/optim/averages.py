@@ -242,7 +242,8 @@ class Ema(_Averaging):
 
     def __init__(self, optimizer: Optimizer, decay: float = 0.999, warmup: bool = True) -> None:
         super().__init__(optimizer, decay=decay, warmup=warmup)
-        if not isinstance(decay, numbers.Real) or not 0 <= decay < 1:
+        is_number = isinstance(decay, numbers.Real)
+        if not is_number or not 0 <= decay < 1:
             raise _invalid("Ema", "decay", "a number of at least 0 and below 1", decay)
 
     def _weight(self, step: int) -> float:
@@ -274,7 +275,8 @@ class Swa(_Averaging):
 
     def __init__(self, optimizer: Optimizer, start: int, every: int = 1) -> None:
         super().__init__(optimizer, start=start, every=every)
-        for name, value, least in (("start", start, 0), ("every", every, 1)):
+        counts: dict[str, Any] = {"start": start, "every": every}
+        for (name, value), least in zip(counts.items(), (0, 1), strict=True):
             if not isinstance(value, numbers.Integral) or value < least:
                 error = _invalid("Swa", name, f"a number of steps of at least {least}", repr(value))
                 if isinstance(value, float) and 0 < value < 1:

@@ -592,7 +592,7 @@ def evaluate(
     return intervals(scalars, read(scalars), None)
 
 
-def _loss_first(metrics: Iterable[Metric]) -> list[Metric]:
+def _loss_first(metrics: object) -> list[Metric]:
     """Return the metrics with the loss first; add the loss if it is missing.
 
     Raises:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from burnt import nn
-from burnt.errors import BurntError, InputValueError, ShapeError, UnsupportedError
+from burnt.errors import BurntError, InputRuntimeError, InputValueError, ShapeError, UnsupportedError
 
 BATCH, LENGTH, KEYS, SIZE, HEADS = 2, 5, 7, 12, 4
 
@@ -519,3 +519,19 @@ def test_positions_reach_queries_and_keys() -> None:
     close(layer.attention_weights(query), weights)
     heads = (weights @ v).transpose(1, 2).flatten(2)
     close(layer(query), heads @ state["out_proj.weight"].T + state["out_proj.bias"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_another_dtype_than_the_parameters(dtype: torch.dtype) -> None:
+    x = torch.zeros(2, 3, 8)
+    own, cross = nn.MultiHeadAttention(8, 2), nn.CrossAttention(8, 2, context_dim=8)
+    for call, name in (
+        (lambda: own(x.to(dtype)), "query"),
+        (lambda: own(x, x.to(dtype), x), "key"),
+        (lambda: cross(x.to(dtype), x), "query"),
+        (lambda: cross(x, x.to(dtype)), "context"),
+    ):
+        with pytest.raises(InputRuntimeError, match=f"{name} of torch.float32") as caught:
+            call()
+        assert "Attention" in str(caught.value.where)
+        assert caught.value.hint == f"{name}.float()"

@@ -297,8 +297,9 @@ def test_lengths_that_do_not_fit(name: str) -> None:
         ours(x, lengths=torch.tensor([1, 2]))
     with pytest.raises(ShapeError, match="one sequence"):
         ours(x[0], lengths=torch.tensor([1]))
-    with pytest.raises(InputRuntimeError, match="lengths from 1 to 7"):
+    with pytest.raises(InputRuntimeError, match="lengths from 1 to 7") as caught:
         ours(x, lengths=torch.tensor([1, 8, 2]))
+    assert str(caught.value.where).startswith(name)
     packed = pack_sequence([torch.randn(2, 6)])
     with pytest.raises(InputValueError, match="has its lengths itself"):
         ours(packed, lengths=torch.tensor([2]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,30 +59,33 @@ def check_reduction(loss: nn.Module, reduction: str, allowed: Sequence[str] = ("
 
 
 def check_range(
-    loss: nn.Module, name: str, value: float, smallest: float, largest: float = float("inf")
+    loss: nn.Module, name: str, value: Any, smallest: float, largest: float = float("inf")
 ) -> float:
     """Return a number that is in a range, both ends included.
 
     Raises:
         InputValueError: it is outside.
     """
-    if not isinstance(value, numbers.Real) or not smallest <= value <= largest:
+    is_number = isinstance(value, numbers.Real)
+    if not is_number or not smallest <= value <= largest:
         raise InputValueError(
             f"{name} is out of range",
             where=type(loss).__name__,
             expected=f"{smallest:g} to {largest:g}" if largest != float("inf") else f"at least {smallest:g}",
-            found=value if isinstance(value, numbers.Real) else repr(value),
+            found=value if is_number else repr(value),
         )
-    return value
+    number: float = value
+    return number
 
 
-def check_ignore_index(loss: nn.Module, ignore_index: int) -> int:
+def check_ignore_index(loss: nn.Module, ignore_index: Any) -> int:
     """Return the label to leave out.
 
     Raises:
         InputValueError: it is not an integer.
     """
-    if not isinstance(ignore_index, numbers.Integral):
+    is_integer = isinstance(ignore_index, numbers.Integral)
+    if not is_integer:
         raise InputValueError(
             "ignore_index is a label",
             where=type(loss).__name__,
@@ -90,7 +93,8 @@ def check_ignore_index(loss: nn.Module, ignore_index: int) -> int:
             found=repr(ignore_index),
             hint="to ignore no label, leave it out" if ignore_index is None else None,
         )
-    return ignore_index
+    label: int = ignore_index
+    return label
 
 
 def check_ignored_probabilities(loss: nn.Module, ignore_index: int) -> None:

@@ -132,8 +132,7 @@ class Dice(Module):
         labels = input.shape[:1] + input.shape[2:]
         is_one_mask = self.activation == "sigmoid" and input.shape[1] == 1
         if target.shape == labels and not is_one_mask:
-            hint = "target.long(), or masks of the input's shape"
-            check_label_dtype(self, target, hint=hint)
+            check_label_dtype(self, target, hint="target.long(), or masks of the input's shape")
             return
         hint = None
         if is_one_mask and target.shape == labels:
