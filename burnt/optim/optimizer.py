@@ -196,15 +196,6 @@ class Optimizer:
         return checked
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        for name, argument in inspect.signature(type(self)).parameters.items():
-            default, given = argument.default, options.get(name)
-            if isinstance(default, tuple) and isinstance(given, tuple) and len(given) != len(default):
-                raise OptimError(
-                    f"{type(self).__name__} cannot be built",
-                    where=name,
-                    expected=f"{len(default)} values",
-                    found=repr(given),
-                )
         if self._torch is not None:
             try:
                 self._torch([torch.nn.Parameter(torch.empty(self._shape))], lr=0.0, **options)  # type: ignore[call-arg]

@@ -202,7 +202,6 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
     ("make", "words"),
     [
         (lambda: optim.Adam(betas=(1.0, 0.9)), ["Adam", "beta", "1.0"]),
-        (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 numbers, such as (0.98, 0.92, 0.99)"]),
         (lambda: optim.Lion(betas="ab"), ["Lion", "betas", "2 numbers", "'ab'"]),
         (lambda: optim.Adafactor(eps=1e-3), ["Adafactor", "eps", "2 numbers, such as (None, 0.001)"]),
         (lambda: optim.Muon(ns_coefficients=(1.0, 2.0)), ["Muon", "ns_coefficients", "3 numbers"]),
@@ -212,8 +211,8 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
         (lambda: optim.AdamW(weight_decay=-0.1), ["AdamW", "weight_decay", "-0.1"]),
         (lambda: optim.Sgd(momentum=-0.5), ["Sgd", "momentum", "-0.5"]),
         (lambda: optim.Sgd(nesterov=True), ["Sgd", "nesterov", "momentum"]),
-        (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 values", "(0.9, 0.99)"]),
-        (lambda: optim.AdamW(betas=(0.9, 0.99, 0.9)), ["AdamW", "betas", "2 values", "(0.9, 0.99, 0.9)"]),
+        (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 numbers", "(0.9, 0.99)"]),
+        (lambda: optim.AdamW(betas=(0.9, 0.99, 0.9)), ["AdamW", "betas", "2 numbers", "(0.9, 0.99, 0.9)"]),
     ],
 )
 def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, words):
