@@ -49,7 +49,6 @@ ELSEWHERE = {
     "Interpolate2d": "burnt.nn.Upsample",
     "ExponentialLR": "burnt.optim.Exponential",
     "FeedForward": "burnt.nn.PositionWiseFeedForward",
-    "LambdaLR": "burnt.optim.Product",
     "LambdaLR": "burnt.optim.Function",
     "LayerNormalization": "burnt.nn.LayerNorm",
     "InstanceNorm1d": "burnt.nn.InstanceNorm",
