@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -495,13 +496,13 @@ _SIZES = {
 
 _BY_NAME: dict[str, Config] = {
     "batch": BatchNorm.Config(num_features=1),
-    "group": GroupNorm.Config(num_groups=32, num_channels=32),
+    "group": GroupNorm.Config(num_groups=1, num_channels=1),
     "identity": Identity.Config(),
     "instance": InstanceNorm.Config(num_features=1),
     "layer": LayerNorm.Config(normalized_shape=1),
     "rms": RmsNorm.Config(normalized_shape=1),
 }
-"""By name; the number of features is replaced."""
+"""By name; the number of features is replaced, and that of groups."""
 
 
 def build_normalization(
@@ -513,8 +514,7 @@ def build_normalization(
     """Build a normalisation from its name or Config, for a number of features.
 
     Args:
-        normalization: ``"batch"``, ``"instance"`` or ``"group"`` (of 32 groups), which normalise channels on
-            axis 1; ``"layer"`` or ``"rms"``, which normalise the last axis; or ``"identity"``. Or the Config
+        normalization: ``"batch"``, ``"instance"`` or ``"group"``, which normalise channels on axis 1; ``"layer"`` or ``"rms"``, which normalise the last axis; or ``"identity"``. Or the Config
             of such a layer, or a dict of it; or a layer, which is returned as it is.
         num_features: number of channels, or size of the last axis; replaces that of a Config.
         device: where parameters live; those of a layer stay where they are.
@@ -524,7 +524,8 @@ def build_normalization(
         ConfigError: there is no such normalisation, or it has no such argument.
         InputValueError: the channels cannot be split into the groups.
 
-    (Burn's ``NormalizationConfig`` and ``with_num_features``.)
+    ``"group"`` has 32 groups, or the largest power of two below that divides the channels: 16 groups for 48
+    channels, as many as channels for 8. (Burn's ``NormalizationConfig`` and ``with_num_features``.)
 
     >>> build_normalization("rms", 64)
     RmsNorm((64,), eps=None, elementwise_affine=True)
@@ -552,6 +553,8 @@ def build_normalization(
         )
     size = _SIZES[kind]
     config = config.replace(**{size: num_features}) if size else config
+    if normalization == "group":
+        config = config.replace(num_groups=math.gcd(32, num_features))
     layer: torch.nn.Module = config.init(device=device, dtype=dtype)
     return layer
 

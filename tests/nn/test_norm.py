@@ -320,4 +320,11 @@ def test_a_dict_that_is_no_normalisation() -> None:
     with pytest.raises(ConfigError, match="did you mean 'LayerNorm'"):
         nn.build_normalization({"type": "LayersNorm"}, 64)
     with pytest.raises(InputValueError, match="the channels cannot be split into groups"):
-        nn.build_normalization("group", 48)
+        nn.build_normalization({"type": "GroupNorm", "num_groups": 32}, 48)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (8, 8), (16, 16), (48, 16), (320, 32)])
+def test_groups_by_name_fit_any_number_of_channels(channels: int, groups: int) -> None:
+    assert repr(nn.build_normalization("group", channels)) == repr(nn.GroupNorm(groups, channels))
+    explicit = nn.GroupNorm.Config(num_groups=1, num_channels=1)
+    assert repr(nn.build_normalization(explicit, channels)) == repr(nn.GroupNorm(1, channels))
