@@ -125,6 +125,23 @@ def test_intervals_add_up_to_the_whole(sizes, data):
     assert intervals(metrics, now, now) == {}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected", "found", "hint"),
+    [
+        ({"total": 1.5, "count": 2}, "a tensor as total", "float", "torch.tensor(total)"),
+        ({"count": torch.tensor(2)}, "an int as count", "Tensor", "self.add(torch.stack([a, b]), len(outputs))"),
+        ({"count": np.int64(2)}, "an int as count", "int64", "int(count)"),
+        ({"count": 2, "weight": torch.tensor(2)}, "an int as weight", "Tensor", "total[0] / total[1]"),
+    ],
+)
+def test_what_a_metric_cannot_add(arguments, expected, found, hint):
+    with pytest.raises(MetricError, match="errors cannot add this") as caught:
+        Loss("errors").add(**{"total": torch.tensor(1.5), **arguments})
+    assert (caught.value.expected, caught.value.found) == (expected, found)
+    assert caught.value.where == "Loss.update"
+    assert hint in caught.value.hint
+
+
 def test_loss_is_a_mean_over_items():
     batches = [
         StepOutput(torch.tensor(1.0), count=3),

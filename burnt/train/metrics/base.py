@@ -84,12 +84,43 @@ class Metric:
             total: the sums, of any fixed shape and on any device.
             count: the number of items.
             weight: a factor for `total`, if that is a mean.
+
+        Raises:
+            MetricError: `total` is no tensor, or `count` or `weight` no int.
         """
+        if not (isinstance(total, Tensor) and isinstance(count, int) and isinstance(weight, int)):
+            raise self._argument_error(total=total, count=count, weight=weight)
         if self.total is None:
             sum_dtype = torch.float32 if total.device.type == "mps" else torch.float64
             self.total = torch.zeros(total.shape, dtype=sum_dtype, device=total.device)
         self.total.add_(total.detach(), alpha=weight)
         self.count += count
+
+    def _argument_error(self, total: object, **numbers: object) -> MetricError:
+        what = f"{self.name} cannot add this"
+        if not isinstance(total, Tensor):
+            return MetricError(
+                what,
+                where=f"{type(self).__name__}.update",
+                expected="a tensor as total",
+                found=type(total).__name__,
+                hint="torch.tensor(total)",
+            )
+        name, found = next((k, v) for k, v in numbers.items() if not isinstance(v, int))
+        # Reading a tensor would wait for the device at every batch.
+        hint = (
+            "numerator and denominator are both sums: self.add(torch.stack([a, b]), len(outputs)), and value() "
+            "returns total[0] / total[1]"
+            if isinstance(found, Tensor)
+            else f"int({name})"
+        )
+        return MetricError(
+            what,
+            where=f"{type(self).__name__}.update",
+            expected=f"an int as {name}",
+            found=type(found).__name__,
+            hint=hint,
+        )
 
     def reset(self) -> None:
         """Forget all batches."""
