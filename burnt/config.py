@@ -185,7 +185,11 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 if _holds_open(info.type):
                     msgspec.structs.force_setattr(self, info.name, converted)
         if problems:
-            raise _error(f"{type(self).__name__} cannot be built", problems)
+            raise _error(f"{_class_name(type(self))} cannot be built", problems)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__)
+        return f"{_class_name(type(self))}({fields})"
 
     @classmethod
     def _from_plain(cls, value: Any, *, strict: bool) -> Config:
@@ -198,7 +202,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         Raises:
             ValueError: there is no such instance.
         """
-        raise ValueError(f"Expected `{cls.__name__}`, got `{type(value).__name__}`")
+        raise ValueError(f"Expected `{_class_name(cls)}`, got `{type(value).__name__}`")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
@@ -209,14 +213,15 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         known = self.__struct_fields__
         unknown = [_unknown_key(name, name, known) for name in changes if name not in known]
         if unknown:
-            raise _error(f"{type(self).__name__} has no such field", unknown)
+            raise _error(f"{_class_name(type(self))} has no such field", unknown)
         return msgspec.structs.replace(self, **changes)
 
     def override(self, assignments: Iterable[str]) -> Self:
         """Return a copy with dotted keys set from text, as on a command line.
 
         Args:
-            assignments: texts such as ``"model.hidden=128"``; lists and objects are written as JSON.
+            assignments: texts such as ``"model.hidden=128"``; lists and objects are written as JSON. Where a
+                Config may be of several classes, ``"schedule.type=Cosine"`` selects one, with its defaults.
 
         Raises:
             ConfigError: no such key, or a value that is not of its type.
@@ -264,7 +269,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         Raises:
             ConfigError: an unknown, missing or ill-typed key, with its path and the nearest known name.
         """
-        return cls._read(dict(data), f"{cls.__name__} cannot be read")
+        return cls._read(dict(data), f"{_class_name(cls)} cannot be read")
 
     def to_json(self) -> str:
         """Return the values as JSON text, indented by two spaces."""
@@ -277,7 +282,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         Raises:
             ConfigError: the text is no JSON, or as in `from_dict`.
         """
-        return cls.from_dict(_loads(text, f"{cls.__name__} cannot be read", None))
+        return cls.from_dict(_loads(text, f"{_class_name(cls)} cannot be read", None))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file with a format version, atomically.
@@ -298,7 +303,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 was given no Config.
             OSError: the file cannot be read.
         """
-        what = f"{cls.__name__} cannot be read from {os.fspath(path)}"
+        what = f"{_class_name(cls)} cannot be read from {os.fspath(path)}"
         document = _loads(Path(path).read_bytes(), what, os.fspath(path))
         is_run = "format" not in document and document.keys() >= _RUN_KEYS
         if is_run and not document["config"]:
@@ -315,7 +320,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 what,
                 expected='{"format": 1, "type": ..., "config": {...}}',
                 found=f"the keys {', '.join(document) or '(none)'}",
-                hint=f"{cls.__name__}.from_json reads values without a format version",
+                hint=f"{_class_name(cls)}.from_json reads values without a format version",
             )
         if version > FORMAT:
             raise ConfigError(
@@ -333,6 +338,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
 
     @classmethod
     def _from_assignments_on(cls, data: dict[str, Any], assignments: Iterable[str]) -> Self:
+        assigned: list[str] = []
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             if not equals:
@@ -341,18 +347,28 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 )
             *parents, last = key.split(".")
             node: Any = data
+            kind: Any = cls
             for i, name in enumerate(parents):
-                children = _children(node)
-                if name not in children:
+                holder, children, kind = node, _children(node), _child_kind(node, kind, name)
+                selects_type = i == len(parents) - 1 and last == _tag_field(kind)
+                if name not in children and (not selects_type or isinstance(holder, list)):
                     raise _error(
-                        f"{cls.__name__} has no key {key!r}",
+                        f"{_class_name(cls)} has no key {key!r}",
                         [_unknown_key(".".join(parents[: i + 1]), name, children)],
                     )
-                node = children[name]
+                node = children.get(name)
+                if selects_type:
+                    prefix = ".".join(parents) + "."
+                    given = {
+                        k.removeprefix(prefix).partition(".")[0] for k in assigned if k.startswith(prefix)
+                    }
+                    node = _of_type(text, node, kind, given)
+                    holder[int(name) if isinstance(holder, list) else name] = node
+            assigned.append(key)
             if isinstance(node, list):
                 if last not in _children(node):
                     raise ConfigError(
-                        f"{cls.__name__} has no key {key!r}",
+                        f"{_class_name(cls)} has no key {key!r}",
                         expected=f"an index below {len(node)}",
                         found=last,
                     )
@@ -360,10 +376,16 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
             elif isinstance(node, dict):
                 node[last] = _parse(text)
             else:
+                parent, field = ".".join(parents), _tag_field(kind)
                 raise ConfigError(
-                    f"{cls.__name__} has no key {key!r}", where=".".join(parents), found=repr(node)
+                    f"{_class_name(cls)} has no key {key!r}",
+                    where=parent,
+                    found=repr(node),
+                    hint=f'select a type first: {parent}.{field}=..., or {parent}={{"{field}": ...}} as JSON'
+                    if field
+                    else None,
                 )
-        return cls._read(data, f"{cls.__name__} cannot be built", strict=False)
+        return cls._read(data, f"{_class_name(cls)} cannot be built", strict=False)
 
     @classmethod
     def _read(cls, data: dict[str, Any], what: str, *, root: str = "", strict: bool = True) -> Self:
@@ -610,8 +632,12 @@ def _describe_alternative(kind: Any) -> str:
         return f"{origin.__name__}[{', '.join(map(_describe, args))}]"
     if not isinstance(kind, type) or origin is not None:
         return str(kind)
-    # Every layer's Config is called Config.
-    return kind.__qualname__ if kind.__name__ == "Config" else kind.__name__
+    return _class_name(kind)
+
+
+def _class_name(cls: type) -> str:
+    """Return the name of a class for messages, with its owner's if it is a layer's Config."""
+    return cls.__qualname__.rpartition("<locals>.")[2] if cls.__name__ == "Config" else cls.__name__
 
 
 def _join(path: str, name: str) -> str:
@@ -743,6 +769,46 @@ def _children(node: Any) -> dict[str, Any]:
     if isinstance(node, list):
         return {str(i): item for i, item in enumerate(node)}
     return node if isinstance(node, dict) else {}
+
+
+def _child_kind(node: Any, kind: Any, name: str) -> Any:
+    """Return the type of an item or field of a value of type `kind`; None if it is unknown."""
+    struct = _struct_for(node, kind) if isinstance(node, dict) else None
+    if struct is not None:
+        return next((info.type for info in _fields(struct) if info.encode_name == name), None)
+    for alternative in _alternatives(kind):
+        origin, args = typing.get_origin(alternative), typing.get_args(alternative)
+        if isinstance(node, dict) and origin is dict:
+            return args[1]
+        if isinstance(node, list) and origin in _SEQUENCES and name.isdecimal():
+            is_fixed = origin is tuple and args[-1:] != (...,)
+            return args[int(name)] if is_fixed and int(name) < len(args) else args[0]
+    return None
+
+
+def _tag_field(kind: Any) -> str | None:
+    """Return the key by which JSON names the class of a Config; None if `kind` has no tagged Config."""
+    structs = [a for a in _alternatives(kind) if _is_config(a)]
+    return structs[0].__struct_config__.tag_field if structs else None
+
+
+def _of_type(tag: str, node: Any, kind: Any, given: set[str]) -> dict[str, Any]:
+    """Return the defaults of the Config with a tag, in the form of `to_dict`.
+
+    Args:
+        tag: names the Config.
+        node: the present value; it stays if it is of that class.
+        kind: the type of the value.
+        given: keys of `node` that were assigned, which stay.
+    """
+    field = _tag_field(kind)
+    assert field is not None
+    present = node if isinstance(node, dict) else {}
+    if present.get(field) == tag:
+        return present
+    struct = _struct_for({field: tag}, kind)
+    defaults = {} if struct is None else _defaults(struct)
+    return {field: tag, **defaults, **{key: present[key] for key in given if key in present}}
 
 
 def _parse(text: str) -> Any:

@@ -2,14 +2,15 @@
 
 import enum
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
 
-from burnt import Config, field
+from burnt import Config, field, nn
 from burnt.errors import ConfigError, DefinitionError
 
 
@@ -143,6 +144,78 @@ def test_override() -> None:
 def test_override_messages(assignment: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FULL.override([assignment])
+
+
+class Decay(Config, tag=True):
+    every: int
+    inner: Sgd | Adam | None = None
+
+
+class Choices(Config):
+    optim: Sgd | Adam | Decay
+    other: Literal["sgd", "adam"] | Sgd | Adam | Decay = "adam"
+    none: Adam | Decay | None = None
+    listed: list[Sgd | Adam | Decay] = []
+    named: dict[str, Sgd | Adam] = {}
+    type: str = "plain"
+
+
+FULL_CHOICES = Choices(optim=Sgd(momentum=0.5), listed=[Sgd(), Decay(every=2, inner=Sgd())])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "changes"),
+    [
+        (["optim.type=Adam"], {"optim": Adam()}),
+        (["optim.type=Sgd"], {"optim": Sgd(momentum=0.5)}),
+        (["optim.type=Adam", "optim.betas=[0.1, 0.2]"], {"optim": Adam(betas=(0.1, 0.2))}),
+        (["optim.betas=[0.1, 0.2]", "optim.type=Adam"], {"optim": Adam(betas=(0.1, 0.2))}),
+        (["optim.type=Decay", "optim.every=3"], {"optim": Decay(every=3)}),
+        (["other.type=Decay", "other.every=3"], {"other": Decay(every=3)}),
+        (
+            ["none.type=Decay", "none.every=3", "none.inner.type=Adam"],
+            {"none": Decay(every=3, inner=Adam())},
+        ),
+        (["listed.1.inner.type=Adam"], {"listed": [Sgd(), Decay(every=2, inner=Adam())]}),
+        (["listed.0.type=Adam"], {"listed": [Adam(), Decay(every=2, inner=Sgd())]}),
+        (["named.head.type=Adam"], {"named": {"head": Adam()}}),
+        (["type=fancy"], {"type": "fancy"}),
+    ],
+)
+def test_override_selects_the_class_of_a_config(assignments: list[str], changes: dict[str, Any]) -> None:
+    assert FULL_CHOICES.override(assignments) == FULL_CHOICES.replace(**changes)
+
+
+def test_assignments_select_the_class_of_a_required_field() -> None:
+    assert Choices.from_assignments(["optim.type=Decay", "optim.every=3"]) == Choices(optim=Decay(every=3))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("optim.type=Adm", "optim.type\n  expected  'Sgd' or 'Adam' or 'Decay'\n  found     'Adm'"),
+        ("other.every=3", 'hint      select a type first: other.type=..., or other={"type": ...} as JSON'),
+        ("listed.7.type=Adam", "listed.7\n  found     an unknown key"),
+        ("type.type=Adam", "type\n  found     'plain'"),
+    ],
+)
+def test_messages_of_selected_classes(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        FULL_CHOICES.override([assignment])
+
+
+class Net:
+    class Config(Config):
+        width: int = 3
+
+
+def test_a_config_inside_of_a_class_is_shown_with_it() -> None:
+    assert repr(Net.Config()) == "Net.Config(width=3)"
+    assert repr(nn.LeakyRelu.Config(negative_slope=0.2)) == (
+        "LeakyRelu.Config(negative_slope=0.2, inplace=False)"
+    )
+    with pytest.raises(ConfigError, match="^Net.Config cannot be built"):
+        Net.Config(width="wide")
 
 
 def test_damaged_files(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ examples:
   burnt train examples/digits/train.py:main           a file
   burnt train digits.train:main --show                print the configuration
   burnt train digits.train:main --config runs/digits lr=1e-4    as that run, with another lr
+  burnt train digits.py:main schedule.type=Cosine schedule.steps=5000    a Config of another class
+  burnt train digits.py:main 'schedule={"type": "Cosine", "steps": 5000}'    lists and objects are JSON
 
 The function must take one parameter, annotated with a subclass of burnt.Config.
 """

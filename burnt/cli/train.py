@@ -237,7 +237,10 @@ def _build_config(
             expected=error.expected,
             found=error.found,
             origin=error.origin,
-            hint=error.hint or f"set it with: burnt train {target} {error.where or 'key'}=value",
+            hint=error.hint
+            or (
+                f"set it with: burnt train {target} {error.where}=value" if error.found == "nothing" else None
+            ),
         ) from error
     except OSError as error:
         raise UsageError(

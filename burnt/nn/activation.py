@@ -725,7 +725,7 @@ All but `Glu`, which halves an axis. A Config writes its class as ``"type"``:
 >>> class NetConfig(Config):
 ...     activation: ActivationConfig = "gelu"
 >>> NetConfig.from_json('{"activation": {"type": "LeakyRelu", "negative_slope": 0.2}}')
-NetConfig(activation=Config(negative_slope=0.2, inplace=False))
+NetConfig(activation=LeakyRelu.Config(negative_slope=0.2, inplace=False))
 """
 
 _BY_NAME: dict[str, Config] = {

@@ -178,6 +178,12 @@ def test_required_fields_that_are_missing(capsys):
         """)
 
 
+def test_a_value_of_the_wrong_type_is_not_to_be_set_again(capsys):
+    text = failure(capsys, "work.digits:needy", "data=x", "epochs=many")
+    assert "found     'many' (str)" in text
+    assert "set it with" not in text
+
+
 @pytest.mark.parametrize(
     ("target", "parts"),
     [

@@ -129,7 +129,12 @@ def test_intervals_add_up_to_the_whole(sizes, data):
     ("arguments", "expected", "found", "hint"),
     [
         ({"total": 1.5, "count": 2}, "a tensor as total", "float", "torch.tensor(total)"),
-        ({"count": torch.tensor(2)}, "an int as count", "Tensor", "self.add(torch.stack([a, b]), len(outputs))"),
+        (
+            {"count": torch.tensor(2)},
+            "an int as count",
+            "Tensor",
+            "self.add(torch.stack([a, b]), len(outputs))",
+        ),
         ({"count": np.int64(2)}, "an int as count", "int64", "int(count)"),
         ({"count": 2, "weight": torch.tensor(2)}, "an int as weight", "Tensor", "total[0] / total[1]"),
     ],
