@@ -13,6 +13,7 @@ from torch import nn
 
 from burnt.errors import ConfigError, ShapeError
 from burnt.inspect.global_state import without_meta_leaks
+from burnt.inspect.misfit import is_rank_hint
 from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Call, first_line, is_about_shapes
@@ -210,7 +211,8 @@ def _add_batch_size_hint(
         except ShapeError:
             return
         works = run.size
-    if works is not None:
+    # A layer for more axes accepts the batch sizes that equal its channels.
+    if works is not None and not is_rank_hint(error.hint):
         fails = next(tried for tried in sizes if tried in failed)
         error.hint = (
             f"a batch of {works} works and one of {fails} does not: a batch size is fixed in the model. "

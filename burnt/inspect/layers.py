@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from burnt.inspect.misfit import Misfit
+from burnt.inspect.misfit import Misfit, rank_hint
 from burnt.inspect.specs import shape_text
 from burnt.inspect.torch_layers import SAME_INPUTS, misfit_by_class
 
@@ -194,12 +194,15 @@ def _channels(
         expected, right_rank = " or ".join(shapes[rank] for rank in ranks), x.dim() in ranks
         if unbatched and x.dim() == ranks[0] - 1:
             axis, right_rank = 0, True
+    of_rank = rank_hint(instead.partition("(")[0], x.dim())
     if not right_rank:
-        return Misfit(expected, shape_text(x))
+        return Misfit(expected, shape_text(x), hint=of_rank)
     actual = x.shape[axis]
     if size is None or actual == size:
         return None
     hint = None
+    if axis == 0 and x.shape[1] == size:  # a batch was taken for the channels
+        return Misfit(expected, shape_text(x), hint=of_rank)
     if x.dim() > axis + 1 and x.shape[-1] == size:
         hint = f"the last axis has {size}, and channels come before the other axes: x.movedim(-1, {axis})?"
     return Misfit(

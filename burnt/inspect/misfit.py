@@ -6,7 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Misfit"]
+__all__ = ["Misfit", "is_rank_hint", "rank_hint"]
+
+_INPUTS = {3: "sequences", 4: "images", 5: "volumes"}
+
+
+def rank_hint(name: str, rank: int) -> str | None:
+    """Name the layer like ``Conv3d`` for inputs of another number of axes, batch and channels included.
+
+    >>> rank_hint("Conv3d", 4)
+    '4 axes: Conv2d is for images'
+    """
+    if rank not in _INPUTS or name[-2:] not in ("1d", "2d", "3d") or name.endswith(f"{rank - 2}d"):
+        return None
+    return f"{rank} axes: {name[:-2]}{rank - 2}d is for {_INPUTS[rank]}"
+
+
+def is_rank_hint(hint: str | None) -> bool:
+    """Whether a hint is, or ends with, one of `rank_hint`."""
+    return hint is not None and hint.endswith(tuple(f"d is for {inputs}" for inputs in _INPUTS.values()))
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from burnt.inspect.misfit import Misfit
+from burnt.inspect.misfit import Misfit, rank_hint
 from burnt.inspect.specs import shape_text
 
-__all__ = ["SAME_INPUTS", "misfit_by_class"]
+__all__ = ["SAME_INPUTS", "misfit_by_class", "pooled_channels_hint"]
 
 SAME_INPUTS = (nn.EmbeddingBag, nn.LogSoftmax, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.Upsample)
 """Layers whose subclasses accept the same inputs, also those with a ``forward`` of their own."""
@@ -99,7 +99,16 @@ def misfit_by_class(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Misfit
                 fits = fits or set(_pair(module.output_size)) == {1}  # torch's mean of the last axes
         case _:
             return None
-    return None if fits else Misfit(expected, shape_text(x))
+    return None if fits else Misfit(expected, shape_text(x), hint=rank_hint(type(module).__name__, x.dim()))
+
+
+def pooled_channels_hint(module: nn.Module, x: object) -> str | None:
+    """Say that a pool has taken a batch for a sample without batch axis, as it may be; then it pools channels."""
+    axes = next((n for n, pools in _POOLS.items() if isinstance(module, pools)), 0)
+    if axes < 2 or not isinstance(x, torch.Tensor) or x.dim() != axes + 1:
+        return None
+    # burnt's pools are torch's, with their names.
+    return f"pooled the channels of {shape_text(x)}, {rank_hint(type(module).__name__, x.dim())}"
 
 
 def _axis(rank: int, dim: int, x: torch.Tensor) -> Misfit | None:

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from burnt.errors import InputError, ShapeError
 from burnt.inspect.layers import Misfit, describe, dtype_misfit, has_known_inputs, misfit, output_features
 from burnt.inspect.specs import shape_text, shapes_text
+from burnt.inspect.torch_layers import pooled_channels_hint
 
 __all__ = ["Call", "Trail", "first_line", "is_about_shapes"]
 
@@ -56,6 +57,7 @@ class Trail:
         self.steps: deque[Step] = deque(maxlen=64)
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.outputs: dict[str, str] = {}
+        self.pooled_channels: str | None = None
         self.given: Mapping[str, Any] = {}  # the inputs of the run, by name
 
     def _add_paths(self, root: nn.Module, path: str) -> list[nn.Module]:
@@ -107,6 +109,8 @@ class Trail:
         path, shapes = self.paths[id(module)], shapes_text(output)
         self.outputs[path.removeprefix("model").removeprefix(".")] = shapes
         last = self.steps[-1] if self.steps else None
+        if (hint := pooled_channels_hint(module, next(iter([*args, *kwargs.values()]), None))) is not None:
+            self.pooled_channels = f"{self.paths[id(module)]} {hint}"
         # A container returns its last layer's output; it is listed only once.
         if last is None or not (last.path.startswith(f"{path}.") and last.output == shapes):
             self.steps.append(Step(path, describe(module), shapes, output_features(module)))
@@ -171,6 +175,8 @@ class Trail:
     def _hint(self, problem: Misfit) -> str | None:
         if problem.dtype is not None:
             return self._dtype_hint(problem)
+        if self.pooled_channels is not None:
+            return self.pooled_channels
         if problem.hint is not None or problem.instead is None:
             return problem.hint
         producer = next(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from burnt import _torch, kernels
 from burnt.errors import InputValueError
 from burnt.module import Module
+from burnt.nn.misfit import FAILURES, input_error
 
 __all__ = [
     "LARGE",
@@ -19,6 +20,7 @@ __all__ = [
     "Conv2d",
     "Conv3d",
     "Sides",
+    "check_groups",
     "check_sizes",
     "checked_padding",
     "has_uneven_sides",
@@ -56,6 +58,21 @@ def check_sizes(layer: Any, **sizes: int | Sequence[int]) -> None:
         numbers = (given,) * axes if isinstance(given, int) else given
         if len(numbers) != axes or any(size < least for size in numbers):
             raise _size_error(layer, name, f"a number of at least {least}, or {axes} of them", given)
+
+
+def check_groups(layer: Any, in_channels: int, out_channels: int, groups: int) -> None:
+    """Check that the channels of a convolution can be split into groups.
+
+    Raises:
+        InputValueError: they cannot.
+    """
+    if groups < 1 or in_channels % groups or out_channels % groups:
+        raise InputValueError(
+            "the channels of a convolution cannot be split into groups",
+            where=f"{type(layer).__name__}({in_channels}, {out_channels}, ...)",
+            expected=f"groups, a divisor of {in_channels} and {out_channels}",
+            found=groups,
+        )
 
 
 def checked_padding(layer: Any, padding: str | int | Sequence[Sides]) -> str | tuple[Sides, ...]:
@@ -101,6 +118,14 @@ class _Conv:
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
+        try:
+            return self._convolve(input)
+        except FAILURES as error:
+            if (better := input_error(self, input)) is None:
+                raise
+            raise better from error
+
+    def _convolve(self, input: Tensor) -> Tensor:
         weight = self.weight  # read once, since a parametrization computes it
         padding = self._same(input) if self.padding == "same" else self.padding
         if padding == "valid":
@@ -171,6 +196,7 @@ class Conv1d(_Conv, Module, torch.nn.Conv1d):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes(self, kernel_size=kernel_size, stride=stride, dilation=dilation)
+        check_groups(self, in_channels, out_channels, groups)
         rest: Any = kernel_size, stride, 0, dilation, groups, bias, padding_mode, device, dtype
         super().__init__(in_channels, out_channels, *rest)
         self.padding = checked_padding(self, padding)
@@ -202,8 +228,10 @@ class Conv2d(_Conv, Module, torch.nn.Conv2d):
         ``[out_channels, in_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
 
     Raises:
-        InputValueError: a size out of range, or a padding that does not exist.
-        ValueError: the channels are no multiple of `groups`.
+        InputValueError: a size out of range, a padding that does not exist, or channels that are no multiple
+            of `groups`.
+        ShapeError: the input has another number of axes or channels.
+        InputRuntimeError: the input has another dtype than the parameters.
 
     As :class:`torch.nn.Conv2d`, which has no pairs, and ``"same"`` only with a stride of 1 (Burn takes the
     channels as a pair, and padding as an enum). The convolution is `burnt.kernels.conv`'s, torch's own where
@@ -231,6 +259,7 @@ class Conv2d(_Conv, Module, torch.nn.Conv2d):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes(self, kernel_size=kernel_size, stride=stride, dilation=dilation)
+        check_groups(self, in_channels, out_channels, groups)
         rest: Any = kernel_size, stride, 0, dilation, groups, bias, padding_mode, device, dtype
         super().__init__(in_channels, out_channels, *rest)
         self.padding = checked_padding(self, padding)
@@ -270,6 +299,7 @@ class Conv3d(_Conv, Module, torch.nn.Conv3d):
         dtype: torch.dtype | None = None,
     ) -> None:
         check_sizes(self, kernel_size=kernel_size, stride=stride, dilation=dilation)
+        check_groups(self, in_channels, out_channels, groups)
         rest: Any = kernel_size, stride, 0, dilation, groups, bias, padding_mode, device, dtype
         super().__init__(in_channels, out_channels, *rest)
         self.padding = checked_padding(self, padding)

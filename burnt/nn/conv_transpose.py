@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from burnt import _torch, kernels
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.conv import LARGE, Sides, check_sizes, checked_padding, has_uneven_sides, sides_of
+from burnt.nn.conv import LARGE, Sides, check_groups, check_sizes, checked_padding, has_uneven_sides, sides_of
+from burnt.nn.misfit import FAILURES, input_error
 
 __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -33,10 +34,18 @@ class _ConvTranspose:
     weight: Tensor
     bias: Tensor | None
 
-    def _check(self, kernel_size: Any, stride: Any, output_padding: Any, dilation: Any) -> None:
+    def _check(
+        self,
+        channels: tuple[int, int, int],
+        kernel_size: Any,
+        stride: Any,
+        output_padding: Any,
+        dilation: Any,
+    ) -> None:
         check_sizes(
             self, kernel_size=kernel_size, stride=stride, output_padding=output_padding, dilation=dilation
         )
+        check_groups(self, *channels)
 
     def _set_padding(self, padding: Any) -> None:
         self.padding = checked_padding(self, padding)
@@ -57,8 +66,16 @@ class _ConvTranspose:
                 stride leaves a choice, as the inverse of a strided convolution has it.
 
         Raises:
-            ShapeError: `output_size` cannot be reached.
+            ShapeError: `output_size` cannot be reached, or the input does not fit.
         """
+        try:
+            return self._convolve(input, output_size)
+        except FAILURES as error:
+            if (better := input_error(self, input)) is None:
+                raise
+            raise better from error
+
+    def _convolve(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:
         weight = self.weight  # read once, since a parametrization computes it
         padding, output_padding = self.padding, self.output_padding
         if isinstance(padding, str):
@@ -162,7 +179,7 @@ class ConvTranspose1d(_ConvTranspose, Module, torch.nn.ConvTranspose1d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._check(kernel_size, stride, output_padding, dilation)
+        self._check((in_channels, out_channels, groups), kernel_size, stride, output_padding, dilation)
         rest: Any = (
             kernel_size,
             stride,
@@ -205,9 +222,11 @@ class ConvTranspose2d(_ConvTranspose, Module, torch.nn.ConvTranspose2d):
         ``weight`` is ``[in_channels, out_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
 
     Raises:
-        InputValueError: a size out of range, a padding that does not exist, or ``"same"`` and an
-            `output_padding`.
-        ValueError: the channels are no multiple of `groups`, or another `padding_mode`.
+        InputValueError: a size out of range, a padding that does not exist, ``"same"`` and an
+            `output_padding`, or channels that are no multiple of `groups`.
+        ValueError: another `padding_mode`.
+        ShapeError: the input has another number of axes or channels.
+        InputRuntimeError: the input has another dtype than the parameters.
 
     As :class:`torch.nn.ConvTranspose2d`, which has neither pairs nor names. The convolution is
     `burnt.kernels.conv_transpose`'s, torch's own where calls are recorded, and for small inputs.
@@ -234,7 +253,7 @@ class ConvTranspose2d(_ConvTranspose, Module, torch.nn.ConvTranspose2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._check(kernel_size, stride, output_padding, dilation)
+        self._check((in_channels, out_channels, groups), kernel_size, stride, output_padding, dilation)
         rest: Any = (
             kernel_size,
             stride,
@@ -283,7 +302,7 @@ class ConvTranspose3d(_ConvTranspose, Module, torch.nn.ConvTranspose3d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._check(kernel_size, stride, output_padding, dilation)
+        self._check((in_channels, out_channels, groups), kernel_size, stride, output_padding, dilation)
         rest: Any = (
             kernel_size,
             stride,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.errors import InputValueError
+from burnt.errors import InputValueError, nearest
 from burnt.module import Module
+from burnt.nn.misfit import FAILURES, input_error
 
 __all__ = ["Upsample"]
 
@@ -43,6 +44,7 @@ class Upsample(Module, torch.nn.Upsample):
     Raises:
         InputValueError: neither or both of `size` and `scale_factor`, an unknown mode, an option that the
             mode does not have, or numbers for other axes than the mode's.
+        ShapeError: the input has a number of axes that the mode does not take.
 
     As :class:`torch.nn.Upsample`, with `antialias` and ``"cubic"`` (Burn: ``Interpolate1d`` and
     ``Interpolate2d``). :class:`torch.nn.UpsamplingNearest2d` is the default mode, and
@@ -82,7 +84,13 @@ class Upsample(Module, torch.nn.Upsample):
             )
         modes = ("nearest", "nearest-exact", "area", *_SMOOTH, "lanczos")
         if mode not in modes:
-            raise InputValueError("Upsample has no such mode", expected=", ".join(modes), found=repr(mode))
+            close = nearest(str(mode), modes)
+            raise InputValueError(
+                "Upsample has no such mode",
+                expected=", ".join(modes),
+                found=repr(mode),
+                hint=f"did you mean {close!r}?" if close else None,
+            )
         given = size if scale_factor is None else scale_factor
         if mode in _RANKS and isinstance(given, tuple) and len(given) != _RANKS[mode]:
             raise InputValueError(
@@ -107,6 +115,14 @@ class Upsample(Module, torch.nn.Upsample):
 
     def forward(self, input: Tensor) -> Tensor:
         """Resize ``[batch, channels, *]``."""
+        try:
+            return self._resize(input)
+        except FAILURES as error:
+            if (better := input_error(self, input)) is None:
+                raise
+            raise better from error
+
+    def _resize(self, input: Tensor) -> Tensor:
         options = self.align_corners, self.recompute_scale_factor, self.antialias
         if self.mode != "cubic":
             return F.interpolate(input, self.size, self.scale_factor, self.mode, *options)

@@ -367,6 +367,28 @@ def test_which_tensors_vary():
     assert check(Lambda(lambda self: torch.ones(2))).batch_sizes == ()
 
 
+@pytest.mark.parametrize(
+    ("layers", "hint"),
+    [
+        ([burnt.nn.Conv3d(3, 8, 3)], "4 axes: Conv2d is for images"),
+        (
+            [burnt.nn.Conv2d(3, 8, 3), burnt.nn.MaxPool3d(2), burnt.nn.Conv2d(8, 8, 3)],
+            "model.1 pooled the channels of (2, 8, 14, 14), 4 axes: MaxPool2d is for images",
+        ),
+        (
+            [nn.Conv2d(3, 8, 3), nn.AvgPool3d(2), nn.Conv2d(8, 8, 3)],
+            "model.1 pooled the channels of (2, 8, 14, 14), 4 axes: AvgPool2d is for images",
+        ),
+        ([nn.MaxPool1d(2)], "4 axes: MaxPool2d is for images"),
+    ],
+    ids=repr,
+)
+def test_a_layer_for_another_number_of_axes(layers, hint):
+    with pytest.raises(ShapeError) as caught:
+        check(nn.Sequential(*layers), TensorSpec((2, 3, 16, 16)))
+    assert caught.value.hint == hint
+
+
 def test_one_example_stands_for_a_batch():
     assert check(nn.BatchNorm1d(4), torch.empty(1, 4)).batch_sizes == (2, 3)  # refuses a batch of one
     assert check(nn.Linear(4, 4), torch.empty(0, 4)).batch_sizes == (2, 3)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels, nn
-from burnt.errors import InputRuntimeError, InputValueError
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, ShapeError
 
 
 @pytest.fixture
@@ -74,9 +75,48 @@ def test_small_and_recorded_ones_are_torchs(calls: list[tuple[Any, ...]]) -> Non
     assert not calls
 
 
-def test_other_channels_are_refused() -> None:
-    with pytest.raises(InputRuntimeError, match="the channels of x and weight of conv do not match"):
-        nn.Conv2d(16, 24, 3)(torch.randn(2, 8, 66, 40))
+@pytest.mark.parametrize("size", [4, 66])  # below and above the size where a kernel of burnt is taken
+@pytest.mark.parametrize(
+    ("layer", "channels", "axes", "expected", "hint"),
+    [
+        (nn.Conv2d(16, 24, 3), 8, 2, "(N, 16, H, W)", "the input has 8 channels: Conv2d(8, 24, ...)?"),
+        (nn.Conv1d(16, 24, 3), 16, 2, "(N, 16, L)", "4 axes: Conv2d is for images"),
+        (nn.Conv3d(16, 24, 3), 16, 1, "(N, 16, D, H, W)", "3 axes: Conv1d is for sequences"),
+        (nn.Conv3d(16, 24, 3), 16, 2, "(N, 16, D, H, W)", "4 axes: Conv2d is for images"),
+        (nn.ConvTranspose2d(16, 24, 3), 8, 2, "(N, 16, H, W)", "channels: ConvTranspose2d(8, 24, ...)?"),
+        (nn.ConvTranspose1d(16, 24, 3), 16, 2, "(N, 16, L)", "4 axes: ConvTranspose2d is for images"),
+    ],
+    ids=repr,
+)
+def test_inputs_that_do_not_fit(
+    layer: torch.nn.Module, channels: int, axes: int, expected: str, hint: str | None, size: int
+) -> None:
+    x = torch.randn(2, channels, *[size] * axes)
+    with pytest.raises(ShapeError, match=f"in +{type(layer).__name__}\\(16 -> 24, 3") as caught:
+        layer(x)
+    assert caught.value.expected == expected
+    assert caught.value.found == str(tuple(x.shape))
+    assert hint is None or hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("build", [nn.Conv2d, nn.ConvTranspose2d])
+def test_inputs_that_are_no_floats_or_no_tensors(build: Any) -> None:
+    image = np.zeros((2, 3, 8, 8), np.float32)
+    with pytest.raises(InputTypeError, match=r"hint      torch.from_numpy\(input\)"):
+        build(3, 8, 3)(image)
+    with pytest.raises(InputRuntimeError, match=r"hint      input\.float\(\)"):
+        build(3, 8, 3)(torch.from_numpy(image).byte())
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater"):  # torch's own, of what else fails
+        nn.Conv2d(3, 8, 3)(torch.zeros(1, 3, 2, 2))
+
+
+@pytest.mark.parametrize("build", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d])
+@pytest.mark.parametrize(("channels", "groups"), [((8, 6), 3), ((6, 8), 3), ((4, 4), 0)])
+def test_channels_that_cannot_be_split(build: Any, channels: tuple[int, int], groups: int) -> None:
+    with pytest.raises(InputValueError, match="cannot be split into groups") as caught:
+        build(*channels, 3, groups=groups)
+    assert caught.value.expected == f"groups, a divisor of {channels[0]} and {channels[1]}"
+    assert caught.value.found == groups
 
 
 def test_a_parametrized_weight_is_computed_once() -> None:

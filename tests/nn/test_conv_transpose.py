@@ -94,5 +94,5 @@ def test_same_and_output_padding_exclude_each_other() -> None:
 
 
 def test_wrong_channels_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="channels"):
+    with pytest.raises(ShapeError, match="the input has 8 channels"):
         nn.ConvTranspose2d(16, 24, 3)(torch.randn(2, 8, 33, 40))

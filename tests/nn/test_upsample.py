@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from burnt import nn
-from burnt.errors import InputValueError
+from burnt.errors import InputValueError, ShapeError
 
 HAS_LANCZOS = hasattr(torch.ops.aten, "_upsample_lanczos2d_aa")
 
@@ -71,6 +71,7 @@ def test_cubic_of_sequences(size: int, align_corners: bool) -> None:
         ({}, "Upsample needs one size", "neither"),
         ({"size": 3, "scale_factor": 2.0}, "Upsample needs one size", "both"),
         ({"size": 3, "mode": "quintic"}, "Upsample has no such mode", "'quintic'"),
+        ({"size": 3, "mode": "billinear"}, "Upsample has no such mode", "'billinear'"),
         ({"size": 3, "align_corners": True}, "Upsample has no align_corners in this mode", "'nearest'"),
         (
             {"size": 3, "mode": "area", "antialias": True},
@@ -89,3 +90,19 @@ def test_refused_arguments(arguments: dict[str, Any], what: str, found: Any) -> 
         nn.Upsample(**arguments)
     assert (caught.value.what, caught.value.found) == (what, found)
     assert caught.value.expected
+
+
+def test_a_mode_that_is_misspelt() -> None:
+    with pytest.raises(InputValueError, match="did you mean 'bilinear'?"):
+        nn.Upsample(3, mode="billinear")  # type: ignore[arg-type]
+
+
+def test_the_wrong_number_of_axes() -> None:
+    for mode, shape, expected in [
+        ("bilinear", (2, 3, 4), "(N, C, H, W)"),
+        ("cubic", (2, 3, 4, 4), "(N, C, L)"),
+        ("nearest", (3, 4), "(N, C, L) or (N, C, H, W) or (N, C, D, H, W)"),
+    ]:
+        with pytest.raises(ShapeError, match="in        Upsample") as caught:
+            nn.Upsample(scale_factor=2, mode=mode)(torch.zeros(shape))  # type: ignore[arg-type]
+        assert (caught.value.expected, caught.value.found) == (expected, str(shape))
