@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from burnt.errors import ArgumentError, BurntError, nearest
 
-__all__ = ["ELSEWHERE", "SYNONYMS", "argument_error", "explain_arguments", "no_attribute"]
+__all__ = ["ELSEWHERE", "SYNONYMS", "VALUE_SYNONYMS", "argument_error", "explain_arguments", "no_attribute"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -203,6 +203,9 @@ SYNONYMS = {
     "validation_data": ("valid",),
 }
 """Names of arguments in other frameworks -> burnt's; a callable's first one of these is suggested."""
+
+VALUE_SYNONYMS = {"none": "identity", "swish": "silu", "hswish": "hardswish", "hsigmoid": "hardsigmoid"}
+"""Values of arguments in other frameworks -> burnt's, both in lower case."""
 
 
 def explain_arguments(**notes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -26,14 +26,24 @@ from typing import Any, Self, TypeVar, dataclass_transform
 import msgspec
 
 from burnt._files import replacing
-from burnt._hints import argument_error
+from burnt._hints import VALUE_SYNONYMS, argument_error
 from burnt._json import parse_json
 from burnt.errors import BurntError, ConfigError, DefinitionError, nearest
 
-__all__ = ["FORMAT", "Config", "DerivedConfig", "derive_config", "field_values", "qualified_name"]
+__all__ = [
+    "FORMAT",
+    "Config",
+    "DerivedConfig",
+    "derive_config",
+    "field_values",
+    "qualified_name",
+    "suggest_value",
+]
 
 FORMAT = 1
 """Version of the JSON layout that `Config.save` writes."""
+
+_MAX_LISTED = 8  # Configs of a union that a message lists
 
 _RUN_KEYS = {"config", "model", "optimizer", "duration"}
 """Keys of the ``config.json`` in a run folder, which holds the run's Config among other settings."""
@@ -554,14 +564,58 @@ def _value_problem(data: Any, kind: Any, path: str, reason: str) -> _Problem:
             )
     if reason.startswith(("Expected ", "Invalid ")):
         words = [word for a in _alternatives(kind) for word in _literal_values(a) if isinstance(word, str)]
-        close = nearest(data, words) if isinstance(data, str) else None
+        tags = [str(s.__struct_config__.tag) for s in structs if s.__struct_config__.tag is not None]
         return _Problem(
             path,
             expected=_describe(kind),
             found=f"{data!r} ({type(data).__name__})",
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=suggest_value(data, words, tags),
         )
     return _Problem(path, found=reason.partition(" - at ")[0])
+
+
+def suggest_value(found: object, words: Iterable[str], tags: Iterable[str]) -> str | None:
+    """Return a hint for a value that is none of some words, and no Config with one of some tags.
+
+    Args:
+        found: such as a name of torch's, or a layer instead of its Config.
+        words: the names that fit.
+        tags: of the Configs that fit.
+
+    >>> suggest_value("LeakyReLU", ["relu", "leaky_relu"], ["LeakyRelu", "Softmax"])
+    "did you mean 'leaky_relu'?"
+    >>> suggest_value("softmax", ["relu", "leaky_relu"], ["LeakyRelu", "Softmax"])
+    'did you mean {"type": "Softmax"}?'
+    """
+    tags = list(tags)
+    if isinstance(found, type) and issubclass(found, Config):
+        return f"call it: {_class_name(found)}(...)" if str(found.__struct_config__.tag) in tags else None
+    if isinstance(found, str | None):
+        name = str(found)
+    elif callable(found):
+        name = getattr(found, "__name__", type(found).__name__)
+        if name in tags and hasattr(found, "Config"):
+            return f"a Config, not the layer itself: {name}.Config(...)"
+    else:
+        return None
+    by_key = {_plain_word(word): word for word in words}
+    key = _plain_word(name)
+    key = VALUE_SYNONYMS.get(key, key)
+    starts = [other for other in by_key if key.startswith(other)]
+    if key not in by_key and starts:  # "BatchNorm2d" for "batch"
+        key = max(starts, key=len)
+    if key in by_key:
+        word = repr(by_key[key])
+        return f"by name: {word}" if callable(found) else f"did you mean {word}?"
+    by_tag = {_plain_word(tag): tag for tag in tags}
+    if (close := nearest(key, [*by_key, *by_tag])) is None:
+        return None
+    text = repr(by_key[close]) if close in by_key else f'{{"type": "{by_tag[close]}"}}'
+    return f"did you mean {text}?"
+
+
+def _plain_word(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def _struct_for(data: Any, kind: Any) -> type[Config] | None:
@@ -619,7 +673,14 @@ def _literal_values(kind: Any) -> tuple[Any, ...]:
 
 
 def _describe(kind: Any) -> str:
-    return " | ".join(map(_describe_alternative, _alternatives(kind, listing_open=False)))
+    alternatives = list(_alternatives(kind, listing_open=False))
+    configs = [a for a in alternatives if _is_config(a)]
+    if len(configs) > _MAX_LISTED:
+        alternatives = [a for a in alternatives if a not in configs]
+    texts = [_describe_alternative(a) for a in alternatives]
+    if len(configs) > _MAX_LISTED:
+        texts.append(f"one of {len(configs)} Configs, such as {_class_name(configs[0])}")
+    return " | ".join(texts)
 
 
 def _describe_alternative(kind: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 import pytest
+import torch
 
 from burnt import Config, field, nn
 from burnt.errors import ConfigError, DefinitionError
@@ -204,6 +205,42 @@ def test_messages_of_selected_classes(assignment: str, message: str) -> None:
         FULL_CHOICES.override([assignment])
 
 
+class Named(Config):
+    norm: nn.NormalizationConfig = "batch"
+    act: nn.ActivationConfig = "relu"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("norm", "BatchNorm", "did you mean 'batch'?"),
+        ("norm", "BatchNorm2d", "did you mean 'batch'?"),
+        ("norm", "btch", "did you mean 'batch'?"),
+        ("norm", None, "did you mean 'identity'?"),
+        ("norm", "none", "did you mean 'identity'?"),
+        ("norm", nn.BatchNorm, "a Config, not the layer itself: BatchNorm.Config(...)"),
+        ("norm", torch.nn.GroupNorm, "by name: 'group'"),
+        ("norm", nn.Linear.Config, None),
+        ("norm", 3, None),
+        ("act", "LeakyReLU", "did you mean 'leaky_relu'?"),
+        ("act", "swish", "did you mean 'silu'?"),
+        ("act", nn.LeakyRelu(0.2), "a Config, not the layer itself: LeakyRelu.Config(...)"),
+        ("act", nn.LeakyRelu.Config, "call it: LeakyRelu.Config(...)"),
+        ("act", torch.relu, "by name: 'relu'"),
+        ("act", "softmax", 'did you mean {"type": "Softmax"}?'),
+        ("act", "qqq", None),
+    ],
+)
+def test_layers_by_another_name(key: str, value: Any, hint: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Named(**{key: value})
+    assert caught.value.hint == hint
+    if key == "act":
+        assert str(caught.value.expected).endswith(
+            "'thresholded_relu' | one of 30 Configs, such as Celu.Config"
+        )
+
+
 class Net:
     class Config(Config):
         width: int = 3
@@ -214,7 +251,7 @@ def test_a_config_inside_of_a_class_is_shown_with_it() -> None:
     assert repr(nn.LeakyRelu.Config(negative_slope=0.2)) == (
         "LeakyRelu.Config(negative_slope=0.2, inplace=False)"
     )
-    with pytest.raises(ConfigError, match="^Net.Config cannot be built"):
+    with pytest.raises(ConfigError, match=r"^Net\.Config cannot be built"):
         Net.Config(width="wide")
 
 

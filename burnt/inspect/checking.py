@@ -13,8 +13,8 @@ from torch import nn
 
 from burnt.errors import ConfigError, ShapeError
 from burnt.inspect.global_state import without_meta_leaks
-from burnt.inspect.misfit import is_rank_hint
 from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
+from burnt.inspect.misfit import is_rank_hint
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Call, first_line, is_about_shapes
 

@@ -103,7 +103,7 @@ def misfit_by_class(module: nn.Module, inputs: Sequence[torch.Tensor]) -> Misfit
 
 
 def pooled_channels_hint(module: nn.Module, x: object) -> str | None:
-    """Say that a pool has taken a batch for a sample without batch axis, as it may be; then it pools channels."""
+    """Say that a pool may have taken a batch for a sample without batch axis, and pooled its channels."""
     axes = next((n for n, pools in _POOLS.items() if isinstance(module, pools)), 0)
     if axes < 2 or not isinstance(x, torch.Tensor) or x.dim() != axes + 1:
         return None

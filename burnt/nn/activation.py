@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.config import Config
+from burnt.config import Config, suggest_value
 from burnt.errors import ConfigError, InputValueError, nearest
 from burnt.module import Module
 
@@ -803,7 +803,7 @@ def activation_error(activation: object, also: Sequence[str] = ()) -> ConfigErro
     name = activation if isinstance(activation, str) else getattr(activation, "__name__", "")
     close = nearest(name.lower(), known)
     if isinstance(activation, str):
-        hint = f"did you mean {close!r}?" if close else None
+        hint = suggest_value(activation, known, (str(c.__struct_config__.tag) for c in _BY_NAME.values()))
     elif isinstance(activation, type) and issubclass(activation, torch.nn.Module):
         hint = f"a layer, {name}(), and not its class"
     else:

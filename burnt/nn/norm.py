@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt._torch import BatchNormBase, InstanceNormBase
-from burnt.config import Config
-from burnt.errors import ConfigError, InputValueError, ShapeError, nearest
+from burnt.config import Config, suggest_value
+from burnt.errors import ConfigError, InputValueError, ShapeError
 from burnt.module import Module
 from burnt.nn.shape import Identity
 
@@ -514,8 +514,9 @@ def build_normalization(
     """Build a normalisation from its name or Config, for a number of features.
 
     Args:
-        normalization: ``"batch"``, ``"instance"`` or ``"group"``, which normalise channels on axis 1; ``"layer"`` or ``"rms"``, which normalise the last axis; or ``"identity"``. Or the Config
-            of such a layer, or a dict of it; or a layer, which is returned as it is.
+        normalization: ``"batch"``, ``"instance"`` or ``"group"``, which normalise channels on axis 1;
+            ``"layer"`` or ``"rms"``, which normalise the last axis; or ``"identity"``. Or the Config of such
+            a layer, or a dict of it; or a layer, which is returned as it is.
         num_features: number of channels, or size of the last axis; replaces that of a Config.
         device: where parameters live; those of a layer stay where they are.
         dtype: dtype of parameters.
@@ -544,12 +545,11 @@ def build_normalization(
         config = Normalization.from_dict({"normalization": data}).normalization
     kind = str(config.__struct_config__.tag) if isinstance(config, Config) else None
     if kind not in _SIZES:
-        close = nearest(normalization, _BY_NAME) if isinstance(normalization, str) else None
         raise ConfigError(
             "there is no such normalisation",
             expected=f"{', '.join(_BY_NAME)}; or the Config of one, or a layer",
             found=repr(normalization),
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=suggest_value(normalization, _BY_NAME, _SIZES),
         )
     size = _SIZES[kind]
     config = config.replace(**{size: num_features}) if size else config

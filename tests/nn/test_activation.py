@@ -126,7 +126,11 @@ def test_in_a_users_config_and_in_a_derived_one(activation: nn.ActivationConfig,
 
 @pytest.mark.parametrize(
     ("activation", "hint"),
-    [("gelo", "did you mean 'gelu'?"), ("leakyrelu", "did you mean 'leaky_relu'?"), (torch.relu, None)],
+    [
+        ("gelo", "did you mean 'gelu'?"),
+        ("leakyrelu", "did you mean 'leaky_relu'?"),
+        (torch.relu, "by name: 'relu'"),
+    ],
 )
 def test_what_is_no_activation(activation: Any, hint: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -137,7 +141,7 @@ def test_what_is_no_activation(activation: Any, hint: str | None) -> None:
         NetConfig(activation=activation)
     assert caught.value.hint == hint
     assert caught.value.expected.startswith("'celu' | 'elu'")
-    assert "| Celu.Config | Elu.Config" in caught.value.expected
+    assert caught.value.expected.endswith("| one of 30 Configs, such as Celu.Config")
 
 
 def test_a_dict_that_is_no_activation() -> None:

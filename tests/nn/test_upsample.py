@@ -93,7 +93,7 @@ def test_refused_arguments(arguments: dict[str, Any], what: str, found: Any) -> 
 
 
 def test_a_mode_that_is_misspelt() -> None:
-    with pytest.raises(InputValueError, match="did you mean 'bilinear'?"):
+    with pytest.raises(InputValueError, match=r"did you mean 'bilinear'\?"):
         nn.Upsample(3, mode="billinear")  # type: ignore[arg-type]
 
 

@@ -109,8 +109,8 @@ class Metric:
         name, found = next((k, v) for k, v in numbers.items() if not isinstance(v, int))
         # Reading a tensor would wait for the device at every batch.
         hint = (
-            "numerator and denominator are both sums: self.add(torch.stack([a, b]), len(outputs)), and value() "
-            "returns total[0] / total[1]"
+            "numerator and denominator are both sums: self.add(torch.stack([a, b]), len(outputs)), and "
+            "value() returns total[0] / total[1]"
             if isinstance(found, Tensor)
             else f"int({name})"
         )
