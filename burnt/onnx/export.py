@@ -410,6 +410,11 @@ def _fixed_axis_error(name: str, text: str) -> BurntError:
         )
     elif limited:
         symbol, found = limited[1], limited[3].replace(limited[2], limited[1])
+        if "//" in found:
+            hint = (
+                "a pool or a strided convolution compares a size of its output, and torch.export takes that "
+                "for a limit: leave the axis out of open_axes=, or try torch.onnx.export"
+            )
     return InputRuntimeError(
         f"the axis {symbol} of {name} cannot stay open", expected="any size", found=found, hint=hint
     )

@@ -241,6 +241,10 @@ def test_a_batch_that_the_code_fixes_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputRuntimeError, match="the axis features of Linear") as caught:
         export(nn.Linear(3, 2), example, tmp_path / "m.onnx", open_axes={"input": {1: "features"}})
     assert "leave it out of open_axes=" in str(caught.value)
+    axes = {"input": {2: "height", 3: "width"}}
+    with pytest.raises(InputRuntimeError, match="of MaxPool2d cannot stay open") as caught:
+        export(nn.MaxPool2d(2), torch.rand(2, 1, 33, 33), tmp_path / "m.onnx", open_axes=axes)
+    assert "a pool or a strided convolution" in str(caught.value.hint)
 
 
 def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path) -> None:
