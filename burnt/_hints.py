@@ -32,6 +32,7 @@ ELSEWHERE = {
     "Constant": "burnt.nn.init.Constant",
     "ConstantLR": "burnt.optim.Constant",
     "CosineAnnealingLR": "burnt.optim.Cosine",
+    "CosineAnnealingLrScheduler": "burnt.optim.Cosine",
     "CosineAnnealingWarmRestarts": "burnt.optim.CosineRestarts",
     "CyclicLR": "burnt.optim.Cyclic",
     "BCELoss": "burnt.nn.BinaryCrossEntropy",
@@ -51,6 +52,8 @@ ELSEWHERE = {
     "FeedForward": "burnt.nn.PositionWiseFeedForward",
     "LambdaLR": "burnt.optim.Function",
     "LayerNormalization": "burnt.nn.LayerNorm",
+    "ExponentialMovingAverage": "burnt.optim.Ema",
+    "LambdaLR": "burnt.optim.Product",
     "InstanceNorm1d": "burnt.nn.InstanceNorm",
     "InstanceNorm2d": "burnt.nn.InstanceNorm",
     "InstanceNorm3d": "burnt.nn.InstanceNorm",
@@ -78,6 +81,7 @@ ELSEWHERE = {
     "SparseCategoricalCrossentropy": "burnt.nn.CrossEntropy",
     "StepLR": "burnt.optim.Step",
     "swa_utils": "burnt.optim.Swa",
+    "TensorCache": "burnt.nn.KeyValueCache",
     "Trainer": "burnt.train.SupervisedTraining",
     "trunc_normal_": "burnt.nn.init.TruncatedNormal",
     "UpsamplingBilinear2d": "burnt.nn.Upsample",
@@ -95,6 +99,16 @@ _ADVICE = {
     "TimeDistributed": "layers such as burnt.nn.Linear take any axes before the features",
 }
 """Names of other frameworks -> what to do in burnt, where no single name stands for them."""
+    "ComposedLrScheduler": "use burnt.optim.Sum, burnt.optim.Product or burnt.optim.Mean",
+    "DeformConv2d": "left out: torchvision.ops.DeformConv2d works inside a burnt Module",
+    "Initializer": "initializers are in burnt.nn.init",
+    "PaddingConfig1d": "use padding= of the layer: 'same', 'valid' or numbers",
+    "PaddingConfig2d": "use padding= of the layer: 'same', 'valid' or numbers",
+    "PaddingConfig3d": "use padding= of the layer: 'same', 'valid' or numbers",
+    "UpsamplingBilinear2d": "use burnt.nn.Upsample(mode='bilinear', align_corners=True)",
+    "export": "use burnt.onnx.export",
+}
+"""Names of other frameworks that take more than a name."""
 
 _TORCH = {
     "burnt": ("torch", "burnt works on torch tensors"),
@@ -141,8 +155,16 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
         or by_lower.get(lower.removesuffix("loss"))
         or by_lower.get(lower.replace("_", ""))
     )
+    # In other frameworks the names of losses end in Loss, in Burn those of schedules in LrScheduler.
+    lower = name.lower()
+    bare = lower.removesuffix("loss").removesuffix("lrscheduler")
+    same = by_lower.get(lower) or by_lower.get(bare)
     if same is not None:
         return f"did you mean {package}.{same}?"
+    if ranks := [by_lower[f"{lower}{n}d"] for n in (1, 2, 3) if f"{lower}{n}d" in by_lower]:
+        return f"did you mean {' or '.join(f'{package}.{other}' for other in ranks)}?"
+    if name in _ADVICE:
+        return _ADVICE[name]
     if name in ELSEWHERE:
         return f"use {ELSEWHERE[name]}"
     homes = [f"{home}.{name}" for home in _HOMES if name in getattr(sys.modules.get(home), "__all__", ())]

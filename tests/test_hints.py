@@ -11,7 +11,7 @@ import torch
 
 import burnt
 from burnt import data, nn, optim, train
-from burnt._hints import ELSEWHERE, SYNONYMS, explain_arguments
+from burnt._hints import ELSEWHERE, SYNONYMS, explain_arguments, no_attribute
 from burnt.errors import ArgumentError, OptimError, nearest
 
 PACKAGES = [burnt, nn, nn.init, optim, data, train]
@@ -106,6 +106,18 @@ def test_case_is_a_hint(name):
             "Rprop",
             "use torch.optim.Rprop, it steps burnt modules in a loop of your own, but not in a Learner",
         ),
+        (nn, "Conv", "did you mean burnt.nn.Conv1d or burnt.nn.Conv2d or burnt.nn.Conv3d?"),
+        (nn, "MaxPool", "did you mean burnt.nn.MaxPool1d or burnt.nn.MaxPool2d or burnt.nn.MaxPool3d?"),
+        (nn, "UpsamplingBilinear2d", "use burnt.nn.Upsample(mode='bilinear', align_corners=True)"),
+        (nn, "DeformConv2d", "left out: torchvision.ops.DeformConv2d works inside a burnt Module"),
+        (nn, "Initializer", "initializers are in burnt.nn.init"),
+        (nn, "PaddingConfig2d", "use padding= of the layer: 'same', 'valid' or numbers"),
+        (nn, "TensorCache", "use burnt.nn.KeyValueCache"),
+        (optim, "ComposedLrScheduler", "use burnt.optim.Sum, burnt.optim.Product or burnt.optim.Mean"),
+        (optim, "CosineAnnealingLrScheduler", "use burnt.optim.Cosine"),
+        (optim, "NoamLrScheduler", "did you mean burnt.optim.Noam?"),
+        (optim, "ExponentialMovingAverage", "use burnt.optim.Ema"),
+        (train.metrics, "Acuracy", "did you mean burnt.train.metrics.Accuracy?"),
         (burnt, "Trainer", "use burnt.train.SupervisedTraining"),
         (burnt, "LightningModule", "use burnt.Module"),
         (burnt, "DataLoader", "use burnt.data.Loader"),
@@ -151,6 +163,10 @@ def test_a_layer_of_torch_works_inside_a_burnt_module():
     net = Net(torch.nn.Conv1d(2, 4, 3), torch.nn.GroupNorm(2, 4))
     net(torch.randn(3, 2, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_burnt_export_is_not_torchs():
+    assert str(no_attribute("burnt", "export", ["Module"])).endswith("'export': use burnt.onnx.export")
 
 
 # arguments
