@@ -116,7 +116,6 @@ def test_case_is_a_hint(name):
         (optim, "ComposedLrScheduler", "use burnt.optim.Sum, burnt.optim.Product or burnt.optim.Mean"),
         (optim, "CosineAnnealingLrScheduler", "use burnt.optim.Cosine"),
         (optim, "NoamLrScheduler", "did you mean burnt.optim.Noam?"),
-        (optim, "ExponentialMovingAverage", "use burnt.optim.Ema"),
         (train.metrics, "Acuracy", "did you mean burnt.train.metrics.Accuracy?"),
         (burnt, "Trainer", "use burnt.train.SupervisedTraining"),
         (burnt, "LightningModule", "use burnt.Module"),

@@ -693,3 +693,21 @@ def test_weights_are_buffers_that_configs_hold() -> None:
         loss = getattr(nn, name).Config(weight=[1.0, 2.0]).init(dtype=torch.float64)
         assert loss.state_dict()["weight"].tolist() == [1.0, 2.0]
         assert loss.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "target_shape", "hint"),
+    [
+        ((4, 1, 8, 8), (4, 8, 8), "input.squeeze(1), or target.unsqueeze(1)?"),
+        ((4, 8, 8), (4, 1, 8, 8), "target.squeeze(1), or input.unsqueeze(1)?"),
+        ((4, 1), (4,), "input.squeeze(-1), or target.unsqueeze(-1)?"),
+        ((1, 1, 8, 8), (1, 8, 8), "input.squeeze(1), or target.unsqueeze(1)?"),
+        ((4, 3, 8, 8), (4, 8, 8), None),
+        ((4, 3), (4, 2), None),
+    ],
+)
+@pytest.mark.parametrize("loss", [nn.Mse(), nn.BinaryCrossEntropyWithLogits(), nn.BinaryFocal()], ids=repr)
+def test_which_axis_a_target_lacks(loss, input_shape, target_shape, hint):
+    with pytest.raises(ShapeError) as caught:
+        loss(torch.zeros(input_shape), torch.zeros(target_shape))
+    assert caught.value.hint == hint

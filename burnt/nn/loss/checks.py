@@ -121,13 +121,12 @@ def check_same_shape(loss: nn.Module, input: Tensor, **others: Tensor) -> None:
     """
     for name, other in others.items():
         if other.shape != input.shape:
-            is_column = abs(input.dim() - other.dim()) == 1
             raise ShapeError(
                 f"input and {name} differ in shape",
                 where=type(loss).__name__,
                 expected=f"a {name} of shape {tuple(input.shape)}",
                 found=tuple(other.shape),
-                hint=f"input.squeeze(-1), or {name}.unsqueeze(-1)?" if is_column else None,
+                hint=_axis_hint(input, name, other),
             )
 
 
@@ -223,6 +222,18 @@ def check_class_weight(loss: nn.Module, weight: Tensor | None, classes: int) -> 
             expected=f"weight of shape ({classes},)",
             found=tuple(weight.shape),
         )
+
+
+def _axis_hint(input: Tensor, name: str, other: Tensor) -> str | None:
+    """Say which axis of size 1 one of two tensors lacks, as ``[n, h, w]`` beside ``[n, 1, h, w]``."""
+    longer, shorter, names = input.shape, other.shape, ("input", name)
+    if len(longer) < len(shorter):
+        longer, shorter, names = shorter, longer, (name, "input")
+    axes = [i for i, size in enumerate(longer) if size == 1 and longer[:i] + longer[i + 1 :] == shorter]
+    if not axes:
+        return None
+    axis = -1 if axes[-1] == len(longer) - 1 else axes[-1]
+    return f"{names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})?"
 
 
 def check_label_shape(loss: nn.Module, input: Tensor, target: Tensor) -> None:
