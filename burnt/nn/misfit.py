@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from burnt.errors import BurntError, InputRuntimeError, InputTypeError, ShapeError
@@ -14,7 +15,7 @@ FAILURES = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeE
 """What torch, and `burnt.kernels`, raise for inputs that do not fit."""
 
 
-def input_error(layer: torch.nn.Module, input: object) -> BurntError | None:
+def input_error(layer: Any, input: object) -> BurntError | None:
     """Return the error for an input that a layer does not accept; None if the input is not the reason.
 
     Layers call it after a failure, so that a call that fits costs nothing.
