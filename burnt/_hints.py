@@ -52,8 +52,6 @@ ELSEWHERE = {
     "FeedForward": "burnt.nn.PositionWiseFeedForward",
     "LambdaLR": "burnt.optim.Function",
     "LayerNormalization": "burnt.nn.LayerNorm",
-    "ExponentialMovingAverage": "burnt.optim.Ema",
-    "LambdaLR": "burnt.optim.Product",
     "InstanceNorm1d": "burnt.nn.InstanceNorm",
     "InstanceNorm2d": "burnt.nn.InstanceNorm",
     "InstanceNorm3d": "burnt.nn.InstanceNorm",
@@ -93,22 +91,20 @@ _ADVICE = {
     "Bidirectional": "bidirectional=True of burnt.nn.Lstm, Gru and Rnn",
     "clip_grad_norm_": "clip_norm= of burnt.train.SupervisedTraining, or of an optimizer's step",
     "clip_grad_value_": "burnt clips norms: clip_norm= of burnt.train.SupervisedTraining",
+    "ComposedLrScheduler": "use burnt.optim.Sum, burnt.optim.Product or burnt.optim.Mean",
+    "DeformConv2d": "left out: torchvision.ops.DeformConv2d works inside a burnt Module",
+    "export": "use burnt.onnx.export",
+    "Initializer": "initializers are in burnt.nn.init",
     "Masking": "lengths= of the recurrent layers, and key_padding_mask= of attention",
     "pack_padded_sequence": "lengths= of the recurrent layers, which also take a PackedSequence of torch",
     "pad_sequence": "use torch.nn.utils.rnn.pad_sequence",
-    "TimeDistributed": "layers such as burnt.nn.Linear take any axes before the features",
-}
-"""Names of other frameworks -> what to do in burnt, where no single name stands for them."""
-    "ComposedLrScheduler": "use burnt.optim.Sum, burnt.optim.Product or burnt.optim.Mean",
-    "DeformConv2d": "left out: torchvision.ops.DeformConv2d works inside a burnt Module",
-    "Initializer": "initializers are in burnt.nn.init",
     "PaddingConfig1d": "use padding= of the layer: 'same', 'valid' or numbers",
     "PaddingConfig2d": "use padding= of the layer: 'same', 'valid' or numbers",
     "PaddingConfig3d": "use padding= of the layer: 'same', 'valid' or numbers",
+    "TimeDistributed": "layers such as burnt.nn.Linear take any axes before the features",
     "UpsamplingBilinear2d": "use burnt.nn.Upsample(mode='bilinear', align_corners=True)",
-    "export": "use burnt.onnx.export",
 }
-"""Names of other frameworks that take more than a name."""
+"""Names of other frameworks -> what to do in burnt, where no single name stands for them."""
 
 _TORCH = {
     "burnt": ("torch", "burnt works on torch tensors"),
@@ -148,16 +144,9 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
     by_lower = {other.lower(): other for other in known}
     torch_name, note = _TORCH.get(package, ("", ""))
     # Never imported for a hint: looking up a submodule that is not loaded yet comes here too.
-    # In other frameworks the names of losses end in Loss.
-    lower = name.lower()  # and xavier_uniform_ is XavierUniform
-    same = (
-        by_lower.get(lower)
-        or by_lower.get(lower.removesuffix("loss"))
-        or by_lower.get(lower.replace("_", ""))
-    )
-    # In other frameworks the names of losses end in Loss, in Burn those of schedules in LrScheduler.
+    # Losses of others end in Loss, Burn's schedules in LrScheduler; xavier_uniform_ is XavierUniform.
     lower = name.lower()
-    bare = lower.removesuffix("loss").removesuffix("lrscheduler")
+    bare = lower.removesuffix("loss").removesuffix("lrscheduler").replace("_", "")
     same = by_lower.get(lower) or by_lower.get(bare)
     if same is not None:
         return f"did you mean {package}.{same}?"
@@ -170,8 +159,6 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
     homes = [f"{home}.{name}" for home in _HOMES if name in getattr(sys.modules.get(home), "__all__", ())]
     if homes:
         return f"use {' or '.join(homes)}"
-    if name in _ADVICE:
-        return _ADVICE[name]
     if hasattr(sys.modules.get(torch_name), name):
         return f"use {torch_name}.{name}, {note}"
     if (close := nearest(name.lower(), by_lower)) is not None:
