@@ -407,6 +407,10 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
             raise _error(what, problems or [_Problem(root, found=str(error))]) from None
 
 
+class _NoDerivedConfigError(DefinitionError, AttributeError):
+    """No Config can be derived; an AttributeError, so that `hasattr`, `inspect` and `help` go on without it."""
+
+
 class DerivedConfig:
     """Descriptor of a class attribute ``Config`` that is derived at its first use, once per class."""
 
@@ -415,7 +419,10 @@ class DerivedConfig:
 
     def __get__(self, instance: object, owner: type) -> type[Config]:
         if "_derived_config" not in owner.__dict__:
-            owner._derived_config = self._derive(owner)  # type: ignore[attr-defined]
+            try:
+                owner._derived_config = self._derive(owner)  # type: ignore[attr-defined]
+            except DefinitionError as error:
+                raise _NoDerivedConfigError(**vars(error)) from error.__cause__
         derived: type[Config] = owner._derived_config  # type: ignore[attr-defined]
         return derived
 
@@ -431,7 +438,15 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
         DefinitionError: a parameter is not annotated, or is ``*args`` or ``**kwargs``.
     """
     parameters = dict(inspect.signature(owner.__init__).parameters)  # type: ignore[misc]
-    hints = typing.get_type_hints(owner.__init__)  # type: ignore[misc]
+    try:
+        hints = typing.get_type_hints(owner.__init__)  # type: ignore[misc]
+    except NameError as error:
+        raise DefinitionError(
+            f"no Config can be derived for {owner.__qualname__}",
+            where="the annotations of its __init__",
+            expected="names that exist at run time, not for type checkers only",
+            found=str(error),
+        ) from error
     annotations: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for name, parameter in list(parameters.items())[1:]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import os
 import pickle
+import pydoc
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -698,6 +700,18 @@ class TestConfigInTheFile:
     def test_a_derived_init_has_no_config(self) -> None:
         with pytest.raises(DefinitionError, match="Mlp has no derived Config"):
             Mlp.Config
+
+    def test_without_a_config_a_class_can_still_be_inspected(self) -> None:
+        class Net(Module):
+            def __init__(self, size: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821
+                super().__init__()
+
+        with pytest.raises(DefinitionError, match="names that exist at run time"):
+            Net.Config
+        for cls in (Net, Mlp, Module, burnt.nn.Linear, burnt.optim.Optimizer):
+            assert cls.__name__ in pydoc.render_doc(cls)  # what help() shows
+        assert not hasattr(Mlp, "Config")
+        assert "forward" in dict(inspect.getmembers(mlp()))
 
     def test_parameters_without_annotation_have_no_config(self) -> None:
         class Bare(Module):
