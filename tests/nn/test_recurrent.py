@@ -135,6 +135,19 @@ def test_a_training_step(name: str) -> None:
         assert found.grad.is_contiguous()
 
 
+@every
+@pytest.mark.parametrize("start", [False, True], ids=["zeros", "hx"])
+def test_a_compiled_training_step(name: str, start: bool) -> None:
+    """As one graph with its backward, from states without gradients."""
+    layer = LAYERS[name][0](6, 5)
+    x, hx = torch.randn(3, 2, 6), states(name, 1, 3, 5) if start else None
+    expected = layer(x, hx)
+    gradients = torch.autograd.grad(expected[0].sum(), [*layer.parameters()])
+    found = torch.compile(layer, backend="aot_eager", fullgraph=True)(x, hx)
+    close(found, expected)
+    close(torch.autograd.grad(found[0].sum(), [*layer.parameters()]), gradients)
+
+
 PROJECTIONS: list[dict[str, Any]] = [
     {},
     {"num_layers": 2, "bidirectional": True},

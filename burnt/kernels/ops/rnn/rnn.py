@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling, is_exporting
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -557,7 +558,10 @@ def _run_stack(
                 found=list(state.shape),
             )
     compiling = torch.compiler.is_compiling()
-    if lengths is None and (compiling or (len(weights) > 1 and x.device.type != "cpu")):
+    if lengths is None and (
+        (compiling and not _fails_compiled(kind, x, weights, initial))
+        or (len(weights) > 1 and x.device.type != "cpu")
+    ):
         # Compilers know torch's call, and cuDNN runs several layers at once.
         return _torch_stack(kind, x, weights, initial, layers, bidirectional, dropout)
     layer: Any = lstm_layer if kind == "lstm" else gru_layer
@@ -577,6 +581,18 @@ def _run_stack(
         if dropout and first + directions < len(weights):
             x = F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
     return x, [torch.stack(state) for state in zip(*last, strict=True)]
+
+
+def _fails_compiled(
+    kind: str, x: Tensor, weights: Sequence[Sequence[Tensor]], initial: Sequence[Tensor] | None
+) -> bool:
+    """Whether torch.compile fails on torch's call: AOTAutograd, on gradients of oneDNN's LSTM.
+
+    The layers are then compiled step by step, as torch itself decomposes a GRU.
+    """
+    if kind != "lstm" or not x.is_cpu or not is_dynamo_compiling() or is_exporting():
+        return False
+    return wants_gradient(x, *(w for layer in weights for w in layer), *(initial or ()))
 
 
 def _check_initial_states(kind: str, initial: object, num_states: int) -> None:
