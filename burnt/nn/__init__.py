@@ -107,7 +107,7 @@ from burnt.nn.loss import (
     TripletMargin,
     TripletMarginWithDistance,
 )
-from burnt.nn.masks import causal_mask, padding_mask
+from burnt.nn.masks import causal_mask, length_mask, padding_mask
 from burnt.nn.moe import MoeFeedForward, record_routing
 from burnt.nn.norm import (
     BatchNorm,
@@ -339,6 +339,7 @@ __all__ = [
     "build_activation",
     "build_normalization",
     "causal_mask",
+    "length_mask",
     "load_lora",
     "lora",
     "merge_lora",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["causal_mask", "padding_mask"]
+from burnt.errors import InputValueError
+
+__all__ = ["causal_mask", "length_mask", "padding_mask"]
 
 
 def causal_mask(length: int, offset: int = 0, *, device: torch.device | str | None = None) -> Tensor:
@@ -31,6 +33,34 @@ def causal_mask(length: int, offset: int = 0, *, device: torch.device | str | No
     return torch.ones(length, offset + length, dtype=torch.bool, device=device).triu(1 + offset)
 
 
+def length_mask(lengths: Tensor, steps: int) -> Tensor:
+    """Return a mask that hides what is beyond the end of each sequence: a `key_padding_mask`.
+
+    Args:
+        lengths: ``[B]``, integers: the steps of each sequence, as the recurrent layers take them.
+        steps: number S of steps of the padded batch.
+
+    Returns:
+        ``[B, S]``, boolean: True from the end of the sequence on.
+
+    Raises:
+        InputValueError: `lengths` are not one axis of integers.
+
+    >>> length_mask(torch.tensor([2, 1]), steps=3)
+    tensor([[False, False,  True],
+            [False,  True,  True]])
+    """
+    if lengths.dim() != 1 or lengths.is_floating_point():
+        raise InputValueError(
+            "a mask is made of a length for each sequence",
+            where="length_mask",
+            expected="[batch], integers",
+            found=f"{tuple(lengths.shape)}, {str(lengths.dtype).removeprefix('torch.')}",
+            hint="padding_mask(tokens, pad_token) makes one of tokens" if lengths.dim() == 2 else None,
+        )
+    return torch.arange(steps, device=lengths.device) >= lengths.unsqueeze(1)
+
+
 def padding_mask(tokens: Tensor, pad_token: int) -> Tensor:
     """Return a mask that hides padding: a `key_padding_mask` of the attention layers.
 
@@ -41,6 +71,9 @@ def padding_mask(tokens: Tensor, pad_token: int) -> Tensor:
     Returns:
         ``[B, S]``, boolean: True where there is padding.
 
+    Raises:
+        InputValueError: `tokens` have not two axes.
+
     (Burn's ``generate_padding_mask`` fills sequences of different lengths, too: here
     `torch.nn.utils.rnn.pad_sequence`.)
 
@@ -48,4 +81,14 @@ def padding_mask(tokens: Tensor, pad_token: int) -> Tensor:
     tensor([[False, False,  True],
             [False,  True,  True]])
     """
+    if tokens.dim() != 2:
+        raise InputValueError(
+            "a mask is made of the tokens of a batch",
+            where="padding_mask",
+            expected="[batch, steps]",
+            found=tuple(tokens.shape),
+            hint="of lengths: length_mask(lengths, steps); of one sequence: padding_mask(tokens[None], 0)[0]"
+            if tokens.dim() == 1
+            else None,
+        )
     return tokens == pad_token

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from burnt import nn
-from burnt.errors import BurntError, ShapeError
+from burnt.errors import BurntError, InputValueError, ShapeError
 from tests.nn.test_attention import Spin, trained
 
 BATCH, LENGTH, SIZE, HEADS = 3, 7, 12, 4
@@ -201,3 +201,15 @@ def test_masks() -> None:
     assert torch.equal(nn.causal_mask(5), torch_mask.isinf())
     tokens = torch.tensor([[3, 1, 2], [0, 0, 4]])
     assert nn.padding_mask(tokens, 0).tolist() == [[False] * 3, [True, True, False]]
+    assert nn.length_mask(torch.tensor([3, 1]), 3).tolist() == [[False] * 3, [False, True, True]]
+    assert nn.length_mask(torch.tensor([3, 1], device="meta"), 3).is_meta
+    with pytest.raises(
+        InputValueError, match=r"length_mask(.|\n)*found     \(2, 3\), int64(.|\n)*padding_mask"
+    ):
+        nn.length_mask(tokens, 3)
+    with pytest.raises(InputValueError, match=r"expected  \[batch\], integers\n  found     \(2,\), float32$"):
+        nn.length_mask(torch.ones(2), 3)
+    with pytest.raises(
+        InputValueError, match=r"padding_mask(.|\n)*of lengths: length_mask\(lengths, steps\)"
+    ):
+        nn.padding_mask(torch.tensor([3, 1]), 0)
