@@ -408,7 +408,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
 
 
 class _NoDerivedConfigError(DefinitionError, AttributeError):
-    """No Config can be derived; an AttributeError, so that `hasattr`, `inspect` and `help` go on without it."""
+    """No Config can be derived. An AttributeError, so that `hasattr` and `help` go on without it."""
 
 
 class DerivedConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from burnt.errors import ConfigError, ShapeError
+from burnt.errors import ArgumentError, ConfigError, ShapeError
 from burnt.inspect.global_state import without_meta_leaks
 from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
 from burnt.inspect.misfit import is_rank_hint
@@ -86,6 +86,7 @@ def check(
     Raises:
         ShapeError: a shape, or such a dtype, does not fit; the message names the layer, what was found, and
             its source.
+        ArgumentError: a module gets arguments that its ``forward`` does not take.
         ConfigError: ``batch_sizes`` is empty or has a number below 1.
 
     >>> import torch
@@ -158,14 +159,14 @@ class _Run:
         self.shapes: dict[str, str] = {}
 
     def __call__(self, twin: MetaModel, tried: int | None) -> None:
-        """Run the model once. Failures other than ShapeErrors are recorded as unchecked."""
+        """Run the model once. Failures other than Shape- and ArgumentErrors are recorded as unchecked."""
         batch = None if tried is None or self.size is None else (self.size, tried)
         inputs, kwargs = meta_inputs((self.inputs, self.kwargs), batch)
         self.outputs, self.without_gradient = None, ()
         with torch.enable_grad() if self.backward else nullcontext():
             try:
                 self.outputs = twin.run(self.call, inputs, kwargs)
-            except ShapeError:
+            except (ArgumentError, ShapeError):
                 raise
             except Exception as error:
                 # Without values a model may raise any exception; only errors about shapes count here.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from burnt.errors import ShapeError
+from burnt.errors import ArgumentError, ShapeError
 from burnt.inspect.global_state import without_meta_leaks
 from burnt.inspect.layers import describe
 from burnt.inspect.meta import MetaModel, meta_context, meta_inputs
@@ -113,6 +113,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
 
     Raises:
         ShapeError: a shape does not fit.
+        ArgumentError: a module gets arguments that its ``forward`` does not take.
 
     FLOPs are counted by torch's formulas (`torch.utils.flop_counter`): matrix products, convolutions and
     attention; elementwise work is not counted. A mixture of experts counts what runs, not all experts.
@@ -142,7 +143,7 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
             costs.counter = counter
             try:
                 twin.run(None, args, named)
-            except ShapeError:
+            except (ArgumentError, ShapeError):
                 raise
             except Exception as error:
                 # A model may fail without values in any way; what was seen until then is still worth showing.

@@ -116,6 +116,7 @@ class MetaModel:
 
         Raises:
             ShapeError: a shape does not fit.
+            ArgumentError: a module got arguments that its ``forward`` does not take.
             Exception: any other exception of the model.
         """
         self.trail.clear()
@@ -130,7 +131,7 @@ class MetaModel:
                     shell = _Shell(self.model, target)
                     return torch.func.functional_call(shell, overrides, inputs, dict(kwargs))
             except Exception as error:
-                mismatch = self.trail.shape_error(error, call)
+                mismatch = self.trail.shape_error(error, call) or self.trail.argument_error(error)
                 if mismatch is None or mismatch is error:
                     raise
                 raise mismatch from error

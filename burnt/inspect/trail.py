@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 from collections import deque
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from burnt.errors import InputError, ShapeError
+from burnt.errors import ArgumentError, InputError, ShapeError
 from burnt.inspect.layers import Misfit, describe, dtype_misfit, has_known_inputs, misfit, output_features
 from burnt.inspect.specs import shape_text, shapes_text
 from burnt.inspect.torch_layers import pooled_channels_hint
@@ -134,6 +135,19 @@ class Trail:
         problem = self._misfit_of(module)
         if module is not None and problem is not None and isinstance(error, InputError):
             return self._misfit_error(module, problem)
+        if isinstance(error, InputError) and "device" not in error.what:
+            # No value was read: shapes, dtypes and options are refused in every run. Of devices, only some
+            # tensors are meta.
+            return self._error(
+                module,
+                call,
+                expected=error.expected,
+                found=error.what
+                if error.found is None
+                else f"{error.found}: {error.what}".replace(" on meta", ""),
+                origin=[*error.origin, line] if line else error.origin,
+                hint=error.hint,
+            )
         if not is_about_shapes(error, line):
             return None
         if module is not None and problem is not None:
@@ -143,6 +157,28 @@ class Trail:
             args, kwargs = self.inputs[id(module)]
             found += f"\ninputs {shapes_text((*args, *kwargs.values()))}"
         return self._error(module, call, found=found, origin=[line] if line else [])
+
+    def argument_error(self, error: Exception) -> ArgumentError | None:
+        """Return an ArgumentError that names the module whose ``forward`` does not take what it was given.
+
+        None if the error is another one.
+        """
+        module, line = self.locate(error)
+        if not isinstance(error, TypeError) or module is None or id(module) not in self.inputs:
+            return None
+        args, kwargs = self.inputs[id(module)]
+        signature = inspect.signature(module.forward)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as problem:
+            return ArgumentError(
+                f"the arguments do not fit the forward of {describe(module)}",
+                where=self.paths[id(module)],
+                expected=f"forward({', '.join(signature.parameters)})",
+                found=str(problem),
+                origin=[line] if line else [],
+            )
+        return None
 
     def locate(self, error: BaseException) -> tuple[nn.Module | None, str | None]:
         """Return the innermost module that raised an error, and the line of user code that did."""

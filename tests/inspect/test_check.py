@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import burnt
 from burnt.data import Batch
-from burnt.errors import ConfigError, ShapeError
+from burnt.errors import ArgumentError, ConfigError, ShapeError
 from burnt.inspect import TensorSpec, check, num_params
 
 
@@ -697,3 +697,36 @@ def test_a_large_model_is_checked_without_its_memory():
     peak.append(psutil.Process().memory_info().rss)
     assert report.outputs.shape == (65537, 2048)
     assert max(peak) - before < 50e6
+
+
+def test_what_a_layer_refuses_for_its_shapes_is_no_matter_of_values():
+    """Errors of layers and of ops, in any layer: they would come in every run."""
+
+    class Seq2Seq(burnt.Module):
+        encoder: burnt.nn.Lstm
+        decoder: burnt.nn.Lstm
+
+        def forward(self, x):
+            return self.decoder(x, self.encoder(x)[1])
+
+    error = failure(Seq2Seq(burnt.nn.Lstm(4, 8), burnt.nn.Lstm(4, 6)), torch.empty(2, 5, 4))
+    assert error.what == "ShapeError in model.decoder   Lstm(4 -> 6)"
+    assert (error.expected, error.found) == (
+        (1, 2, 6),
+        "(1, 2, 8): the state h0 does not fit a recurrent layer",
+    )
+    assert error.origin[1].startswith("model.encoder   Lstm(4 -> 8) -> ")
+    error = failure(Lambda(lambda self, x: burnt.kernels.lstm(x, [])), torch.empty(2, 4))
+    assert error.what == "ShapeError in model   Lambda"
+
+
+def test_arguments_that_a_forward_does_not_take():
+    for call in (check, burnt.summary):
+        with pytest.raises(ArgumentError, match="missing a required argument: 'input'") as caught:
+            call(Lambda(lambda self, x: self.layers[0](), nn.Linear(4, 3)), torch.empty(2, 4))
+        assert (caught.value.where, caught.value.expected) == ("model.layers.0", "forward(input)")
+        assert "test_check.py" in caught.value.origin[0]
+        with pytest.raises(ArgumentError, match="unexpected keyword argument 'length'"):
+            call(burnt.nn.Gru(4, 3), torch.empty(2, 5, 4), length=torch.ones(2))
+    # A TypeError inside is none of the arguments.
+    assert "TypeError" in check(Lambda(lambda self, x: len(3)), torch.empty(2, 4)).unchecked[0]
