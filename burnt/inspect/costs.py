@@ -165,13 +165,19 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
 
 
 def _formulas() -> dict[Any, Any]:
-    """Return the FLOPs of the op of burnt that torch's formulas lack, if `burnt.kernels` is loaded."""
+    """Return the FLOPs of the ops of burnt that torch's formulas lack, if `burnt.kernels` is loaded."""
 
     def grouped_matmul(a: torch.Size, b: torch.Size, ends: torch.Size, **rest: Any) -> int:
         return 2 * a[0] * a[1] * b[2]
 
-    op = getattr(torch.ops.burnt, "grouped_matmul", None)
-    return {} if op is None else {op: grouped_matmul}
+    def recurrent(
+        x: torch.Size, weight_ih: torch.Size, weight_hh: torch.Size, *args: Any, **rest: Any
+    ) -> int:
+        return 2 * x[0] * x[1] * weight_ih[0] * (weight_ih[1] + weight_hh[1])
+
+    formulas = {"grouped_matmul": grouped_matmul, "lstm_layer": recurrent, "gru_layer": recurrent}
+    ops = {getattr(torch.ops.burnt, name, None): formula for name, formula in formulas.items()}
+    return {op: formula for op, formula in ops.items() if op is not None}
 
 
 @dataclass

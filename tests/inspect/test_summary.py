@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import burnt
 from burnt.errors import ShapeError
 from burnt.inspect import TensorSpec, check, summary
 
@@ -204,3 +205,12 @@ def test_layers_that_a_forward_makes(again):
     model.first = nn.Linear(4, 5)
     with pytest.raises(ShapeError, match=r"in model\.late\.0   Linear\(4 -> 3\)"):
         check(model, torch.empty(2, 4))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("Lstm", "LSTM"), ("Gru", "GRU"), ("Rnn", "RNN")])
+def test_recurrent_layers_count_what_torchs_do(ours, theirs):
+    x, lengths = TensorSpec((8, 7, 16)), TensorSpec((8,), torch.int64)
+    for more in ({}, {"num_layers": 2, "bidirectional": True}):
+        expected = summary(getattr(nn, theirs)(16, 32, batch_first=True, **more), x).flops
+        layer = getattr(burnt.nn, ours)(16, 32, **more)
+        assert expected == summary(layer, x).flops == summary(layer, x, lengths=lengths).flops > 0
