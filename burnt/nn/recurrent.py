@@ -21,6 +21,7 @@ from burnt import kernels
 from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
 from burnt.module import Module
 from burnt.nn.checks import check_dtype
+from burnt.nn.masks import length_mask
 
 __all__ = ["Gru", "GruCell", "Lstm", "LstmCell", "Rnn", "RnnCell"]
 
@@ -287,6 +288,14 @@ class _Recurrent(Module):
                 else "none for an input that is one sequence",
                 found=tuple(lengths.shape),
             )
+        if lengths is not None and lengths.dtype != torch.int64:
+            raise InputRuntimeError(
+                "the lengths of a recurrent layer are counts",
+                where=self._name(),
+                expected="int64",
+                found=str(lengths.dtype).removeprefix("torch."),
+                hint="lengths.long()",
+            )
         if start is None:
             return
         given = [start] if isinstance(start, Tensor) else start
@@ -474,7 +483,7 @@ class Lstm(_Recurrent):
         return self.proj_size or self.hidden_size, self.hidden_size
 
     def _op(self) -> Any:
-        return functools.partial(_run_torch, torch.lstm) if self.proj_size else kernels.lstm
+        return functools.partial(_run_torch, torch.lstm, self._cell) if self.proj_size else kernels.lstm
 
 
 class Gru(_Recurrent):
@@ -677,7 +686,7 @@ class Rnn(_Recurrent):
 
     def _op(self) -> Any:
         call = torch.rnn_tanh if self.nonlinearity == "tanh" else torch.rnn_relu
-        return functools.partial(_run_torch, call)
+        return functools.partial(_run_torch, call, self._cell)
 
 
 def _check_nonlinearity(name: str, nonlinearity: str) -> None:
@@ -692,6 +701,7 @@ def _check_nonlinearity(name: str, nonlinearity: str) -> None:
 
 def _run_torch(
     call: Any,
+    cell: Any,
     x: Tensor,
     weights: Sequence[Sequence[Tensor]],
     hx: Tensor | tuple[Tensor, Tensor] | None,
@@ -701,7 +711,10 @@ def _run_torch(
     dropout: float,
     training: bool,
 ) -> tuple[Tensor, Any]:
-    """Run a recurrent function of torch: arguments and results are those of `burnt.kernels.lstm`."""
+    """Run a recurrent function of torch: arguments and results are those of `burnt.kernels.lstm`.
+
+    `cell` is the function's `_Recurrent._cell`.
+    """
     is_lstm = call is torch.lstm
     if hx is None:
         # h has the size of the recurrent weights, c that of the hidden units.
@@ -717,7 +730,9 @@ def _run_torch(
         training,
         bidirectional,
     )
-    if lengths is None:
+    if lengths is not None and torch.compiler.is_compiling():
+        output, last = _run_steps(cell, x, weights, states, lengths, bidirectional, settings[3])
+    elif lengths is None or x.is_meta:  # no output's shape depends on the lengths
         output, *last = call(x, states if is_lstm else states[0], *settings, True)
     else:
         _check_lengths(x, lengths)
@@ -730,6 +745,41 @@ def _run_torch(
         output, _ = pad_packed_sequence(packed._replace(data=data), True, total_length=x.shape[1])
         last = [state.index_select(1, packed.unsorted_indices) for state in last]
     return output, tuple(last) if is_lstm else last[0]
+
+
+def _run_steps(
+    cell: Any,
+    x: Tensor,
+    weights: Sequence[Sequence[Tensor]],
+    states: Sequence[Tensor],
+    lengths: Tensor,
+    bidirectional: bool,
+    dropout: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """Run layers over sequences of different lengths step by step.
+
+    For compilers, which cannot pack sequences: the sizes of a packed sequence depend on values.
+    """
+    directions = 2 if bidirectional else 1
+    # NaN beyond an end would stay NaN in the gradients.
+    x = x.masked_fill(length_mask(lengths, x.shape[1]).unsqueeze(2), 0.0)
+    last = []
+    for first in range(0, len(weights), directions):
+        outputs = []
+        for index in range(first, first + directions):
+            carried = [state[index] for state in states]
+            output: list[Tensor] = []
+            for t in reversed(range(x.shape[1])) if index > first else range(x.shape[1]):
+                is_active = (lengths > t).unsqueeze(1)
+                after = cell(x[:, t], carried, weights[index])
+                carried = [torch.where(is_active, new, old) for new, old in zip(after, carried, strict=True)]
+                output.append(torch.where(is_active, after[0], 0.0))
+            outputs.append(torch.stack(output[::-1] if index > first else output, 1))
+            last.append(carried)
+        x = torch.cat(outputs, 2)
+        if dropout and first + directions < len(weights):
+            x = F.dropout(x, dropout)
+    return x, [torch.stack(state) for state in zip(*last, strict=True)]
 
 
 def _check_lengths(x: Tensor, lengths: Tensor) -> None:

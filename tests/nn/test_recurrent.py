@@ -148,6 +148,42 @@ def test_a_compiled_training_step(name: str, start: bool) -> None:
     close(torch.autograd.grad(found[0].sum(), [*layer.parameters()]), gradients)
 
 
+@pytest.mark.parametrize("more", [{"bidirectional": True}, {"bias": False}], ids=["deep", "bare"])
+@pytest.mark.parametrize("name", [*LAYERS, "projection"])
+def test_lengths_of_a_compiled_layer(name: str, more: dict[str, Any]) -> None:
+    cls, size = (nn.Lstm, {"proj_size": 3}) if name == "projection" else (LAYERS[name][0], {})
+    layer = cls(6, 5, num_layers=2, **size, **more)
+    x, lengths = torch.randn(3, 4, 6), torch.tensor([2, 4, 1])
+    x[0, 2:] = float("nan")
+    expected = layer(x, lengths=lengths)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    found = compiled(x, lengths=lengths)
+    close(found, expected)
+    close(
+        torch.autograd.grad(found[0].sum(), [*layer.parameters()]),
+        torch.autograd.grad(expected[0].sum(), [*layer.parameters()]),
+    )
+
+
+@every
+def test_check_of_lengths_and_states(name: str) -> None:
+    layer, x = LAYERS[name][0](6, 5), burnt.TensorSpec((2, 7, 6))
+    report = burnt.check(layer, x, None, burnt.TensorSpec((2,), torch.int64))
+    assert not report.unchecked
+    assert burnt.summary(layer, x, None, burnt.TensorSpec((2,), torch.int64)).rows[0].output is not None
+    for dtype in (torch.int32, torch.float32):
+        with pytest.raises(ShapeError, match=r"expected  int64(.|\n)*hint      lengths.long\(\)"):
+            burnt.check(layer, x, None, burnt.TensorSpec((2,), dtype))
+        with pytest.raises(InputRuntimeError, match=r"in        \w+\(6, 5\)(.|\n)*expected  int64"):
+            layer(torch.zeros(2, 7, 6), lengths=torch.ones(2, dtype=dtype))
+    state = burnt.TensorSpec((1, 2, 4))
+    with pytest.raises(
+        ShapeError,
+        match=r"ShapeError in model(.|\n)*expected  \(1, 2, 5\)(.|\n)*found     .*state h0 does not fit",
+    ):
+        burnt.check(layer, x, (state, state) if name == "Lstm" else state)
+
+
 PROJECTIONS: list[dict[str, Any]] = [
     {},
     {"num_layers": 2, "bidirectional": True},
