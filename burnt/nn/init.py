@@ -11,7 +11,7 @@ tensor([0.5000, 0.5000])
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "Constant",
     "Dirac",
     "Eye",
+    "Gates",
     "Initializer",
     "KaimingNormal",
     "KaimingUniform",
@@ -43,8 +44,20 @@ __all__ = [
 ]
 
 
-class _Initializer(Config):
-    """What the initializers share: the check of the shape, and the call."""
+class Initializer(Config, tag=True, open=True):
+    """Base of the initializers: checks the shape of a tensor, and fills it.
+
+    An initializer of your own is a subclass with fields and `fill`. As a field of a Config, ``weight:
+    Initializer`` takes every initializer, in JSON by its class's name.
+
+    >>> class Alternating(Initializer):
+    ...     size: float = 1.0
+    ...
+    ...     def fill(self, tensor, generator=None):
+    ...         tensor.fill_(self.size).view(-1)[1::2].neg_()
+    >>> Alternating(size=2.0)(torch.empty(3))
+    tensor([ 2., -2.,  2.])
+    """
 
     def __call__(self, tensor: Tensor, generator: Generator | None = None) -> Tensor:
         """Fill a tensor in place, without gradients.
@@ -67,15 +80,16 @@ class _Initializer(Config):
             )
         if tensor.numel():
             with torch.no_grad():
-                self._fill(tensor, generator)
+                self.fill(tensor, generator)
         return tensor
 
     def expected_shape(self, shape: Sequence[int]) -> str | None:
         """Return which shapes would fit, if this one does not; else None."""
         return None
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
-        raise NotImplementedError
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill a tensor of a shape that fits, in place; gradients are off."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement fill")
 
     def _require(self, holds: bool, field: str, expected: str) -> None:
         if not holds:
@@ -87,7 +101,7 @@ class _Initializer(Config):
             )
 
 
-class Constant(_Initializer, tag=True):
+class Constant(Initializer):
     """One value everywhere.
 
     Args:
@@ -96,25 +110,28 @@ class Constant(_Initializer, tag=True):
 
     val: float
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.constant_(tensor, self.val)
 
 
-class Zeros(_Initializer, tag=True):
+class Zeros(Initializer):
     """Zeros."""
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.zeros_(tensor)
 
 
-class Ones(_Initializer, tag=True):
+class Ones(Initializer):
     """Ones."""
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.ones_(tensor)
 
 
-class Uniform(_Initializer, tag=True):
+class Uniform(Initializer):
     """Uniform numbers from `a` to `b`.
 
     Args:
@@ -129,11 +146,12 @@ class Uniform(_Initializer, tag=True):
         super().__post_init__()
         self._require(self.a <= self.b, "b", f"at least a = {self.a}")
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.uniform_(tensor, self.a, self.b, generator)
 
 
-class Normal(_Initializer, tag=True):
+class Normal(Initializer):
     """Numbers from a normal distribution.
 
     Args:
@@ -148,11 +166,12 @@ class Normal(_Initializer, tag=True):
         super().__post_init__()
         self._require(self.std >= 0, "std", "at least 0")
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.normal_(tensor, self.mean, self.std, generator)
 
 
-class TruncatedNormal(_Initializer, tag=True):
+class TruncatedNormal(Initializer):
     """Numbers from a normal distribution, drawn again until they are between `a` and `b`.
 
     Args:
@@ -172,11 +191,12 @@ class TruncatedNormal(_Initializer, tag=True):
         self._require(self.std > 0, "std", "above 0")
         self._require(self.a < self.b, "b", f"above a = {self.a}")
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.trunc_normal_(tensor, self.mean, self.std, self.a, self.b, generator)
 
 
-class _ByFan(_Initializer):
+class _ByFan(Initializer):
     """An initializer that needs the numbers of inputs and outputs of a weight ``[out, in, *]``."""
 
     def expected_shape(self, shape: Sequence[int]) -> str | None:
@@ -184,7 +204,7 @@ class _ByFan(_Initializer):
         return None if len(shape) >= 2 else "at least two axes, (out, in, ...)"
 
 
-class XavierUniform(_ByFan, tag=True):
+class XavierUniform(_ByFan):
     r"""Uniform numbers, up to :math:`g \sqrt{6 / (\mathrm{fan\_in} + \mathrm{fan\_out})}`.
 
     Args:
@@ -195,11 +215,12 @@ class XavierUniform(_ByFan, tag=True):
 
     gain: float = 1.0
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.xavier_uniform_(tensor, self.gain, generator)
 
 
-class XavierNormal(_ByFan, tag=True):
+class XavierNormal(_ByFan):
     r"""Normal numbers of deviation :math:`g \sqrt{2 / (\mathrm{fan\_in} + \mathrm{fan\_out})}`.
 
     Args:
@@ -210,14 +231,15 @@ class XavierNormal(_ByFan, tag=True):
 
     gain: float = 1.0
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.xavier_normal_(tensor, self.gain, generator)
 
 
 Nonlinearity = Literal["linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu"]
 
 
-class KaimingUniform(_ByFan, tag=True):
+class KaimingUniform(_ByFan):
     r"""Uniform numbers, up to :math:`g \sqrt{3 / \mathrm{fan}}`.
 
     Args:
@@ -233,11 +255,12 @@ class KaimingUniform(_ByFan, tag=True):
     mode: Literal["fan_in", "fan_out"] = "fan_in"
     nonlinearity: Nonlinearity = "leaky_relu"
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.kaiming_uniform_(tensor, self.a, self.mode, self.nonlinearity, generator)
 
 
-class KaimingNormal(_ByFan, tag=True):
+class KaimingNormal(_ByFan):
     r"""Normal numbers of deviation :math:`g / \sqrt{\mathrm{fan}}`.
 
     Args:
@@ -252,11 +275,12 @@ class KaimingNormal(_ByFan, tag=True):
     mode: Literal["fan_in", "fan_out"] = "fan_in"
     nonlinearity: Nonlinearity = "leaky_relu"
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.kaiming_normal_(tensor, self.a, self.mode, self.nonlinearity, generator)
 
 
-class Orthogonal(_Initializer, tag=True):
+class Orthogonal(Initializer):
     """Orthonormal rows, or columns if there are fewer of them; axes after the first one count as one.
 
     Args:
@@ -271,7 +295,8 @@ class Orthogonal(_Initializer, tag=True):
         """Return which shapes would fit, if this one does not; else None."""
         return None if len(shape) >= 2 else "at least two axes"
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         if tensor.element_size() >= 4 and tensor.is_contiguous():
             torch.nn.init.orthogonal_(tensor, self.gain, generator)
             return
@@ -280,7 +305,7 @@ class Orthogonal(_Initializer, tag=True):
         tensor.copy_(torch.nn.init.orthogonal_(exact, self.gain, generator))
 
 
-class Sparse(_Initializer, tag=True):
+class Sparse(Initializer):
     """Normal numbers, of which a fraction of each column is zero.
 
     Args:
@@ -302,7 +327,8 @@ class Sparse(_Initializer, tag=True):
         """Return which shapes would fit, if this one does not; else None."""
         return None if len(shape) == 2 else "two axes"
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         # torch's function draws the rows without the generator.
         tensor.normal_(0, self.std, generator=generator)
         if tensor.is_meta:
@@ -314,18 +340,19 @@ class Sparse(_Initializer, tag=True):
             tensor[order[: math.ceil(self.sparsity * rows)], column] = 0
 
 
-class Eye(_Initializer, tag=True):
+class Eye(Initializer):
     """The identity: ones on the diagonal of a matrix."""
 
     def expected_shape(self, shape: Sequence[int]) -> str | None:
         """Return which shapes would fit, if this one does not; else None."""
         return None if len(shape) == 2 else "two axes"
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         tensor.zero_().diagonal().fill_(1)
 
 
-class Dirac(_Initializer, tag=True):
+class Dirac(Initializer):
     """The identity of a convolution: a one in the middle of the kernel from channel i to channel i.
 
     Args:
@@ -344,26 +371,47 @@ class Dirac(_Initializer, tag=True):
             return "three to five axes, the weight of a convolution"
         return None if shape[0] % self.groups == 0 else f"a first axis that is a multiple of {self.groups}"
 
-    def _fill(self, tensor: Tensor, generator: Generator | None) -> None:
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
         torch.nn.init.dirac_(tensor, self.groups)
 
 
-Initializer = (
-    Constant
-    | Zeros
-    | Ones
-    | Uniform
-    | Normal
-    | TruncatedNormal
-    | XavierUniform
-    | XavierNormal
-    | KaimingUniform
-    | KaimingNormal
-    | Orthogonal
-    | Sparse
-    | Eye
-    | Dirac
-)
+class Gates(Initializer, kw_only=False):
+    """An initializer for each gate: equal parts of the first axis, as in the parameters of recurrent layers.
+
+    Args:
+        gates: the initializers, in the layer's order: i, f, g, o of an Lstm, and r, z, n of a Gru. None
+            leaves the values of a gate.
+
+    A forget gate that is open at first (Jozefowicz et al., 2015):
+
+    >>> bias = Gates((Zeros(), Ones(), Zeros(), Zeros()))
+    >>> bias(torch.empty(8))
+    tensor([0., 0., 1., 1., 0., 0., 0., 0.])
+    """
+
+    gates: tuple[Initializer | None, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(len(self.gates) > 0, "gates", "at least one initializer")
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        count = len(self.gates)
+        if not len(shape) or shape[0] % count:
+            return f"a first axis that is a multiple of {count}"
+        part = (shape[0] // count, *shape[1:])
+        for gate in self.gates:
+            if gate is not None and (expected := gate.expected_shape(part)):
+                return f"{count} gates for {type(gate).__name__}, each of {expected}"
+        return None
+
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
+        for gate, part in zip(self.gates, tensor.chunk(len(self.gates)), strict=True):
+            if gate is not None:
+                gate.fill(part, generator)
 
 
 def apply(
@@ -384,7 +432,8 @@ def apply(
         embedding's ``padding_idx`` is zero afterwards.
 
     Raises:
-        ConfigError: a pattern matches no parameter, or none that an earlier one has not matched.
+        ConfigError: a rule is no such pair; a pattern matches no parameter, or none that an earlier one has
+            not matched.
         ShapeError: an initializer does not fit the shape of a parameter. In both cases nothing was filled.
 
     Warns of alternatives of a pattern, separated by ``|``, that match nothing.
@@ -396,6 +445,7 @@ def apply(
     0.bias Zeros()
     1.bias Zeros()
     """
+    _check_rules(rules)
     paths: dict[torch.nn.Parameter, list[str]] = {}
     for path, parameter in model.named_parameters(remove_duplicate=False):
         paths.setdefault(parameter, []).append(path)
@@ -437,6 +487,43 @@ def apply(
         if embedding.padding_idx is not None and embedding.weight in chosen:
             embedding.weight.detach()[embedding.padding_idx] = 0
     return filled
+
+
+def _check_rules(rules: Any) -> None:
+    """Raise a ConfigError unless these are pairs of a pattern and an initializer."""
+    example = '[("*.bias", Zeros())]'
+    if not isinstance(rules, list | tuple):
+        raise ConfigError(
+            "the rules of apply are a list",
+            expected=f"pairs of a pattern and an initializer, such as {example}",
+            found=type(rules).__name__,
+            hint="[*rules.items()]" if isinstance(rules, Mapping) else None,
+        )
+    for index, rule in enumerate(rules):
+        if not isinstance(rule, list | tuple) or len(rule) != 2 or not isinstance(rule[0], str):
+            raise ConfigError(
+                "a rule of apply is a pair",
+                where=f"rules[{index}]",
+                expected=f"a pattern and an initializer, as in {example}",
+                found=repr(rule),
+                hint="a list, also of one pair: [rule]" if isinstance(rule, str) else None,
+            )
+        if not isinstance(rule[1], Initializer):
+            raise ConfigError(
+                f"the rule for {rule[0]!r} has no initializer",
+                where=f"rules[{index}]",
+                expected="an instance of a class of burnt.nn.init, such as Zeros()",
+                found=repr(rule[1]),
+                hint=_hint(rule[1]),
+            )
+
+
+def _hint(given: Any) -> str:
+    """Suggest the initializer that is meant by its class, its name, or torch's function."""
+    name = given if isinstance(given, str) else getattr(given, "__name__", "")
+    names = {known.lower(): known for known in __all__ if known[0].isupper()}
+    known = names.get(name.replace("_", "").replace("trunc", "truncated").lower())
+    return f"{known}(...)" if known else "for a function of your own: a subclass of Initializer with `fill`"
 
 
 if not TYPE_CHECKING:  # as in burnt.nn

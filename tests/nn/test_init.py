@@ -86,7 +86,7 @@ def test_a_generator_draws_the_numbers(initializer: Any, twin: Any, shape: tuple
 
 def test_every_initializer_is_here_and_may_be_a_field() -> None:
     names = {type(initializer).__name__ for initializer, _, _ in TWINS}
-    assert names == set(init.__all__) - {"Initializer", "apply"}
+    assert names == set(init.__all__) - {"Gates", "Initializer", "apply"}
 
     class Model(burnt.Config):
         weight: init.Initializer = init.KaimingNormal()
@@ -239,3 +239,64 @@ def test_a_pattern_without_a_parameter_is_refused(patterns: list[str], found: st
     assert caught.value.found == found
     assert hint in str(caught.value)
     assert torch.equal(model.norm.weight, before)
+
+
+def test_gates() -> None:
+    layer = nn.Lstm(3, 4, num_layers=2, bidirectional=True)
+    before = {path: p.detach().clone() for path, p in layer.named_parameters()}
+    forget, recurrent = init.Gates((None, init.Ones(), None, None)), init.Gates((init.Orthogonal(),) * 4)
+    init.apply(layer, [("bias_ih*", forget), ("bias_hh*", init.Zeros()), ("weight_hh*", recurrent)])
+    for path, parameter in layer.named_parameters():
+        gates = parameter.detach().view(4, 4, -1)
+        if path.startswith("bias_ih"):
+            assert (gates[1] == 1).all()
+            assert torch.equal(gates[[0, 2, 3]], before[path].view(4, 4, -1)[[0, 2, 3]])
+        elif path.startswith("weight_hh"):
+            torch.testing.assert_close(gates @ gates.mT, torch.eye(4).expand(4, 4, 4))
+    assert init.Gates.from_json(recurrent.to_json()) == recurrent
+    for gates, shape, expected in (
+        (forget, (6,), "a first axis that is a multiple of 4"),
+        (forget, (), "a first axis that is a multiple of 4"),
+        (recurrent, (8,), "4 gates for Orthogonal, each of at least two axes"),
+    ):
+        with pytest.raises(ShapeError) as caught:
+            gates(torch.empty(shape))
+        assert caught.value.expected == expected
+    with pytest.raises(ConfigError, match="at least one initializer"):
+        init.Gates(())
+
+
+def test_an_initializer_of_your_own() -> None:
+    class Ramp(init.Initializer):
+        size: float = 1.0
+
+        def fill(self, tensor: Tensor, generator: torch.Generator | None = None) -> None:
+            tensor.copy_(torch.linspace(0, self.size, tensor.numel()).view_as(tensor))
+
+    class Model(burnt.Config):
+        weight: init.Initializer
+
+    config = Model(weight=Ramp(size=2.0))
+    assert Model.from_json(config.to_json()) == config
+    linear = nn.Linear(3, 1)
+    init.apply(linear, [("weight", config.weight)])
+    assert linear.weight.tolist() == [[0, 1, 2]]
+    assert not linear.weight.grad_fn
+
+
+@pytest.mark.parametrize(
+    ("rules", "match"),
+    [
+        ({"*": init.Zeros()}, r"found     dict\n  hint      \[\*rules.items\(\)\]"),
+        (("*", init.Zeros()), r"rules\[0\](.|\n)*a list, also of one pair: \[rule\]"),
+        ([(init.Zeros(), "*")], "a rule of apply is a pair"),
+        ([("*", "zeros")], r"found     'zeros'\n  hint      Zeros\(...\)"),
+        ([("*", init.Zeros)], r"hint      Zeros\(...\)"),
+        ([("*", torch.nn.init.trunc_normal_)], r"hint      TruncatedNormal\(...\)"),
+        ([("*", lambda tensor: tensor)], "hint      for a function of your own: a subclass of Initializer"),
+        ([("*", 0.5)], "found     0.5"),
+    ],
+)
+def test_rules_that_are_none(rules: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        init.apply(nn.Linear(3, 2), rules)
