@@ -172,9 +172,13 @@ def test_check_of_lengths_and_states(name: str) -> None:
     assert not report.unchecked
     assert burnt.summary(layer, x, None, burnt.TensorSpec((2,), torch.int64)).rows[0].output is not None
     for dtype in (torch.int32, torch.float32):
-        with pytest.raises(ShapeError, match=r"expected  lengths of dtype int64(.|\n)*hint      lengths.long\(\)"):
+        with pytest.raises(
+            ShapeError, match=r"expected  lengths of dtype int64(.|\n)*hint      lengths.long\(\)"
+        ):
             burnt.check(layer, x, None, burnt.TensorSpec((2,), dtype))
-        with pytest.raises(InputRuntimeError, match=r"in        \w+\(6, 5\)(.|\n)*expected  lengths of dtype int64"):
+        with pytest.raises(
+            InputRuntimeError, match=r"in        \w+\(6, 5\)(.|\n)*expected  lengths of dtype int64"
+        ):
             layer(torch.zeros(2, 7, 6), lengths=torch.ones(2, dtype=dtype))
     state = burnt.TensorSpec((1, 2, 4))
     with pytest.raises(
