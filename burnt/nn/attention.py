@@ -228,9 +228,8 @@ class _Attention(Module):
 
     def _check_input(self, name: str, x: Tensor, batch: torch.Size, length: int | str, size: int) -> None:
         """Check that `x` is ``[*batch, length, size]``; a length that is a letter may be any."""
-        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
-        assert weight is not None
-        check_dtype(self._name(), name, x, weight.dtype)
+        # Not of an input projection: beside an adapter, reading one computes it.
+        check_dtype(self._name(), name, x, next(self.parameters()).dtype)
         shape = x.shape
         fits = len(shape) in (2, 3) and shape[:-2] == batch and shape[-1] == size
         if fits and (isinstance(length, str) or shape[-2] == length):

@@ -288,14 +288,6 @@ class _Recurrent(Module):
                 else "none for an input that is one sequence",
                 found=tuple(lengths.shape),
             )
-        if lengths is not None and lengths.dtype != torch.int64:
-            raise InputRuntimeError(
-                "the lengths of a recurrent layer are counts",
-                where=self._name(),
-                expected="int64",
-                found=str(lengths.dtype).removeprefix("torch."),
-                hint="lengths.long()",
-            )
         if start is None:
             return
         given = [start] if isinstance(start, Tensor) else start

@@ -419,14 +419,14 @@ def test_an_op_that_was_typed_in() -> None:
 
 
 def test_annotations_are_described_in_pythons_words() -> None:
-    def without(x: Tensor, y) -> Tensor:  # type: ignore[no-untyped-def]
+    def without_annotation(x: Tensor, y) -> Tensor:  # type: ignore[no-untyped-def]
         return x
 
     def of_floats(x: Tensor, y: list[float]) -> Tensor:
         return x
 
     with pytest.raises(DefinitionError, match=r"found +no annotation") as error:
-        kernels.op(without)
+        kernels.op(without_annotation)
     assert (
         error.value.expected
         == "Tensor, int, float, bool, str, torch.dtype, Sequence[int], or one of them `| None`"
