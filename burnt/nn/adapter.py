@@ -502,7 +502,7 @@ def _attach(layer: Any, settings: _Settings, dtype: torch.dtype | None) -> None:
         layer.lora_A = Linear(layer.in_features, rank, False, **placed)
         layer.lora_B = Linear(rank, layer.out_features, False, **placed)
     else:
-        # A convolution of the layer's kind, so that it pads alike, and then one of single pixels.
+        # A convolution of the layer's kind, so that it pads in the same way, and then one of single pixels.
         kind = next(c for c in type(layer).__mro__ if c.__module__.startswith(("burnt.nn.", "torch.nn.")))
         layer.lora_A = kind(
             layer.in_channels,

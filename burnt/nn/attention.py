@@ -220,16 +220,20 @@ class _Attention(Module):
 
     def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         batch = query.shape[:-2]
-        self._check_input("query", query, batch, "L", self.embed_dim)
+        # Any stored parameter's: beside an adapter, reading an input projection computes it.
+        dtype = next(self.parameters()).dtype
+        self._check_input("query", query, dtype, batch, "L", self.embed_dim)
         if key is not None:
-            self._check_input(self._KEY, key, batch, "S", self.kdim)
+            self._check_input(self._KEY, key, dtype, batch, "S", self.kdim)
             if value is not None:
-                self._check_input("value", value, batch, key.shape[-2], self.vdim)
+                self._check_input("value", value, dtype, batch, key.shape[-2], self.vdim)
 
-    def _check_input(self, name: str, x: Tensor, batch: torch.Size, length: int | str, size: int) -> None:
+    def _check_input(
+        self, name: str, x: Tensor, dtype: torch.dtype, batch: torch.Size, length: int | str, size: int
+    ) -> None:
         """Check that `x` is ``[*batch, length, size]``; a length that is a letter may be any."""
-        # Not of an input projection: beside an adapter, reading one computes it.
-        check_dtype(self._name(), name, x, next(self.parameters()).dtype)
+        if x.dtype != dtype:
+            check_dtype(self._name(), name, x, dtype)
         shape = x.shape
         fits = len(shape) in (2, 3) and shape[:-2] == batch and shape[-1] == size
         if fits and (isinstance(length, str) or shape[-2] == length):

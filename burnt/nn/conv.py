@@ -42,7 +42,7 @@ def sides_of(padding: Iterable[Sides]) -> list[tuple[int, int]]:
 
 
 def has_uneven_sides(padding: str | Sequence[Sides]) -> bool:
-    """Whether an axis is not padded alike on both sides, as torch's convolutions would pad it."""
+    """Whether an axis has different padding on its two sides, which torch's convolutions do not take."""
     return any(isinstance(side, tuple) for side in padding)
 
 

@@ -70,7 +70,7 @@ class Dropout(Module, torch.nn.Dropout):
 class Dropout1d(Module, torch.nn.Dropout1d):
     r"""Zeroes whole channels of sequences with probability `p` while training; scales the rest as `Dropout`.
 
-    Neighbours in a sequence are alike, so that dropping single elements would change little.
+    Neighbours in a sequence are similar, so that dropping single elements would change little.
 
     Args:
         p: probability of dropping a channel, 0 to 1.

@@ -41,7 +41,7 @@ class BatchNorm(Module, BatchNormBase):
     Args:
         num_features: number of channels.
         eps: added to the variance.
-        momentum: weight of the new batch in the running averages; None averages all batches alike.
+        momentum: weight of the new batch in the running averages; None weights all batches equally.
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: whether there are running averages; else the batch's statistics always serve.
         device: where parameters and buffers live.
@@ -417,7 +417,7 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
     Args:
         num_features: number of channels.
         eps: added to the variance.
-        momentum: weight of the new batch in the running averages; None averages all batches alike.
+        momentum: weight of the new batch in the running averages; None weights all batches equally.
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: whether there are running averages; else the batch's statistics always serve.
         process_group: the processes, None for all. A Config leaves it out.

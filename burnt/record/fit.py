@@ -85,8 +85,8 @@ class Fit:
             guess = guess or next((name for name in shorter if name in left), None)
             if guess is None:
                 shapes = (self.own[path], self.own[path][::-1])
-                alike = islice((name for name in left if self.found[name] in shapes), _MOST_CANDIDATES)
-                guess = nearest(path, alike) or nearest(path, islice(left, _MOST_CANDIDATES))
+                same_shape = islice((name for name in left if self.found[name] in shapes), _MOST_CANDIDATES)
+                guess = nearest(path, same_shape) or nearest(path, islice(left, _MOST_CANDIDATES))
             if guess is not None:
                 guesses[path] = guess
                 del left[guess]
