@@ -239,7 +239,7 @@ class Module(torch.nn.Module):
         return _record.load_into(self, record, partial=partial)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters, buffers, static fields and Config to one safetensors file, atomically.
+        """Write parameters, buffers, static fields and Config to one file, atomically, as `Record.save` does.
 
         Raises:
             RecordError: a static field cannot be stored as JSON.

@@ -1,9 +1,9 @@
 """Records: the tensors and metadata of a module, the files that store them, and weights from other programs.
 
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
-`load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file` and `npz_file`
-read the other formats. `fit` compares source and module, `report` says what was loaded. Only `torch_file`
-unpickles, and nothing but tensors.
+`load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file`, `npz_file`
+and `burnpack_file` (with `cbor`) read the other formats. `fit` compares source and module, `report` says what
+was loaded. Only `torch_file` unpickles, and nothing but tensors.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ MOST_TENSORS = 500_000
 MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
-_KEY = "burnt"
+DOCUMENT = "burnt"
+"""The key of burnt's own document in the metadata of a file."""
 
 _CHUNK = 32 << 20
 """How many bytes are read at once where they are converted."""
 
-_CUT = "the file was cut off or overwritten: take another copy"
+CUT = "the file was cut off or overwritten: take another copy"
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -76,7 +77,9 @@ class _Header:
 
 
 @dataclass(frozen=True)
-class _FileTensor(StoredTensor):
+class FileTensor(StoredTensor):
+    """A tensor whose values lie one after the other in a file."""
+
     file: io.FileIO = field(repr=False)
     offset: int
 
@@ -145,7 +148,7 @@ def write_tensors(
         seen.add(tensor.untyped_storage().data_ptr())
     texts = dict(metadata or {})
     if document is not None:
-        texts[_KEY] = json.dumps(document)
+        texts[DOCUMENT] = json.dumps(document)
     with replacing(target) as temporary:
         try:
             safetensors.torch.save_file(plain, temporary, texts)
@@ -188,7 +191,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             hint=f"a checkpoint's model is {inside}" if inside.exists() else "name a .safetensors file in it",
         )
     with path.open("rb", buffering=0) as file:
-        return _document(_read_header(file, path), path)
+        return parse_document(_read_header(file, path).metadata, path)
 
 
 def open_safetensors(
@@ -209,10 +212,10 @@ def open_safetensors(
     file = stack.enter_context(path.open("rb", buffering=0))
     header = _read_header(file, path)
     tensors: dict[str, StoredTensor] = {
-        name: _FileTensor(entry.shape, _DTYPES[entry.dtype], file, header.start + entry.data_offsets[0])
+        name: FileTensor(entry.shape, _DTYPES[entry.dtype], file, header.start + entry.data_offsets[0])
         for name, entry in header.entries.items()
     }
-    return tensors, _document(header, path), header.metadata
+    return tensors, parse_document(header.metadata, path), header.metadata
 
 
 def _read_header(file: io.FileIO, path: Path) -> _Header:
@@ -225,7 +228,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
             where=str(path),
             expected="a safetensors file",
             found=f"{size} bytes" + (f" starting with {start[:4]!r}" if start else ""),
-            hint=_CUT,
+            hint=CUT,
         )
     text = file.read(length)
     check_count(text.count(b'"data_offsets"'), str(path))
@@ -242,7 +245,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
             where=str(path),
             expected=f"{expected} bytes",
             found=f"{size} bytes",
-            hint=_CUT,
+            hint=CUT,
         )
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
@@ -278,19 +281,24 @@ def check_count(count: int, where: str) -> None:
 
 
 def _damaged_header(path: Path, found: str) -> RecordError:
-    return RecordError("the header of a tensor file is damaged", where=str(path), found=found, hint=_CUT)
+    return RecordError("the header of a tensor file is damaged", where=str(path), found=found, hint=CUT)
 
 
-def _document(header: _Header, path: Path) -> dict[str, Any] | None:
-    text = header.metadata.get(_KEY)
+def parse_document(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
+    """Return the document in the metadata of a file, or None.
+
+    Raises:
+        RecordError: it is damaged.
+    """
+    text = metadata.get(DOCUMENT)
     if text is None:
         return None
     try:
         document = parse_json(text)
     except json.JSONDecodeError as error:
         raise RecordError(
-            "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=_CUT
+            "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=CUT
         ) from None
     if not isinstance(document, dict):
-        raise RecordError("the metadata of a tensor file is damaged", where=str(path), hint=_CUT)
+        raise RecordError("the metadata of a tensor file is damaged", where=str(path), hint=CUT)
     return document

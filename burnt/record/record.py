@@ -16,6 +16,7 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt.config import Config, qualified_name
 from burnt.errors import RecordError, quantity
+from burnt.record.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
 from burnt.record.files import read_tensors, write_tensors
 
 FORMAT = 1
@@ -97,14 +98,15 @@ class Record:
                 _check_json(value, f"{module}.{name}" if module else name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file, atomically.
+        """Write one safetensors file, or with the name ``*.bpk`` a burnpack file of Burn's, atomically.
 
         Raises:
-            RecordError: as in `check`.
+            RecordError: as in `check`; or Burn has no such dtype.
             OSError: the folder cannot be written; an old file is unchanged.
         """
         self.check()
-        write_tensors(path, self.tensors, self._document())
+        write = write_burnpack if Path(path).suffix == SUFFIX else write_tensors
+        write(path, self.tensors, self._document())
 
     def save_folder(self, folder: str | os.PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
         """Write a folder that transformers and other programs of Hugging Face load.
@@ -167,13 +169,14 @@ class Record:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Record:
-        """Read a file that `save` wrote, or any safetensors file (then without metadata).
+        """Read a file that `save` wrote, or any safetensors or burnpack file (then without metadata).
 
         Raises:
             RecordError: the file is truncated, damaged, or of a newer format.
             OSError: the file does not exist or cannot be read.
         """
-        tensors, document = read_tensors(path)
+        read = read_burnpack if Path(path).is_file() and is_burnpack(path) else read_tensors
+        tensors, document = read(path)
         return dataclasses.replace(parse_metadata(document, tensors, os.fspath(path)), tensors=tensors)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from burnt._json import parse_json
 from burnt.errors import RecordError
+from burnt.record.burnpack_file import MAGIC, open_burnpack
 from burnt.record.files import MOST_HEADER_BYTES, check_count, open_safetensors
 from burnt.record.npz_file import open_npz
 from burnt.record.record import Record, parse_metadata
@@ -26,7 +27,7 @@ from burnt.record.torch_file import is_legacy, read_torch
 
 _INDEX = ".index.json"
 _FILES = ("model.safetensors", "pytorch_model.bin")
-_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz")
+_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.bpk")
 
 _OTHERS = {b"GGUF": "GGUF", b"\x89HDF": "HDF5", b"\x1f\x8b": "gzip", b"{": "JSON"}
 """Formats that people try, by the first bytes."""
@@ -102,6 +103,9 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
     if is_zip or is_legacy(start):
         state, notes = read_torch(where, legacy=is_legacy(start))
         return Source("file", _in_memory(state), where, notes=notes)
+    if start.startswith(MAGIC):
+        tensors, document, notes = open_burnpack(path, stack)
+        return Source("file", tensors, where, parse_metadata(document, tensors, where), notes)
     if int.from_bytes(start[:8], "little") > MOST_HEADER_BYTES:  # no safetensors file
         _refuse_other_formats(start, where)
     tensors, document, metadata = open_safetensors(path, stack)
@@ -109,7 +113,7 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
 
 
 def _refuse_other_formats(start: bytes, where: str) -> None:
-    expected = "a safetensors, PyTorch or .npz file"
+    expected = "a safetensors, PyTorch, .npz or burnpack file"
     for magic, name in _OTHERS.items():
         if start.startswith(magic):
             raise RecordError(

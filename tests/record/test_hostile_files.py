@@ -19,6 +19,7 @@ import torch
 import burnt
 from burnt.errors import RecordError
 from burnt.record import load_weights, read_weights
+from burnt.record.burnpack_file import write_burnpack
 
 
 @pytest.fixture
@@ -48,9 +49,10 @@ def small_files(folder, state):
     np.savez(folder / "m.npz", **{name: value.numpy() for name, value in state.items()})
     np.savez_compressed(folder / "c.npz", **{name: value.numpy() for name, value in state.items()})
     safetensors.torch.save_file(state, folder / "m.safetensors")
+    write_burnpack(folder / "m.bpk", state, None)
 
 
-KINDS = ["m.pt", "m.legacy", "m.npz", "c.npz", "m.safetensors"]
+KINDS = ["m.pt", "m.legacy", "m.npz", "c.npz", "m.safetensors", "m.bpk"]
 
 
 @pytest.mark.parametrize("step", [19, pytest.param(1, marks=pytest.mark.full)])
