@@ -31,7 +31,7 @@ from burnt.config import qualified_name
 from burnt.errors import ConfigError, InputValueError, RecordError, quantity
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
-from burnt.record import FORMAT, read_tensors, write_tensors
+from burnt.record import FORMAT, check_format, read_tensors, write_tensors
 
 __all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmerge_lora", "without_lora"]
 
@@ -361,6 +361,8 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], list[_Group]]:
     tensors, document = read_tensors(path)
+    if document is not None:
+        check_format(document, os.fspath(path))
     try:
         return tensors, msgspec.convert((document or {}).get("lora"), list[_Group])
     except msgspec.ValidationError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.loading import Renumber, load_into, load_weights
-from burnt.record.record import FORMAT, Record, record_of
+from burnt.record.record import FORMAT, Record, check_format, record_of
 from burnt.record.report import LoadReport
 from burnt.record.sources import read_weights
 
@@ -19,6 +19,7 @@ __all__ = [
     "LoadReport",
     "Record",
     "Renumber",
+    "check_format",
     "load_into",
     "load_weights",
     "read_document",

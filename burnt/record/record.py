@@ -200,15 +200,7 @@ def parse_metadata(
     if document is None:
         pairs = (foreign or {}).items()
         return Record({}, {name: source for name, source in pairs if source in names and name not in names})
-    version = document.get("format")
-    if type(version) is not int or version > FORMAT:
-        raise RecordError(
-            "a record of a newer format cannot be read",
-            where=where,
-            expected=f"format {FORMAT}",
-            found=f"format {version}",
-            hint="a newer burnt wrote this file: upgrade burnt",
-        )
+    check_format(document, where)
     try:
         metadata = msgspec.structs.asdict(msgspec.convert(document, _Metadata))
     except msgspec.ValidationError as error:
@@ -219,6 +211,23 @@ def parse_metadata(
             "tied tensors of a record are missing", where=where, expected=missing_sources[0], found="nothing"
         )
     return Record({}, **metadata)
+
+
+def check_format(document: Mapping[str, Any], where: str) -> None:
+    """Refuse a document that a newer burnt has stored.
+
+    Raises:
+        RecordError: its format is newer than `FORMAT`.
+    """
+    version = document.get("format")
+    if type(version) is not int or version > FORMAT:
+        raise RecordError(
+            "a record of a newer format cannot be read",
+            where=where,
+            expected=f"format {FORMAT}",
+            found=f"format {version}",
+            hint="a newer burnt wrote this file: upgrade burnt",
+        )
 
 
 def _shards(tensors: Mapping[str, Tensor], most_bytes: int) -> list[dict[str, Tensor]]:
