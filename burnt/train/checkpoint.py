@@ -32,7 +32,7 @@ __all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
 _MODEL, _TRAINING = "model.safetensors", "training.safetensors"
-_KEYS = {"position", "values", "optimizer", "metrics", "rng", "epoch_rng"}
+_KEYS = {"position", "values", "optimizer", "metrics", "rng"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +295,9 @@ class Checkpoints:
             options["class"], options["options"], _select_prefix("optimizer/", tensors)
         )
         rng, epoch_rng = (
-            RandomStates(_select_prefix(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
+            RandomStates(_select_prefix(f"{kind}/", tensors), document[kind])
+            # The first checkpoints of burnt have one state, which they restored for both.
+            for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
         )
         return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
 

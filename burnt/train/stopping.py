@@ -89,4 +89,5 @@ class EarlyStopping:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the state from a checkpoint."""
-        self.best, self.best_at, self.waited = state["best"], state["best_at"], state["waited"]
+        self.best, self.best_at = state["best"], state["best_at"]
+        self.waited = state.get("waited", 0)  # the first checkpoints lack it; the next value sets it

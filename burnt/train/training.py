@@ -344,7 +344,10 @@ class SupervisedTraining:
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
         states = document.get("plateaus", {})  # checkpoints of burnt 0.1.0 lack them
-        for plateau, group in plateaus_of(learner).items():
+        plateaus = plateaus_of(learner)
+        if isinstance(states, list):  # as they were first stored
+            states = dict(zip(plateaus.values(), states, strict=False))
+        for plateau, group in plateaus.items():
             if group in states:
                 plateau.load_state(states[group])
         if loaded.position.batch and document["loader"] != self.train.state():
@@ -358,8 +361,8 @@ class SupervisedTraining:
         for name, old, now in (
             ("train=", document["loader"], self.train.state()),
             ("the schedule", document["schedule"], stable_text(learner.schedule)),
-            ("the optimizer", document["built"], repr(learner.optimizer)),
-            # Checkpoints of burnt 0.1.0 lack these two.
+            # Checkpoints of burnt 0.1.0 lack the other two, earlier ones all three.
+            ("the optimizer", document.get("built", repr(learner.optimizer)), repr(learner.optimizer)),
             ("precision=", document.get("precision", self.precision), self.precision),
             ("clip_norm=", document.get("clip_norm", self.clip_norm), self.clip_norm),
         ):
