@@ -2,13 +2,14 @@
 
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file` and `npz_file`
-read the other formats. `fit` compares source and module, `report` says what was loaded. Only `torch_file`
-unpickles, and nothing but tensors.
+read the other formats. `layout` maps the names and arrangements of other programs to those of a model. `fit`
+compares source and module, `report` says what was loaded. Only `torch_file` unpickles, and only tensors.
 """
 
 from __future__ import annotations
 
 from burnt.record.files import read_document, read_tensors, write_tensors
+from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
 from burnt.record.loading import Renumber, load_into, load_weights
 from burnt.record.record import FORMAT, Record, record_of
 from burnt.record.report import LoadReport
@@ -16,9 +17,16 @@ from burnt.record.sources import read_weights
 
 __all__ = [
     "FORMAT",
+    "Drop",
+    "Join",
+    "Keep",
+    "Layout",
     "LoadReport",
     "Record",
+    "Rename",
     "Renumber",
+    "Split",
+    "Step",
     "load_into",
     "load_weights",
     "read_document",

@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from burnt._patterns import matches, near, warn_unmatched
-from burnt.errors import RecordError
+from burnt.errors import RecordError, nearest
 from burnt.record.fit import Fit
+from burnt.record.layout import Layout, burn_layout
 from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
 from burnt.record.report import LoadReport
 from burnt.record.source import MemoryTensor, Source
@@ -61,7 +62,7 @@ class Renumber:
         ]
 
 
-Rename = tuple[str, str | Callable[[re.Match[str]], str]] | Renumber
+RenameStep: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str]] | Renumber
 
 
 def load_weights(
@@ -70,7 +71,8 @@ def load_weights(
     *,
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
-    rename: Sequence[Rename] = (),
+    layout: Layout | str | None = None,
+    rename: Sequence[RenameStep] = (),
     partial: bool = False,
     dtype: torch.dtype | Literal["stored"] | None = None,
 ) -> LoadReport:
@@ -88,8 +90,10 @@ def load_weights(
         only: patterns on paths in the model (``"encoder"``, ``"*.bias|head"``); nothing else is loaded,
             required or unexpected.
         skip: patterns on paths in the model that are left out in the same way.
-        rename: applied in order to each name of the source: pairs of a regular expression and what replaces
-            it, as in `re.sub`, or `Renumber` for indices.
+        layout: how the program that wrote the source arranges the tensors: a `Layout`, ``"burn"``, or the
+            name of one in the model's ``layouts``, such as ``"hugging_face"`` of those in `burnt.models`.
+        rename: applied in order to each name of the source, after `layout`: pairs of a regular expression and
+            what replaces it, as in `re.sub`, or `Renumber` for indices.
         partial: load what fits by name, and report what is missing or unexpected instead of raising.
         dtype: of the loaded floating-point tensors in the model afterwards; ``"stored"`` is what each has
             in the source, None what it has in the model.
@@ -107,8 +111,32 @@ def load_weights(
     with ExitStack() as stack:
         opened = open_source(source, stack)
         incoming, notes = _stripped(opened, model)
+        chosen = Layout([]) if layout is None else find_layout(model, layout)
+        incoming = chosen.read(incoming)
         incoming = _renamed(incoming, rename)
-        return _load(model, opened, incoming, notes, _Selection(only, skip), partial, dtype)
+        return _load(model, opened, incoming, notes, _Selection(only, skip), chosen.keeps, partial, dtype)
+
+
+def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
+    """Return a layout by its name: one of the model's own, or ``"burn"``.
+
+    Raises:
+        RecordError: there is none of this name.
+    """
+    if isinstance(layout, Layout):
+        return layout
+    own: Mapping[str, Layout] = getattr(unwrapped(model), "layouts", {})
+    if layout in own:
+        return own[layout]
+    if layout == "burn":
+        return burn_layout(unwrapped(model))
+    known = [*own, "burn"]
+    raise RecordError(
+        f"{type(model).__name__} has no layout {layout!r}",
+        expected=", ".join(map(repr, known)),
+        found=repr(layout),
+        hint=f"did you mean {close!r}?" if (close := nearest(layout, known)) else None,
+    )
 
 
 def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False) -> LoadReport:
@@ -172,7 +200,7 @@ def _stripped(source: Source, model: torch.nn.Module) -> tuple[dict[str, StoredT
     return tensors, tuple(notes)
 
 
-def _renamed(tensors: dict[str, StoredTensor], rename: Sequence[Rename]) -> dict[str, StoredTensor]:
+def _renamed(tensors: dict[str, StoredTensor], rename: Sequence[RenameStep]) -> dict[str, StoredTensor]:
     names = list(tensors)
     for step in rename:
         try:
@@ -206,13 +234,18 @@ def _load(
     incoming: dict[str, StoredTensor],
     notes: tuple[str, ...],
     selection: _Selection,
+    keeps: Callable[[str], bool],
     partial: bool,
     dtype: torch.dtype | Literal["stored"] | None,
 ) -> LoadReport:
     inner = unwrapped(model)
     targets = _targets(inner)
     selection.check([path for path, _ in inner.named_modules() if path], [*targets, *incoming])
-    chosen = {path: target for path, target in targets.items() if selection.takes(path)}
+    chosen = {
+        path: target
+        for path, target in targets.items()
+        if selection.takes(path) and (path in incoming or not keeps(path))
+    }
     found = {name: stored for name, stored in incoming.items() if selection.takes(name)}
     loaded: dict[object, str] = {}  # the first path of each tensor
     for path, target in chosen.items():

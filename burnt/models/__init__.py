@@ -1,0 +1,8 @@
+"""Five architectures to read and to load published weights into: burnt Modules with a Config each."""
+
+from __future__ import annotations
+
+from burnt.models.llama import Llama, LlamaConfig
+from burnt.models.pretrained import Pretrained, PretrainedConfig
+
+__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig"]
