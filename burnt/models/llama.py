@@ -155,6 +155,15 @@ class Llama(Pretrained[LlamaConfig]):
         logits: Tensor = x if self.head is None else self.head(x)
         return logits
 
+    def new_cache(self, max_len: int | None = None) -> list[nn.KeyValueCache]:
+        """Return empty caches, one for each layer, for `forward`.
+
+        Args:
+            max_len: number of tokens to allocate memory for; None grows with each step, and lets gradients
+                through.
+        """
+        return [nn.KeyValueCache(max_len) for _ in self.layers]
+
     @property
     def layouts(self) -> Mapping[str, Layout]:
         """``"hugging_face"``: that of transformers' Llama, Qwen2 and Mistral."""
