@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from burnt.models.llama import Llama, LlamaConfig
-from burnt.models.pretrained import Pretrained, PretrainedConfig
+from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
 
-__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig"]
+__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]

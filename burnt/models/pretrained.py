@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
@@ -16,11 +17,13 @@ from burnt._files import replacing
 from burnt._json import parse_json
 from burnt._patterns import matches
 from burnt.config import Config, field_values
+from burnt.device import as_device
 from burnt.errors import ConfigError, RecordError
 from burnt.module import Module
 from burnt.record import Layout, LoadReport, Record, load_weights, record_of
+from burnt.record.sources import open_source
 
-__all__ = ["Pretrained", "PretrainedConfig", "build"]
+__all__ = ["Pretrained", "PretrainedConfig", "build", "load_pretrained"]
 
 _C = TypeVar("_C", bound="PretrainedConfig")
 _M = TypeVar("_M", bound="Pretrained[Any]")
@@ -29,16 +32,19 @@ _M = TypeVar("_M", bound="Pretrained[Any]")
 class PretrainedConfig(Config):
     """Base of the models' Configs, which read and write Hugging Face's ``config.json``.
 
-    A subclass has in `_KEYS` the key of each field, in `_MODEL_TYPES` the model types that it reads, and in
-    `_FIXED` the keys that change what the model computes, and of which it has this value alone.
+    A subclass has in `_KEYS` the key of each field, in `_MODEL_TYPES` the model types that it reads, in
+    `_FIXED` the keys that change what the model computes, and of which it has this value alone, and in
+    `_HEADS` the value of its field `head` by how the name of transformers' class ends. A field `num_classes`
+    is the number of labels.
     """
 
     other: dict[str, Any] = {}  # noqa: RUF012  # a Config copies it
-    """The keys of the ``config.json`` it was read from that the model makes no use of; written back."""
+    """The keys of the ``config.json`` it was read from that are no fields; written back."""
 
     _MODEL_TYPES: ClassVar[tuple[str, ...]]
     _KEYS: ClassVar[Mapping[str, str]]
     _FIXED: ClassVar[Mapping[str, Any]] = {}
+    _HEADS: ClassVar[Mapping[str, str | None]] = {}
 
     @classmethod
     def from_hugging_face(cls, document: Mapping[str, Any], *, where: str = "config.json") -> Self:
@@ -53,11 +59,20 @@ class PretrainedConfig(Config):
         """
         kind = document.get("model_type")
         if kind not in cls._MODEL_TYPES:
+            known = model_classes()
             raise ConfigError(
                 f"this is no model for {cls.__name__}",
                 where=f"{where}: model_type",
                 expected=" or ".join(map(repr, cls._MODEL_TYPES)),
                 found=repr(kind),
+                hint=f"burnt.models.{known[str(kind)].__name__} reads it" if str(kind) in known else None,
+            )
+        if document.get("quantization_config"):
+            raise ConfigError(
+                "quantized weights cannot be loaded",
+                where=f"{where}: quantization_config",
+                found=repr(document["quantization_config"]),
+                hint="take the snapshot that it was made from, which has weights of 16 or 32 bits",
             )
         values, rest = cls._fields_of(dict(document), where)
         for key, wanted in cls._FIXED.items():
@@ -68,13 +83,24 @@ class PretrainedConfig(Config):
                     expected=repr(wanted),
                     found=repr(rest[key]),
                 )
-        return cls(**values, other={key: value for key, value in rest.items() if key not in cls._FIXED})
+        values = {**cls._labels_of(document), **values}
+        try:
+            return cls(**values, other=rest)
+        except ConfigError as error:
+            error.where = f"{where}: {cls._KEYS.get(error.where or '', error.where)}"
+            raise
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Return the contents of the ``config.json`` of this model."""
         values = field_values(self)
-        keys = {key: values[name] for name, key in self._KEYS.items()}
-        return {**self.other, "model_type": self._MODEL_TYPES[0], **self._FIXED, **keys}
+        document = {**self.other, "model_type": self._MODEL_TYPES[0]}
+        document |= {key: values[name] for name, key in self._KEYS.items()}
+        number = values.get("num_classes")
+        if number is not None and number != _count_labels(document):
+            labels = {str(i): f"LABEL_{i}" for i in range(number)}
+            document |= {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
+            document.pop("num_labels", None)
+        return document
 
     @classmethod
     def load_hugging_face(cls, path: str | os.PathLike[str]) -> Self:
@@ -86,6 +112,22 @@ class PretrainedConfig(Config):
         """
         where = os.fspath(path)
         return cls.from_hugging_face(read_json(Path(path)), where=where)
+
+    @classmethod
+    def _labels_of(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields `head` and `num_classes`, as far as the document has them."""
+        values: dict[str, Any] = {}
+        ends = [
+            (end, head)
+            for name in document.get("architectures") or ()
+            for end, head in cls._HEADS.items()
+            if name.endswith(end)
+        ]
+        if ends:
+            values["head"] = ends[0][1]
+        if "num_classes" in cls.__struct_fields__:
+            values["num_classes"] = _count_labels(document)
+        return values
 
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -147,46 +189,105 @@ class Pretrained(Module, Generic[_C]):
             revision: branch, tag or commit of the snapshot to download.
             device: of the parameters; None is torch's default device.
             dtype: of the parameters; ``"stored"`` is what each has in the file, None torch's default dtype.
-            changes: fields of the Config to change, such as another head. A head that the snapshot lacks has
-                new weights, and a warning names them, unless it is one of `changes`.
+            changes: fields of the Config to change, such as ``head="classification", num_classes=3``. A head
+                that the snapshot lacks, or has for other classes, gets new weights; where it is not one of
+                `changes`, a warning says so.
 
         Returns:
-            the model in eval mode.
+            the model in eval mode; ``model.load_report`` says what was loaded.
 
         Raises:
             ConfigError: the snapshot is of another model, or has a feature that this one has not.
-            RecordError: the weights are damaged or do not fit.
-            OSError: there is no such folder, or it cannot be read.
+            RecordError: there is no such snapshot, or its weights are damaged or do not fit.
+            DeviceError: there is no such device.
+            OSError: a file cannot be read.
         """
+        place = torch.get_default_device() if device is None else as_device(device)
         folder = snapshot(source, download=download, revision=revision)
         config = cls.config_class.load_hugging_face(folder / "config.json").replace(**changes)
-        place = torch.get_default_device() if device is None else torch.device(device)
         with torch.device("meta"):
-            model = config.init()  # type: ignore[attr-defined]
+            model = cls(cast(_C, config))
+        model._remember_config(config)
+        skip = _resized_heads(model, folder) if changes else []
         with place:
-            report = load_weights(model, folder, layout="hugging_face", partial=True, dtype=dtype)
+            report = load_weights(model, folder, skip=skip, layout="hugging_face", partial=True, dtype=dtype)
         _check_fit(model, report, changed=bool(changes))
-        _fill(model, place)
+        _fill(model, place, dtype)
         model.load_report = replace(report, meta=())
-        return cast(Self, model.eval())
+        return model.eval()
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
         """Write a snapshot that transformers loads: ``config.json`` and the weights in its layout.
 
         Args:
-            folder: is created if its parent exists; other files in it stay, such as those of a tokenizer.
+            folder: is created if its parent exists; other files in it stay, such as those of a tokenizer. A
+                snapshot with one file of weights is replaced.
             shard_bytes: the size of a file of weights; only a single larger tensor makes a larger one.
 
         Raises:
-            RecordError: the folder has weights that cannot be replaced at once.
-            OSError: the folder cannot be written or is full.
+            RecordError: the model has LoRA adapters that are not merged, or the folder has weights that
+                cannot be replaced at once.
+            OSError: the folder cannot be written or is full; a snapshot in it is as before.
         """
         record = record_of(self)
+        if adapters := [path for path in record.tensors if ".lora_" in f".{path}"]:
+            raise RecordError(
+                "a snapshot cannot hold LoRA adapters",
+                where=adapters[0],
+                hint="burnt.nn.merge_lora(model) adds them to the weights, unmerge_lora(model) takes them "
+                "out again; burnt.nn.save_lora(model, path) saves them alone",
+            )
         tensors = self.layouts["hugging_face"].write(record.tensors)
-        Record(tensors).save_folder(folder, shard_bytes=shard_bytes)
+        dtypes = [value.dtype for value in self.parameters() if value.is_floating_point()]
         document = {**self.config.to_hugging_face(), "architectures": [self.architecture]}
-        with replacing(Path(folder) / "config.json") as temporary:
+        document.pop("torch_dtype", None)
+        document["dtype"] = str(dtypes[0]).removeprefix("torch.")
+        folder = Path(folder)
+        folder.mkdir(exist_ok=True)
+        # The old config.json is replaced only when the weights are.
+        with replacing(folder / "config.json") as temporary:
             temporary.write_text(json.dumps(document, indent=2) + "\n")
+            Record(tensors).save_folder(folder, shard_bytes=shard_bytes)
+
+
+def load_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    download: bool = False,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | Literal["stored"] | None = None,
+    **changes: Any,
+) -> Pretrained[Any]:
+    """Load a snapshot into the model of `burnt.models` that its ``config.json`` names.
+
+    Arguments, results and errors are those of `Pretrained.from_pretrained`.
+
+    >>> import tempfile
+    >>> from burnt.models import LlamaConfig
+    >>> config = LlamaConfig(vocab_size=100, d_model=32, d_ff=64, num_layers=2, num_heads=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     config.init().save_pretrained(folder)
+    ...     print(type(load_pretrained(folder)).__name__)
+    Llama
+    """
+    folder = snapshot(source, download=download, revision=revision)
+    where = folder / "config.json"
+    kind = str(read_json(where).get("model_type"))
+    if kind not in model_classes():
+        raise ConfigError(
+            "burnt has no such model",
+            where=f"{where}: model_type",
+            expected=" or ".join(map(repr, model_classes())),
+            found=repr(kind),
+            hint="burnt.load_weights loads the weights into any torch.nn.Module that you build",
+        )
+    return model_classes()[kind].from_pretrained(folder, device=device, dtype=dtype, **changes)
+
+
+def model_classes() -> dict[str, type[Pretrained[Any]]]:
+    """Return the models by model type."""
+    return {kind: model for model in Pretrained.__subclasses__() for kind in model.config_class._MODEL_TYPES}
 
 
 def build(
@@ -205,6 +306,8 @@ def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision
     """
     folder = Path(source)
     if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise _no_config(folder)
         return folder
     if not download:
         raise RecordError(
@@ -215,6 +318,27 @@ def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision
             hint="download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
         )
     raise NotImplementedError
+
+
+def _no_config(folder: Path) -> RecordError:
+    names = sorted(path.name for path in folder.iterdir())
+    hint = "burnt.load_weights(model, folder) loads weights into a model that you have built"
+    if "adapter_config.json" in names:
+        hint = "these are adapters: load the model that they are for, then burnt.nn.load_lora(model, folder)"
+    elif inner := sorted(folder.glob("snapshots/*/config.json")):
+        hint = f"this is a folder of the Hub's cache: {os.fspath(inner[-1].parent)!r} is a snapshot in it"
+    return RecordError(
+        "the folder is no snapshot",
+        where=os.fspath(folder),
+        expected="config.json and weights",
+        found=(", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing",
+        hint=hint,
+    )
+
+
+def _count_labels(document: Mapping[str, Any]) -> int:
+    labels = document.get("id2label")
+    return len(labels) if labels else document.get("num_labels") or 2
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -258,8 +382,28 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, *, changed: bool) -> 
         )
 
 
-def _fill(model: torch.nn.Module, device: torch.device) -> None:
-    """Give memory and values to what no file holds: a new head, and tables that sizes determine."""
+def _resized_heads(model: Pretrained[Any], folder: Path) -> list[str]:
+    """Return the paths of heads that have another shape in a snapshot, such as those of other classes."""
+    with ExitStack() as stack:
+        stored = model.layouts["hugging_face"].read(open_source(folder, stack).tensors)
+    return [
+        path
+        for path, value in model.state_dict().items()
+        if path in stored
+        and stored[path].shape != tuple(value.shape)
+        and any(matches(head, path) for head in model.HEADS)
+    ]
+
+
+def _fill(
+    model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Literal["stored"] | None
+) -> None:
+    """Give memory and values to what no file holds: a new head, and tables that sizes determine.
+
+    A new head has the dtype of the loaded parameters.
+    """
+    loaded_dtypes = (p.dtype for p in model.parameters() if not p.is_meta and p.is_floating_point())
+    new_dtype = next(loaded_dtypes, None) if dtype == "stored" else dtype
     for module in model.modules():
         own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
         loaded = {name: tensor.data for name, tensor in own.items() if not tensor.is_meta}
@@ -267,5 +411,6 @@ def _fill(model: torch.nn.Module, device: torch.device) -> None:
             continue
         module.to_empty(device=device, recurse=False)
         module.reset_parameters()  # type: ignore[operator]
+        module.to(dtype=new_dtype)
         for name, value in loaded.items():
             getattr(module, name).data = value
