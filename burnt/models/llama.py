@@ -146,9 +146,10 @@ class LlamaConfig(PretrainedConfig):
                 ],
             }
         # What several spellings say keeps the one that it was read in.
-        if _ACTIVATIONS.get(document.get("hidden_act", "silu")) != self.activation:
+        if _ACTIVATIONS.get(document.get("hidden_act", "")) != self.activation:
             document["hidden_act"] = next(k for k, value in _ACTIVATIONS.items() if value == self.activation)
-        if read_rope(document, self.max_len, "other") != (self.rope_base, self.rope):
+        is_written = "rope_theta" in document or "rope_parameters" in document
+        if not is_written or read_rope(document, self.max_len, "other") != (self.rope_base, self.rope):
             document.pop("rope_parameters", None)
             document |= write_rope(self.rope_base, self.rope, "rope")
         return document
@@ -200,7 +201,7 @@ _OPTIONS = {
 """The kinds that have an option."""
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {},
+    "llama": {"max_position_embeddings": 2048},  # `read_rope` needs it
     "mistral": {
         "intermediate_size": 14336,
         "num_key_value_heads": 8,
@@ -217,7 +218,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_window_layers": 28,
     },
 }
-"""What transformers takes for keys that a ``config.json`` lacks, where it is not the default of the field."""
+"""What transformers takes for keys that a ``config.json`` lacks, where the field has another default."""
 
 _ACTIVATIONS: dict[str, GateActivation] = {
     "silu": "silu",
