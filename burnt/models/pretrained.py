@@ -208,10 +208,20 @@ class Pretrained(Module, Generic[_C]):
         with torch.device("meta"):
             model = cls(cast(_C, config))
         model._remember_config(config)
-        skip = _resized_heads(model, folder) if changes else []
-        with place:
-            report = load_weights(model, folder, skip=skip, layout="hugging_face", partial=True, dtype=dtype)
-        _check_fit(model, report, changed=bool(changes))
+        is_new_head = not changes.keys().isdisjoint(("head", "num_classes"))
+        skip = _resized_heads(model, folder) if is_new_head else []
+        try:
+            with place:
+                report = load_weights(
+                    model, folder, skip=skip, layout="hugging_face", partial=True, dtype=dtype
+                )
+        except RecordError as error:
+            if error.origin:  # shapes differ; the hint of `load_weights` is an argument that this lacks
+                error.hint = "config.json and weights are of different models"
+                if changes:
+                    error.hint = f"without {', '.join(changes)}, the sizes are those of config.json"
+            raise
+        _check_fit(model, report, warn=not is_new_head)
         _fill(model, place, dtype)
         model.load_report = replace(report, meta=())
         return model.eval()
@@ -315,7 +325,9 @@ def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision
             where=os.fspath(source),
             expected="a folder with config.json and weights",
             found="a file" if folder.exists() else "nothing",
-            hint="download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
+            hint="pass the folder that it is in"
+            if folder.exists()
+            else "download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
         )
     raise NotImplementedError
 
@@ -359,7 +371,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _check_fit(model: Pretrained[Any], report: LoadReport, *, changed: bool) -> None:
+def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> None:
     """Refuse a snapshot that lacks more than a head, or has more of what the model has."""
     children = {name for name, _ in model.named_children()}
     new = [path for path in report.missing if any(matches(head, path) for head in model.HEADS)]
@@ -375,7 +387,7 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, *, changed: bool) -> 
                 *(f"unexpected  {name}" for name in unexpected[:12]),
             ],
         )
-    if new and not changed:
+    if new and warn:
         warnings.warn(
             f"{report.source} has no {', '.join(new)}: these weights are new and have to be trained",
             stacklevel=3,
