@@ -2,12 +2,14 @@
 
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file` and `npz_file`
-read the other formats. `layout` maps the names and arrangements of other programs to those of a model. `fit`
-compares source and module, `report` says what was loaded. Only `torch_file` unpickles, and only tensors.
+read the other formats. `layout` maps the names and arrangements of other programs to those of a model, and
+makes `arranged` tensors of the stored ones; `layouts` has those of Burn, timm and TensorFlow. `fit` compares
+source and module, `report` says what was loaded. Only `torch_file` unpickles, and only tensors.
 """
 
 from __future__ import annotations
 
+from burnt.record import layouts
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
 from burnt.record.loading import Renumber, load_into, load_weights
@@ -27,6 +29,7 @@ __all__ = [
     "Renumber",
     "Split",
     "Step",
+    "layouts",
     "load_into",
     "load_weights",
     "read_document",

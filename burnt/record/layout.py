@@ -1,20 +1,24 @@
-"""Layouts: how the tensors of another program map to those of a model, in both directions."""
+"""Layouts: how the tensors of another program map to those of a model, in both directions.
+
+A `Layout` is a table of steps. Each says what a tensor of the file ("theirs") is in the model ("ours").
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from burnt.errors import RecordError
+from burnt.record.arranged import JoinedTensor, PartOfTensor, PermutedTensor, value_of
 from burnt.record.source import MemoryTensor
 from burnt.record.stored import StoredTensor
 
-__all__ = ["Drop", "Join", "Keep", "Layout", "Rename", "Split", "Step", "burn_layout"]
+__all__ = ["Arrangement", "Drop", "Join", "Keep", "Layout", "Rename", "Split", "Step"]
 
 
 @dataclass(frozen=True)
@@ -22,29 +26,30 @@ class Rename:
     """A tensor, or all tensors of a module, under another name.
 
     Args:
-        theirs: pattern on names in the file: ``*`` is within one part between dots, a leading ``**`` any
-            number of parts.
-        ours: the path in the model, with as many stars.
-        transpose: whether a matrix is stored transposed.
+        theirs: pattern on names in the file: ``*`` matches within one part between dots, ``**`` any number
+            of parts.
+        ours: the path in the model, with the same stars.
+        transpose: whether the file stores matrices transposed; or the order of its axes in the model, as
+            Tensor.permute takes it: ``(3, 2, 0, 1)`` for the kernels of Keras and Flax. Tensors with another
+            number of axes stay as they are.
     """
 
     theirs: str
     ours: str
-    transpose: bool = False
+    transpose: bool | tuple[int, ...] = False
 
 
 @dataclass(frozen=True)
 class Join:
-    """Several tensors of the file are one of the model.
+    """Several tensors of the file are one of the model; or all tensors of several modules.
 
     Args:
-        theirs: the parts, in order.
+        theirs: the parts, in order; patterns as in `Rename`.
         ours: the path of the whole in the model.
-        sizes: of the parts along `dim` of the whole, None for equal ones; used when writing.
-        dim: along which the parts are joined.
-        groups: the whole has this many groups of rows, each with a piece of every part (GPT-NeoX stores the
-            queries, keys and values of each head together).
-        transpose: whether the parts are stored transposed; `dim` is that of the model's tensor.
+        sizes: of the parts along `dim`, None for equal ones; used when writing.
+        dim: the model's axis along which the parts are joined.
+        groups: the whole consists of so many groups, each with a piece of every part.
+        transpose: how the file stores the parts, as in `Rename`.
     """
 
     theirs: tuple[str, ...]
@@ -52,19 +57,29 @@ class Join:
     sizes: tuple[int, ...] | None = None
     dim: int = 0
     groups: int = 1
-    transpose: bool = False
+    transpose: bool | tuple[int, ...] = False
 
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor of the file is several of the model; arguments as in `Join`, `sizes` used when reading."""
+    """One tensor of the file is several of the model, as fused queries, keys and values; see `Join`.
+
+    Args:
+        theirs: the whole.
+        ours: the paths of the parts in the model, in order.
+        sizes: of the parts along `dim`, None for equal ones; used when reading.
+        dim: the model's axis along which the whole is split.
+        groups: the whole consists of so many groups, each with a piece of every part: GPT-NeoX stores the
+            query, key and value of each head together.
+        transpose: how the file stores the whole, as in `Rename`.
+    """
 
     theirs: str
     ours: tuple[str, ...]
     sizes: tuple[int, ...] | None = None
     dim: int = 0
     groups: int = 1
-    transpose: bool = False
+    transpose: bool | tuple[int, ...] = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Keep:
-    """Tensors of the model that the file need not have, and which keep their values where it does not."""
+    """Tensors of the model that the file need not have, and which then keep their values; not written."""
 
     ours: str
 
@@ -85,10 +100,25 @@ Step: TypeAlias = tuple[str, str] | Rename | Join | Split | Drop | Keep
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How another program names and arranges the tensors of a model.
+class Arrangement:
+    """The tensors of a file, as a model has them.
 
-    The first step that matches a name is applied; names that no step matches stay as they are.
+    Args:
+        tensors: by the model's names; nothing is read yet.
+        origins: the names in the file that each of them comes from.
+        prefixed: whether the file has the layout's prefix.
+    """
+
+    tensors: dict[str, StoredTensor]
+    origins: dict[str, tuple[str, ...]]
+    prefixed: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How another program names and arranges the tensors of a model: for `load_weights`, and back.
+
+    For each name the first step that matches it is applied; what no step matches stays as it is.
 
     Args:
         steps: pairs of names ``(theirs, ours)``, `Rename`, `Join`, `Split`, `Drop` and `Keep`.
@@ -98,175 +128,141 @@ class Layout:
         prefixed: whether written files have the prefix.
 
     >>> import torch
-    >>> layout = Layout([("h.*.ln", "layers.*.norm"), Rename("out.w", "head.weight", transpose=True)])
-    >>> layout.write({"layers.3.norm.weight": torch.ones(2), "head.weight": torch.ones(2, 5)}).keys()
-    dict_keys(['h.3.ln.weight', 'out.w'])
+    >>> layout = Layout([("h.*.ln", "layers.*.norm"), Split("h.*.qkv", ("layers.*.q", "layers.*.k"))])
+    >>> tensors = layout.read({"h.3.ln.weight": torch.ones(2), "h.3.qkv.weight": torch.ones(4, 2)})
+    >>> {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    {'layers.3.norm.weight': (2,), 'layers.3.q.weight': (2, 2), 'layers.3.k.weight': (2, 2)}
+    >>> {name: tuple(tensor.shape) for name, tensor in layout.write(tensors).items()}
+    {'h.3.ln.weight': (2,), 'h.3.qkv.weight': (4, 2)}
+
+    Raises:
+        RecordError: a step cannot be applied in both directions.
     """
 
     steps: Sequence[Step]
     prefix: str | None = None
     heads: tuple[str, ...] = ()
     prefixed: bool = False
-    _matchers: list[_Matcher] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_matchers", [_Matcher(step) for step in self.steps if not isinstance(step, Keep)]
-        )
+        for step in self.steps:
+            _check_step(step)
 
-    def read(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Return the tensors of a file under the model's names, as the model arranges them; nothing is read.
+    def read(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a file under the model's names, as the model arranges them.
+
+        They share memory with those of the file where no values have to be moved.
 
         Raises:
-            RecordError: a tensor does not have as many rows as its parts, or two get one name.
+            RecordError: a tensor cannot be split or joined, or two get one name.
         """
-        without = {self._without_prefix(name): stored for name, stored in tensors.items()}
-        return _apply(self._matchers, without if len(without) == len(tensors) else tensors, reading=True)
+        arranged = self.arrange({name: MemoryTensor.of(value) for name, value in tensors.items()})
+        return {name: value_of(stored) for name, stored in arranged.tensors.items()}
 
     def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a model's tensors under the names of the file, as the file arranges them.
 
-        What the file names and arranges as the model does shares its memory.
+        They share memory with those of the model where no values have to be moved.
 
         Raises:
             RecordError: as `read`.
         """
-        stored: Mapping[str, StoredTensor] = {name: MemoryTensor.of(value) for name, value in tensors.items()}
-        inverse = [_Matcher(_inverse(step)) for step in self.steps if not isinstance(step, Drop)]
-        written = _apply(inverse, stored, reading=False)
-        if self.prefixed:
-            written = {
-                name if self._is_head(name) else f"{self.prefix}.{name}": value
-                for name, value in written.items()
-            }
-        return {name: _read(value) for name, value in written.items()}
+        stored = {name: MemoryTensor.of(value) for name, value in tensors.items()}
+        arranged = _arrange(self._writing, stored, {name: name for name in stored}, reading=False)
+        return {
+            self.with_prefix(name) if self.prefixed else name: value_of(value)
+            for name, value in arranged.tensors.items()
+        }
+
+    def arrange(self, tensors: Mapping[str, StoredTensor]) -> Arrangement:
+        """Do what `read` does, without reading any values.
+
+        Raises:
+            RecordError: as `read`.
+        """
+        names = {self._without_prefix(name): name for name in tensors}
+        if len(names) < len(tensors):  # one name with and without the prefix: this is no prefix
+            names = {name: name for name in tensors}
+        stored = {name: tensors[old] for name, old in names.items()}
+        return _arrange(self._reading, stored, names, reading=True)
+
+    def names_of(self, path: str) -> tuple[str, ...]:
+        """Return which tensors of a file, named without the prefix, a tensor of the model comes from."""
+        found = self._writing.find(path)
+        if found is None:
+            return (path,)
+        step = self._writing.steps[found.step]
+        theirs = () if isinstance(step, Drop) else step.ours
+        return tuple(_name(name, found) for name in ((theirs,) if isinstance(theirs, str) else theirs))
 
     def keeps(self, path: str) -> bool:
         """Whether a file need not have a tensor of the model."""
         return any(isinstance(step, Keep) and _regex(step.ours).fullmatch(path) for step in self.steps)
 
+    def with_prefix(self, name: str) -> str:
+        """Return a name as a file with the prefix has it."""
+        if self.prefix is None or any(_regex(head).fullmatch(name) for head in self.heads):
+            return name
+        return f"{self.prefix}.{name}"
+
+    @cached_property
+    def _reading(self) -> _Table:
+        return _Table([step for step in map(_plain, self.steps) if not isinstance(step, Keep)])
+
+    @cached_property
+    def _writing(self) -> _Table:
+        return _Table([_inverse(step) for step in map(_plain, self.steps) if not isinstance(step, Drop)])
+
     def _without_prefix(self, name: str) -> str:
         return name if self.prefix is None else name.removeprefix(f"{self.prefix}.")
 
-    def _is_head(self, name: str) -> bool:
-        return any(_regex(head).fullmatch(name) for head in self.heads)
+
+_Applied: TypeAlias = Rename | Join | Split | Drop
 
 
-def burn_layout(model: nn.Module) -> Layout:
-    """Return the layout of Burn's records of a model: Linears transposed, norms with ``gamma`` and ``beta``.
+class _Match(NamedTuple):
+    """Which step matches a name, which of the step's patterns, what its stars stand for, and the rest."""
 
-    The attention of burnt.nn is read from Burn's four Linears ``query``, ``key``, ``value`` and ``output``.
-    """
-    steps: list[Step] = []
-    for path, module in model.named_modules():
-        dot = f"{path}." if path else ""
-        if "norm" in type(module).__name__.lower():
-            steps += [Rename(f"{dot}gamma", f"{dot}weight"), Rename(f"{dot}beta", f"{dot}bias")]
-            steps.append(Keep(f"{dot}num_batches_tracked"))
-        elif getattr(module, "in_proj_weight", None) is not None:
-            parts = tuple(f"{dot}{name}" for name in ("query", "key", "value"))
-            sizes = _attention_sizes(module)
-            steps.append(
-                Join(tuple(f"{p}.weight" for p in parts), f"{dot}in_proj_weight", sizes, transpose=True)
-            )
-            steps.append(Join(tuple(f"{part}.bias" for part in parts), f"{dot}in_proj_bias", sizes))
-            steps.append(Rename(f"{dot}output.weight", f"{dot}out_proj.weight", transpose=True))
-            steps.append(Rename(f"{dot}output.bias", f"{dot}out_proj.bias"))
-        elif isinstance(module, nn.Linear) and not dot.endswith(".out_proj."):
-            steps.append(Rename(f"{dot}weight", f"{dot}weight", transpose=True))
-    return Layout(steps)
+    step: int
+    pattern: int
+    stars: tuple[str, ...]
+    rest: str
 
 
-def _attention_sizes(module: nn.Module) -> tuple[int, ...] | None:
-    sizes = getattr(module, "_sizes", None)
-    return None if sizes is None else tuple(sizes())
+class _Table:
+    """Steps, to be looked up by name."""
 
+    def __init__(self, steps: Sequence[_Applied]) -> None:
+        self.steps = steps
+        # Names without stars are looked up, since the layout of a model may have a step for each tensor.
+        self._names: dict[str, tuple[int, int]] = {}
+        self._patterns: list[tuple[int, int, re.Pattern[str]]] = []
+        for number, step in enumerate(steps):
+            for index, pattern in enumerate((step.theirs,) if isinstance(step.theirs, str) else step.theirs):
+                if "*" in pattern:
+                    self._patterns.append((number, index, _regex(pattern)))
+                else:
+                    self._names.setdefault(pattern, (number, index))
 
-@dataclass(frozen=True)
-class _TransposedTensor(StoredTensor):
-    inner: StoredTensor
-
-    @classmethod
-    def of(cls, inner: StoredTensor) -> StoredTensor:
-        return inner if len(inner.shape) != 2 else cls(inner.shape[::-1], inner.dtype, inner)
-
-    def read_into(self, out: Tensor) -> None:
-        self.inner.read_into(out.T)
-
-    def verify(self, where: str) -> None:
-        self.inner.verify(where)
-
-
-@dataclass(frozen=True)
-class _JoinedTensor(StoredTensor):
-    parts: tuple[StoredTensor, ...]
-    dim: int
-    groups: int
-
-    def read_into(self, out: Tensor) -> None:
-        pieces = _pieces(out, [part.shape[self.dim] for part in self.parts], self.dim, self.groups)
-        for part, piece in zip(self.parts, pieces, strict=True):
-            if self.groups == 1:
-                part.read_into(piece)
-            else:
-                piece.copy_(_grouped(_read(part), self.dim, self.groups))
-
-    def verify(self, where: str) -> None:
-        for part in self.parts:
-            part.verify(where)
-
-
-@dataclass(frozen=True)
-class _PartOfTensor(StoredTensor):
-    whole: StoredTensor
-    sizes: tuple[int, ...]
-    index: int
-    dim: int
-    groups: int
-
-    def read_into(self, out: Tensor) -> None:
-        piece = _pieces(_read(self.whole), self.sizes, self.dim, self.groups)[self.index]
-        out.copy_(piece if self.groups == 1 else piece.flatten(self.dim, self.dim + 1))
-
-    def verify(self, where: str) -> None:
-        self.whole.verify(where)
-
-
-def _pieces(whole: Tensor, sizes: Sequence[int], dim: int, groups: int) -> Sequence[Tensor]:
-    if groups == 1:
-        return torch.split(whole, list(sizes), dim)
-    return torch.split(_grouped(whole, dim, groups), [size // groups for size in sizes], dim + 1)
-
-
-def _grouped(tensor: Tensor, dim: int, groups: int) -> Tensor:
-    return tensor.view(*tensor.shape[:dim], groups, -1, *tensor.shape[dim + 1 :])
-
-
-def _read(stored: StoredTensor) -> Tensor:
-    if isinstance(stored, MemoryTensor):
-        return stored.tensor
-    out = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-    stored.read_into(out)
-    return out
-
-
-class _Matcher:
-    """A step with its patterns compiled."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = Rename(*step) if isinstance(step, tuple) else step
-        theirs = self.step.theirs  # type: ignore[union-attr]
-        self.sources = [_regex(name) for name in (theirs if isinstance(theirs, tuple) else (theirs,))]
-
-    def match(self, name: str) -> tuple[int, tuple[str, ...], str] | None:
-        """Return which source of the step a name is, what its stars stand for, and the rest of it."""
-        for index, regex in enumerate(self.sources):
-            if match := regex.fullmatch(name):
+    def find(self, name: str) -> _Match | None:
+        """Return the first step that matches a name."""
+        best: _Match | None = None
+        end = len(name)
+        while end > 0 and self._names:
+            entry = self._names.get(name[:end])
+            if entry is not None and (best is None or entry[0] < best.step):
+                best = _Match(*entry, (), name[end:])
+            end = name.rfind(".", 0, end)
+        for number, index, pattern in self._patterns:
+            if best is not None and best.step < number:
+                break
+            if match := pattern.fullmatch(name):
                 *stars, rest = match.groups()
-                return index, tuple(stars), rest or ""
-        return None
+                return _Match(number, index, tuple(stars), rest or "")
+        return best
 
 
+@cache
 def _regex(pattern: str) -> re.Pattern[str]:
     """Compile a pattern on the path of a tensor or of a module above it; the last group is the rest."""
     parts = [
@@ -276,100 +272,114 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts).removesuffix(r"\.") + r"(\..+)?")
 
 
-def _name(pattern: str, stars: Iterable[str], rest: str) -> str:
-    values = iter(stars)
-    return re.sub(r"\*\*\.|\*", lambda _: next(values), pattern) + rest
+def _name(pattern: str, match: _Match) -> str:
+    values = iter(match.stars)
+    return re.sub(r"\*\*\.|\*", lambda _: next(values), pattern) + match.rest
 
 
-def _apply(
-    matchers: Sequence[_Matcher], tensors: Mapping[str, StoredTensor], *, reading: bool
-) -> dict[str, StoredTensor]:
-    """Apply the steps to each tensor: what the file stores transposed is turned on the file's side."""
-    done: dict[str, StoredTensor] = {}
+def _arrange(
+    table: _Table, tensors: Mapping[str, StoredTensor], names: Mapping[str, str], *, reading: bool
+) -> Arrangement:
+    """Apply the steps to each tensor.
+
+    Args:
+        table: the steps, inverted where `reading` is false.
+        tensors: by the names that the steps match.
+        names: those that messages show.
+        reading: whether `tensors` are the file's, which may store them transposed.
+    """
+    done = Arrangement({}, {}, prefixed=any(name != shown for name, shown in names.items()))
     parts: dict[tuple[int, tuple[str, ...], str], dict[int, str]] = {}
-
-    def put(name: str, stored: StoredTensor, source: str) -> None:
-        if name in done:
-            raise RecordError(
-                "the layout gives two tensors one name", where=name, found=f"{source!r} and another"
-            )
-        done[name] = stored
-
     for name, stored in tensors.items():
-        number, found = next(
-            ((n, match) for n, matcher in enumerate(matchers) if (match := matcher.match(name))), (0, None)
-        )
-        if found is None:
-            put(name, stored, name)
+        match = table.find(name)
+        if match is None:
+            _put(done, name, stored, [names[name]])
             continue
-        step, (index, stars, rest) = matchers[number].step, found
-        match step:
-            case Rename():
-                arranged = _TransposedTensor.of(stored) if step.transpose else stored
-                put(_name(step.ours, stars, rest), arranged, name)
-            case Split():
-                arranged = _TransposedTensor.of(stored) if step.transpose and reading else stored
-                sizes = _split_sizes(step, arranged, name)
-                for part, ours in enumerate(step.ours):
-                    shape = list(arranged.shape)
-                    shape[step.dim] = sizes[part]
-                    piece = _PartOfTensor(
-                        tuple(shape), stored.dtype, arranged, sizes, part, step.dim, step.groups
-                    )
-                    turned = _TransposedTensor.of(piece) if step.transpose and not reading else piece
-                    put(_name(ours, stars, rest), turned, name)
-            case Join():
-                parts.setdefault((number, stars, rest), {})[index] = name
-    for (number, stars, rest), names in parts.items():
-        step = matchers[number].step
+        step = table.steps[match.step]
+        if isinstance(step, Join):
+            parts.setdefault((match.step, match.stars, match.rest), {})[match.pattern] = name
+        elif isinstance(step, Rename):
+            axes = _axes(step.transpose, reading=reading)
+            _put(done, _name(step.ours, match), PermutedTensor.of(stored, axes), [names[name]])
+        elif isinstance(step, Split):
+            pieces = _split(step, stored, names[name], reading=reading)
+            for ours, piece in zip(step.ours, pieces, strict=True):
+                _put(done, _name(ours, match), piece, [names[name]])
+    for (number, stars, rest), found in parts.items():
+        step = table.steps[number]
         assert isinstance(step, Join)
-        if len(names) < len(step.theirs):  # the error of the misfit names them
-            for name in names.values():
-                put(name, tensors[name], name)
+        if len(found) < len(step.theirs):  # no whole: the parts that there are fit nothing
+            for name in found.values():
+                _put(done, name, tensors[name], [names[name]])
         else:
-            ordered = [tensors[names[index]] for index in range(len(names))]
-            if step.transpose and reading:
-                ordered = [_TransposedTensor.of(part) for part in ordered]
-            whole = _joined(step, ordered, list(names.values()))
-            if step.transpose and not reading:
-                whole = _TransposedTensor.of(whole)
-            put(_name(step.ours, stars, rest), whole, names[0])
+            ordered = {names[found[index]]: tensors[found[index]] for index in sorted(found)}
+            whole = _join(step, ordered, reading=reading)
+            _put(done, _name(step.ours, _Match(number, 0, stars, rest)), whole, list(ordered))
     return done
 
 
-def _split_sizes(step: Split, whole: StoredTensor, name: str) -> tuple[int, ...]:
-    rows = whole.shape[step.dim] if whole.shape else 0
-    sizes = step.sizes or (rows // len(step.ours),) * len(step.ours)
-    if not whole.shape or sum(sizes) != rows or any(size % step.groups for size in sizes):
+def _put(done: Arrangement, name: str, stored: StoredTensor, origins: Sequence[str]) -> None:
+    if name in done.tensors and done.tensors[name] is not stored:
         raise RecordError(
-            "a tensor of the file cannot be split into the model's",
+            "the layout gives two tensors one name",
             where=name,
-            expected=f"rows for {len(step.ours)} parts"
-            + (f" of {', '.join(map(str, step.sizes))}" if step.sizes else ""),
-            found=f"shape {whole.shape}",
+            found=" and ".join(map(repr, [*done.origins[name], *origins])),
         )
-    return sizes
+    done.tensors[name] = stored
+    done.origins[name] = tuple(origins)
 
 
-def _joined(step: Join, parts: list[StoredTensor], names: list[str]) -> StoredTensor:
-    first = parts[0]
-    same = {(part.shape[: step.dim], part.shape[step.dim + 1 :], part.dtype) for part in parts}
-    if not first.shape or len(same) > 1 or any(part.shape[step.dim] % step.groups for part in parts):
+def _axes(transpose: bool | tuple[int, ...], *, reading: bool) -> tuple[int, ...]:
+    """Return the order of the axes in the model, or where not `reading` in the file."""
+    if isinstance(transpose, bool):
+        return (1, 0) if transpose else ()
+    return transpose if reading else tuple(transpose.index(axis) for axis in range(len(transpose)))
+
+
+def _split(step: Split, whole: StoredTensor, name: str, *, reading: bool) -> list[StoredTensor]:
+    axes = _axes(step.transpose, reading=reading)
+    arranged = PermutedTensor.of(whole, axes) if reading else whole
+    rows = arranged.shape[step.dim] if step.dim < len(arranged.shape) else 0
+    count = len(step.ours)
+    sizes = step.sizes or (rows // count,) * count
+    if step.dim >= len(arranged.shape) or sum(sizes) != rows or any(size % step.groups for size in sizes):
+        parts = f"parts of sizes {', '.join(map(str, step.sizes))}" if step.sizes else f"{count} equal parts"
+        groups = f", each in {step.groups} groups" if step.groups > 1 else ""
         raise RecordError(
-            "tensors of the file cannot be joined into one of the model's",
-            where=", ".join(names),
-            expected=f"equal dtypes, and equal shapes but for axis {step.dim}",
-            found=", ".join(f"{part.shape} {part.dtype}" for part in parts),
+            "a tensor cannot be split as the layout says",
+            where=name,
+            expected=f"{parts} along axis {step.dim}{groups}",
+            found=f"shape {arranged.shape}",
         )
-    shape = list(first.shape)
-    shape[step.dim] = sum(part.shape[step.dim] for part in parts)
-    return _JoinedTensor(tuple(shape), first.dtype, tuple(parts), step.dim, step.groups)
+    pieces = PartOfTensor.all_of(arranged, sizes, step.dim, step.groups)
+    return pieces if reading else [PermutedTensor.of(piece, axes) for piece in pieces]
 
 
-def _inverse(step: Step) -> Step:
+def _join(step: Join, parts: Mapping[str, StoredTensor], *, reading: bool) -> StoredTensor:
+    axes = _axes(step.transpose, reading=reading)
+    arranged = [PermutedTensor.of(part, axes) if reading else part for part in parts.values()]
+    dim = step.dim
+    kinds = {(part.shape[:dim], part.shape[dim + 1 :], part.dtype) for part in arranged}
+    rows = [part.shape[dim] if dim < len(part.shape) else -1 for part in arranged]
+    if len(kinds) > 1 or -1 in rows or any(size % step.groups for size in rows):
+        groups = f", and along it multiples of {step.groups}" if step.groups > 1 else ""
+        raise RecordError(
+            "tensors cannot be joined as the layout says",
+            where=", ".join(parts),
+            expected=f"one dtype, and shapes that are equal except along axis {dim}{groups}",
+            found=", ".join(f"{part.shape} {part.dtype}" for part in arranged),
+        )
+    whole = JoinedTensor.of(arranged, dim, step.groups)
+    return whole if reading else PermutedTensor.of(whole, axes)
+
+
+def _plain(step: Step) -> Rename | Join | Split | Drop | Keep:
+    return Rename(*step) if isinstance(step, tuple) else step
+
+
+def _inverse(step: Rename | Join | Split | Drop | Keep) -> _Applied:
+    """Return the step from the model's names to the file's."""
     match step:
-        case tuple():
-            return step[1], step[0]
         case Rename():
             return replace(step, theirs=step.ours, ours=step.theirs)
         case Join():
@@ -379,4 +389,37 @@ def _inverse(step: Step) -> Step:
         case Keep():
             return Drop(step.ours)
         case Drop():
-            return Keep(step.theirs)
+            raise AssertionError("a dropped tensor is not written")
+
+
+def _check_step(step: Step) -> None:
+    """Refuse a step that cannot be applied in both directions."""
+
+    shown = repr(step)
+
+    def refuse(expected: str, found: object) -> RecordError:
+        return RecordError("a step of a layout is wrong", where=shown, expected=expected, found=found)
+
+    step = _plain(step)
+    patterns = _patterns(getattr(step, "theirs", ())) + _patterns(getattr(step, "ours", ()))
+    for pattern in patterns:
+        if any("**" in part and part != "**" for part in pattern.split(".")) or pattern.endswith("**"):
+            raise refuse("'**' between dots or at the beginning, before other parts", repr(pattern))
+    if len({tuple(re.findall(r"\*\*|\*", pattern)) for pattern in patterns}) > 1:
+        raise refuse("the same stars in all names, in the same order", ", ".join(map(repr, patterns)))
+    if isinstance(step, Join | Split):
+        several = step.theirs if isinstance(step, Join) else step.ours
+        if len(several) < 2:
+            raise refuse("two or more parts", repr(several))
+        if step.sizes is not None and len(step.sizes) != len(several):
+            raise refuse(f"sizes of {len(several)} parts", step.sizes)
+        if step.dim < 0 or step.groups < 1:
+            raise refuse("dim from 0 and groups from 1", f"dim={step.dim}, groups={step.groups}")
+    if isinstance(step, Rename | Join | Split):
+        order = step.transpose
+        if not isinstance(order, bool) and sorted(order) != list(range(len(order))):
+            raise refuse("True, False or the order of axes, such as (3, 2, 0, 1)", order)
+
+
+def _patterns(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
