@@ -19,6 +19,7 @@ from burnt._patterns import matches
 from burnt.config import Config, field_values
 from burnt.device import as_device
 from burnt.errors import ConfigError, RecordError
+from burnt.models.hub import download_snapshot
 from burnt.module import Module
 from burnt.record import Layout, LoadReport, Record, load_weights, record_of
 from burnt.record.sources import open_source
@@ -329,7 +330,7 @@ def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision
             if folder.exists()
             else "download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
         )
-    raise NotImplementedError
+    return download_snapshot(os.fspath(source), revision=revision)
 
 
 def _no_config(folder: Path) -> RecordError:
