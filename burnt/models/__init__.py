@@ -6,3 +6,7 @@ from burnt.models.llama import Llama, LlamaConfig
 from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
 
 __all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]
+from burnt.models.pretrained import Pretrained, PretrainedConfig
+from burnt.models.tokenizer import TextStream, Tokenizer
+
+__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "TextStream", "Tokenizer"]

@@ -7,10 +7,12 @@ from pathlib import Path
 from burnt.errors import RecordError, UnsupportedError
 
 _CONFIGS = ["config.json", "generation_config.json", "preprocessor_config.json"]
-_TOKENIZER = [
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.txt", "vocab.json", "merges.txt",
-]  # fmt: skip
+    "vocab.txt", "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+"""What snapshots have for their tokenizers. burnt makes no use of a chat template, but copies it."""
+
 _SAFETENSORS = ["model*.safetensors", "model*.safetensors.index.json"]
 _BIN = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
 
@@ -47,7 +49,7 @@ def download_snapshot(name: str, *, revision: str | None = None) -> Path:
                 huggingface_hub.snapshot_download(
                     name,
                     revision=revision,
-                    allow_patterns=[*_CONFIGS, *_TOKENIZER, *weights],
+                    allow_patterns=[*_CONFIGS, *TOKENIZER_FILES, *weights],
                     ignore_patterns=["*/*"],  # the patterns match in folders, too
                 )
             )

@@ -20,8 +20,8 @@ COMMON = [
 ]  # fmt: skip
 OTHERS = [
     ".gitattributes", "README.md", "flax_model.msgpack", "tf_model.h5", "model.gguf", "training_args.bin",
-    "consolidated.safetensors", "onnx/model.safetensors", "onnx/config.json", "modeling_llama.py",
-    "optimizer.bin",
+    "consolidated.safetensors", "onnx/model.safetensors", "onnx/config.json", "models/other.safetensors",
+    "modeling_llama.py", "optimizer.bin",
 ]  # fmt: skip
 
 
