@@ -121,8 +121,8 @@ class Tokenizer:
         return f"Tokenizer({len(self):,} tokens, {special})"
 
     @property
-    def special(self) -> dict[str, int]:
-        """The ids of the special tokens by name: ``tokenizer.special["eos"]``."""
+    def special_ids(self) -> dict[str, int]:
+        """The ids of the special tokens by name: ``tokenizer.special_ids["eos"]``."""
         ids = {name: self._tokenizer.token_to_id(text) for name, text in self._names.items()}
         return {name: number for name, number in ids.items() if number is not None}
 
@@ -266,7 +266,7 @@ class Tokenizer:
         """Set which special tokens are put around a text, where ``tokenizer.json`` does not say it."""
         from tokenizers import processors
 
-        ids, names = self.special, self._names
+        ids, names = self.special_ids, self._names
         if kind in ("Bert", "Roberta"):
             cls, sep = (names["cls"], ids["cls"]), (names["sep"], ids["sep"])
             space = config.get("add_prefix_space", False)
@@ -305,7 +305,7 @@ class Tokenizer:
             )
         rows = self._encode(texts, pairs, special, max_len)
         length = max((len(ids) for ids, _ in rows), default=0)
-        known = self.special
+        known = self.special_ids
         fill = known.get("pad", known.get("eos", 0))
         tokens = torch.full((len(rows), length), fill, dtype=torch.int64)
         segments = torch.zeros((len(rows), length), dtype=torch.int64)

@@ -90,7 +90,7 @@ def agree(ours, theirs):
         assert ours.decode(ours.encode(text), special=True) == theirs.decode(ours.encode(text))
         for pair in TEXTS[:3]:
             assert ours.encode(text, pair) == theirs(text, pair)["input_ids"]
-    for name, number in ours.special.items():
+    for name, number in ours.special_ids.items():
         assert getattr(theirs, f"{name}_token_id") == number
     assert len(ours) == len(theirs)
 
@@ -190,9 +190,9 @@ class TestOtherFiles:
             json.dumps({"pad_token": "<pad>", "eos_token": "</s>"})
         )
         ours = Tokenizer.from_pretrained(folder)
-        bos, eos = ours.special["bos"], ours.special["eos"]
+        bos, eos = ours.special_ids["bos"], ours.special_ids["eos"]
         assert ours.decode([eos], special=True) == "<|im_end|>"
-        assert ours.decode([ours.special["pad"]], special=True) == "<pad>"
+        assert ours.decode([ours.special_ids["pad"]], special=True) == "<pad>"
         ids = ours.encode("fox<tool><|im_end|>")
         assert ids[0] == bos
         assert ids[-1] == eos
@@ -202,7 +202,7 @@ class TestOtherFiles:
         assert padding[0].tolist() == [True] * (len(padding[0]) - len(ours.encode("fox"))) + [False] * len(
             ours.encode("fox")
         )
-        assert tokens[0, 0] == ours.special["pad"]
+        assert tokens[0, 0] == ours.special_ids["pad"]
 
 
 class TestStream:
