@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from burnt.models.llama import Llama, LlamaConfig
 from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
-
-__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]
-from burnt.models.pretrained import Pretrained, PretrainedConfig
 from burnt.models.tokenizer import TextStream, Tokenizer
 
-__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "TextStream", "Tokenizer"]
+__all__ = [
+    "Llama",
+    "LlamaConfig",
+    "Pretrained",
+    "PretrainedConfig",
+    "TextStream",
+    "Tokenizer",
+    "load_pretrained",
+]

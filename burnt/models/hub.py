@@ -17,7 +17,7 @@ _SAFETENSORS = ["model*.safetensors", "model*.safetensors.index.json"]
 _BIN = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
 
 
-def download_snapshot(name: str, *, revision: str | None = None) -> Path:
+def download_snapshot(name: str, *, revision: str | None = None, weights: bool = True) -> Path:
     """Download what burnt reads of a repository, or take it from huggingface_hub's cache.
 
     That is the configuration, the files of the tokenizer, and the weights: as safetensors, or where there are
@@ -27,6 +27,7 @@ def download_snapshot(name: str, *, revision: str | None = None) -> Path:
     Args:
         name: ``"owner/name"``, or ``"name"`` for the oldest repositories.
         revision: branch, tag or commit; None is the main branch.
+        weights: whether weights are downloaded, too.
 
     Returns:
         the folder in the cache.
@@ -43,19 +44,19 @@ def download_snapshot(name: str, *, revision: str | None = None) -> Path:
             where=name,
             hint='pip install "burnt[models]"; or download its files into a folder, and pass the folder',
         ) from error
-    for weights in (_SAFETENSORS, _BIN):
+    for files in (_SAFETENSORS, _BIN) if weights else ([],):
         try:
             folder = Path(
                 huggingface_hub.snapshot_download(
                     name,
                     revision=revision,
-                    allow_patterns=[*_CONFIGS, *TOKENIZER_FILES, *weights],
+                    allow_patterns=[*_CONFIGS, *TOKENIZER_FILES, *files],
                     ignore_patterns=["*/*"],  # the patterns match in folders, too
                 )
             )
         except Exception as error:  # of huggingface_hub, of its HTTP client and of the system
             raise _download_error(name, revision, error) from error
-        if any(any(folder.glob(pattern)) for pattern in weights):
+        if not weights or any(any(folder.glob(pattern)) for pattern in files):
             return folder
     raise RecordError(
         "a repository has no weights that can be read",

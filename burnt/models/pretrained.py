@@ -384,7 +384,7 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> Non
             where=report.source,
             expected=f"the tensors of {type(model).__name__}",
             origin=[
-                *(f"missing     {path}" for path in missing[:12]),
+                *(f"missing     {report.describe_missing(path)}" for path in missing[:12]),
                 *(f"unexpected  {name}" for name in unexpected[:12]),
             ],
         )
@@ -398,7 +398,7 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> Non
 def _resized_heads(model: Pretrained[Any], folder: Path) -> list[str]:
     """Return the paths of heads that have another shape in a snapshot, such as those of other classes."""
     with ExitStack() as stack:
-        stored = model.layouts["hugging_face"].read(open_source(folder, stack).tensors)
+        stored = model.layouts["hugging_face"].arrange(open_source(folder, stack).tensors).tensors
     return [
         path
         for path, value in model.state_dict().items()

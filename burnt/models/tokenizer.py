@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from burnt.errors import InputIndexError, InputTypeError, InputValueError, RecordError, UnsupportedError
-from burnt.models.hub import TOKENIZER_FILES
-from burnt.models.pretrained import read_json, snapshot
+from burnt.models.hub import TOKENIZER_FILES, download_snapshot
+from burnt.models.pretrained import read_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -94,10 +94,10 @@ class Tokenizer:
 
         Raises:
             UnsupportedError: `tokenizers` is not installed, or the snapshot has a tokenizer of another kind.
-            RecordError: there is no such snapshot, or its tokenizer is damaged.
+            RecordError: there is no such folder or repository, or its tokenizer is damaged.
             ConfigError: ``tokenizer_config.json`` is damaged.
         """
-        folder = snapshot(source, download=download, revision=revision)
+        folder = _find_folder(source, download, revision)
         config, named = _read_config(folder)
         tokenizer, kind = _read_tokenizer(folder, config)
         special = {**_CLASSES.get(kind, {}), **named}
@@ -407,6 +407,21 @@ def _truncated_sizes(first: int, second: int, most: int) -> tuple[int, int]:
     if long < short:
         short, long = most // 2, most - most // 2
     return (short, long) if first <= second else (long, short)
+
+
+def _find_folder(source: str | os.PathLike[str], download: bool, revision: str | None) -> Path:
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if download:
+        return download_snapshot(os.fspath(source), revision=revision, weights=False)
+    raise RecordError(
+        "there is no such folder",
+        where=os.fspath(source),
+        expected="a folder with the files of a tokenizer",
+        found="a file" if folder.exists() else "nothing",
+        hint="download=True fetches them by their name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
+    )
 
 
 def _library(where: str) -> Any:

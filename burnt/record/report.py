@@ -54,7 +54,7 @@ class LoadReport:
             casts.setdefault(dtypes, []).append(path)
         rows = [("note", note) for note in self.notes]
         rows += _rows("tied", (f"{path} is {source}" for path, source in self.tied.items()), len(self.tied))
-        rows += _rows("missing", map(self._missing, self.missing), len(self.missing))
+        rows += _rows("missing", map(self.describe_missing, self.missing), len(self.missing))
         rows += _rows("unexpected", self.unexpected, len(self.unexpected))
         for (old, new), paths in casts.items():
             more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
@@ -67,7 +67,8 @@ class LoadReport:
         width = max((len(kind) for kind, _ in rows), default=0)
         return "\n".join([head, *(f"  {kind:<{width}}  {text}" for kind, text in rows)])
 
-    def _missing(self, path: str) -> str:
+    def describe_missing(self, path: str) -> str:
+        """Return a missing path with the names that the source would have for it, and with a guess."""
         absent = f": no {', '.join(map(repr, self.absent[path]))}" if path in self.absent else ""
         return path + absent + question(self.guesses.get(path))
 

@@ -260,12 +260,19 @@ class TestSave:
         assert repr(again) == repr(ours)
         assert "bos='<s>'" in repr(ours)
 
-    def test_download_takes_the_folder_of_the_hub(self, tmp_path, monkeypatch):
+    def test_download_fetches_no_weights(self, tmp_path, monkeypatch):
         hub = pytest.importorskip("huggingface_hub")
         folder = folder_of("bytes", tmp_path / "t")
-        (folder / "model.safetensors").write_bytes(b"")
-        monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(folder))
+        asked = []
+
+        def snapshot_download(name, *, allow_patterns, **_):
+            asked.extend(allow_patterns)
+            return str(folder)
+
+        monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
         assert len(Tokenizer.from_pretrained("owner/name", download=True)) == 400
+        assert "tokenizer.json" in asked
+        assert not any("safetensors" in name or name.endswith(".bin") for name in asked)
 
 
 class TestErrors:
@@ -315,7 +322,7 @@ class TestErrors:
         assert caught.value.__cause__ is not None
         (tmp_path / "tokenizer_config.json").write_text("{")
         self.refused(ConfigError, "no JSON", Tokenizer.from_pretrained, tmp_path)
-        self.refused(BurntError, "there is no such snapshot", Tokenizer.from_pretrained, tmp_path / "none")
+        self.refused(BurntError, "there is no such folder", Tokenizer.from_pretrained, tmp_path / "none")
 
     def test_tokenizers_is_not_installed(self, tmp_path, monkeypatch):
         real = builtins.__import__
