@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from burnt.errors import InputIndexError, InputTypeError, InputValueError, RecordError, UnsupportedError
+from burnt.errors import (
+    InputIndexError,
+    InputTypeError,
+    InputValueError,
+    RecordError,
+    ShapeError,
+    UnsupportedError,
+)
 from burnt.models.hub import TOKENIZER_FILES, download_snapshot
 from burnt.models.pretrained import read_json
 
@@ -139,7 +146,8 @@ class Tokenizer:
 
         Raises:
             InputTypeError: the text is no str.
-            InputValueError: `max_len` is less than the number of special tokens.
+            InputValueError: `max_len` is less than the number of special tokens, or the vocabulary has
+                neither a token for a part of the text nor one for unknown parts.
         """
         return self._encode([text], None if pair is None else [pair], special, max_len)[0][0]
 
@@ -217,7 +225,16 @@ class Tokenizer:
 
         Raises:
             InputIndexError: an id is negative.
+            ShapeError: a tensor has not one axis.
         """
+        if isinstance(tokens, Tensor) and tokens.dim() != 1:
+            raise ShapeError(
+                "the tokens of one text are decoded at a time",
+                where="Tokenizer.decode",
+                expected="[L]",
+                found=tuple(tokens.shape),
+                hint="[tokenizer.decode(row) for row in tokens]",
+            )
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         if min(ids, default=0) < 0:
             raise InputIndexError(
@@ -332,10 +349,20 @@ class Tokenizer:
                         "this is no text", where="Tokenizer", expected="str", found=type(text).__name__
                     )
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        if max_len is None:
-            encoded = self._tokenizer.encode_batch(inputs, add_special_tokens=special)
-        else:
-            encoded = self._encode_truncated(texts, pairs, special, max_len)
+        try:
+            if max_len is None:
+                encoded = self._tokenizer.encode_batch(inputs, add_special_tokens=special)
+            else:
+                encoded = self._encode_truncated(texts, pairs, special, max_len)
+        except InputValueError:
+            raise
+        except Exception as error:  # the library raises plain ones
+            raise InputValueError(
+                "a text cannot be tokenized",
+                where="Tokenizer",
+                expected="valid Unicode, of tokens that the vocabulary has or has an unknown token for",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
         return [(one.ids, one.type_ids) for one in encoded]
 
     def _encode_truncated(

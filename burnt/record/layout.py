@@ -395,10 +395,10 @@ def _inverse(step: Rename | Join | Split | Drop | Keep) -> _Applied:
 def _check_step(step: Step) -> None:
     """Refuse a step that cannot be applied in both directions."""
 
-    shown = repr(step)
+    given = step
 
     def refuse(expected: str, found: object) -> RecordError:
-        return RecordError("a step of a layout is wrong", where=shown, expected=expected, found=found)
+        return RecordError("a step of a layout is wrong", where=repr(given), expected=expected, found=found)
 
     step = _plain(step)
     patterns = _patterns(getattr(step, "theirs", ())) + _patterns(getattr(step, "ours", ()))

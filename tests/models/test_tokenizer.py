@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from burnt.errors import BurntError, ConfigError, InputIndexError, InputTypeError, InputValueError
+from burnt.errors import BurntError, ConfigError, InputIndexError, InputTypeError, InputValueError, ShapeError
 from burnt.models import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -296,6 +296,15 @@ class TestErrors:
         assert "expected  1 pairs" in text
         self.refused(InputValueError, "padding has two sides", ours.batch, ["a"], side="top")
         self.refused(InputIndexError, "a token id is negative", ours.decode, [3, -1])
+
+        text = self.refused(ShapeError, "one text", ours.decode, torch.zeros(2, 3, dtype=torch.int64))
+        assert "found     (2, 3)" in text
+        for most in (None, 5):
+            self.refused(InputValueError, "cannot be tokenized", ours.encode, "\ud800", max_len=most)
+
+    def test_no_token_for_unknown_words(self):
+        words = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0})))
+        assert "UNK" in self.refused(InputValueError, "cannot be tokenized", words.encode, "b")
 
     def test_nothing_to_do(self, both):
         ours, _ = both

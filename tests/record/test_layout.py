@@ -431,6 +431,19 @@ class TestMessages:
         assert "norm.weight: (2,) in the module, (3,) in the state dict as 'ln.weight'\n" in text
         assert "embed.weight: in the state dict as 'wte.weight', not in the module\n" in text
 
+    def test_a_snapshot_that_lacks_a_part(self, tmp_path):
+        from burnt.models import Llama, LlamaConfig
+
+        small = LlamaConfig(vocab_size=7, d_model=8, d_ff=8, num_layers=1, num_heads=2, num_kv_heads=1)
+        small.init().save_pretrained(tmp_path)
+        tensors = dict(read_weights(tmp_path).tensors)
+        del tensors["model.layers.0.self_attn.k_proj.weight"], tensors["model.norm.weight"]
+        safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        text = refused("the weights do not fit", Llama.from_pretrained, tmp_path)
+        name = "model.layers.0.self_attn.k_proj.weight"
+        assert f"missing     layers.0.attention.in_proj_weight: no {name!r}" in text
+        assert "missing     norm.weight: no 'model.norm.weight'" in text
+
     @pytest.mark.parametrize(
         ("step", "shape", "expected"),
         [

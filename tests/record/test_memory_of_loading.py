@@ -29,7 +29,9 @@ elif kind == "split":
         )
         for i in range(count // 2)
     }
-    layout = Layout([Split(f"pair{i}", (f"{2 * i}.weight", f"{2 * i + 1}.weight")) for i in range(count // 2)])
+    layout = Layout(
+        [Split(f"pair{i}", (f"{2 * i}.weight", f"{2 * i + 1}.weight")) for i in range(count // 2)]
+    )
 text = json.dumps(header).encode()
 with open(path, "wb") as file:  # the zeros take no place on the disk
     file.write(struct.pack("<Q", len(text)) + text)
