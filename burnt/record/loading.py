@@ -208,8 +208,10 @@ class _Incoming:
             return [], []
         names = self.layout.names_of(path)
         present = [name for name in names if name in self.tensors]
-        absent = [name for name in names if name not in self.tensors and names != (path,)]
-        return present, [self.layout.with_prefix(name) if self.prefixed else name for name in absent]
+        absent = [name for name in names if name not in self.tensors]
+        if self.prefixed:
+            absent = [self.layout.with_prefix(name) for name in absent]
+        return present, [] if absent == [path] else absent
 
 
 class _Selection:
