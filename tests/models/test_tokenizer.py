@@ -175,6 +175,26 @@ class TestOtherFiles:
                 getattr(transformers, f"{kind}TokenizerFast").from_pretrained(tmp_path),
             )
 
+    @pytest.mark.parametrize(
+        "options", [{}, {"add_bos_token": True, "add_eos_token": True}, {"add_bos_token": False}]
+    )
+    @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+    def test_folders_of_other_classes(self, tmp_path, kind, options):
+        made = (
+            tokenizers.SentencePieceBPETokenizer() if kind == "Llama" else tokenizers.ByteLevelBPETokenizer()
+        )
+        special = ["<unk>", "<s>", "</s>"] if kind == "Llama" else ["<|endoftext|>"]
+        made.train_from_iterator(SENTENCES, vocab_size=300, special_tokens=special, show_progress=False)
+        made.save_model(str(tmp_path))
+        vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+        merges = [tuple(line.split()) for line in (tmp_path / "merges.txt").read_text().splitlines()[1:]]
+        fast = getattr(transformers, f"{kind}TokenizerFast")(vocab=vocabulary, merges=merges, **options)
+        fast.save_pretrained(tmp_path / "saved")
+        agree(
+            Tokenizer.from_pretrained(tmp_path / "saved"),
+            transformers.AutoTokenizer.from_pretrained(tmp_path / "saved"),
+        )
+
     def test_special_tokens_of_the_configs(self, tmp_path):
         folder = folder_of("bytes", tmp_path)
         config = json.loads((folder / "tokenizer_config.json").read_text())
