@@ -13,7 +13,7 @@ from burnt._lazy import attach
 from burnt._version import __version__
 
 if TYPE_CHECKING:
-    from burnt import data, kernels, memory, nn, onnx, optim, record, train
+    from burnt import data, kernels, memory, models, nn, onnx, optim, record, train
     from burnt.codegen import explain, fuse
     from burnt.config import Config
     from burnt.device import device_info
@@ -44,6 +44,7 @@ _HOMES = {
     "load": "burnt.train.loading",
     "load_weights": "burnt.record",
     "memory": "burnt.memory",
+    "models": "burnt.models",
     "nn": "burnt.nn",
     "num_params": "burnt.inspect",
     "onnx": "burnt.onnx",
@@ -79,6 +80,7 @@ __all__ = [
     "load",
     "load_weights",
     "memory",
+    "models",
     "nn",
     "num_params",
     "onnx",

@@ -212,6 +212,10 @@ class RotaryEncoding(Module):
             )
         self.register_buffer("inv_freq", self._frequencies(device), persistent=False)
 
+    def reset_parameters(self) -> None:
+        """Recompute the frequencies; needed after `to_empty`, as for torch's layers."""
+        self.inv_freq = self._frequencies(self.inv_freq.device)
+
     def forward(self, input: Tensor, offset: int | Tensor = 0) -> Tensor:
         """Rotate `input` ``[..., L, head_dim]``.
 

@@ -2,13 +2,17 @@
 
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file`, `npz_file`
-and `burnpack_file` (with `cbor`) read the other formats. `fit` compares source and module, `report` says what
-was loaded. Only `torch_file` unpickles, and nothing but tensors.
+and `burnpack_file` (with `cbor`) read the other formats. `layout` maps the names and arrangements of other
+programs to those of a model, and makes `arranged` tensors of the stored ones; `layouts` has those of Burn, timm
+and TensorFlow. `fit` compares source and module, `report` says what was loaded. Only `torch_file` unpickles,
+and nothing but tensors.
 """
 
 from __future__ import annotations
 
+from burnt.record import layouts
 from burnt.record.files import read_document, read_tensors, write_tensors
+from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
 from burnt.record.loading import Renumber, load_into, load_weights
 from burnt.record.record import FORMAT, Record, check_format, record_of
 from burnt.record.report import LoadReport
@@ -16,10 +20,18 @@ from burnt.record.sources import read_weights
 
 __all__ = [
     "FORMAT",
+    "Drop",
+    "Join",
+    "Keep",
+    "Layout",
     "LoadReport",
     "Record",
+    "Rename",
     "Renumber",
+    "Split",
+    "Step",
     "check_format",
+    "layouts",
     "load_into",
     "load_weights",
     "read_document",

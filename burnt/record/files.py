@@ -99,6 +99,11 @@ class FileTensor(StoredTensor):
                 part = flat[first : first + size]
                 part.copy_(self._read(torch.empty(part.shape, dtype=self.dtype, device="cpu"), first))
 
+    def read_rows_into(self, first: int, out: Tensor) -> None:
+        """Read these bytes alone."""
+        start = self.offset + first * math.prod(self.shape[1:]) * self.dtype.itemsize
+        _FileTensor(tuple(out.shape), self.dtype, self.file, start).read_into(out)
+
     def _read(self, out: Tensor, first: int) -> Tensor:
         """Read `out`'s elements from the one numbered `first` on."""
         if out.numel() == 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from types import MappingProxyType
 
 from burnt.errors import nearest
 
@@ -25,6 +26,10 @@ class Fit:
         found: the shapes in the source by name.
         tied: paths that need no tensor of their own in the source.
         partial: whether tensors may be missing on either side, as long as any fits.
+        origins: the names in the file of what `found` has, where a layout has changed them.
+        absent: the names in the file that a missing path comes from, where a layout says so, and which the
+            file lacks.
+        fragments: what `found` has of tensors of which the file lacks another part.
 
     >>> fit = Fit({"a.weight": (2, 3), "bias": (2,)}, {"a.wieght": (2, 3), "bias": (3,)})
     >>> fit.missing, fit.unexpected, fit.mismatched
@@ -40,8 +45,14 @@ class Fit:
         *,
         tied: Iterable[str] = (),
         partial: bool = False,
+        origins: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        absent: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        fragments: Collection[str] = (),
     ) -> None:
         tied = set(tied)
+        self.origins = origins
+        self.absent = absent
+        self.fragments = fragments
         self.own = own
         self.found = found
         self.shared = [path for path in own if path in found]
@@ -62,14 +73,17 @@ class Fit:
         for path in self.mismatched:
             own, found = self.own[path], self.found[path]
             transposed = " (transposed?)" if len(own) == 2 and own == found[::-1] else ""
-            lines.append(f"{path}: {own} in the module, {found} in the {noun}{transposed}")
+            origin = f" as {_names(self.origins[path])}" if path in self.origins else ""
+            lines.append(f"{path}: {own} in the module, {found} in the {noun}{origin}{transposed}")
         for path in () if self.partial else self.missing:
             guess = question(self.guesses.get(path))
-            lines.append(f"{path}: {self.own[path]} in the module, nothing in the {noun}{guess}")
-        guessed = set(self.guesses.values())
+            nothing = f"no {_names(self.absent[path])}" if path in self.absent else "nothing"
+            lines.append(f"{path}: {self.own[path]} in the module, {nothing} in the {noun}{guess}")
+        left_out = {*self.guesses.values(), *self.fragments}
         for name in () if self.partial else self.unexpected:
-            if name not in guessed:
-                lines.append(f"{name}: in the {noun}, not in the module")
+            if name not in left_out:
+                origin = f" as {_names(self.origins[name])}" if name in self.origins else ""
+                lines.append(f"{name}: in the {noun}{origin}, not in the module")
         more = len(lines) - MOST_LINES
         return lines[:MOST_LINES] + ([f"and {more:,} more"] if more > 0 else []), len(lines)
 
@@ -77,7 +91,7 @@ class Fit:
     def guesses(self) -> dict[str, str]:
         """The names that the first missing paths may have in the source."""
         guesses: dict[str, str] = {}
-        left = dict.fromkeys(self.unexpected)
+        left = dict.fromkeys(name for name in self.unexpected if name not in self.fragments)
         for path in self.missing[:MOST_LINES]:
             parts = path.split(".")
             shorter = (".".join(parts[first:]) for first in range(1, len(parts)))
@@ -107,6 +121,10 @@ class Fit:
                 if 2 * sum(prefix + other in missing for other in unexpected) > len(unexpected):
                     return f'rename=[(r"^", "{prefix}")] adds the prefix {prefix!r}'
         return None
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def question(guess: str | None) -> str:

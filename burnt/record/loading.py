@@ -8,14 +8,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from burnt._patterns import matches, near, warn_unmatched
-from burnt.errors import RecordError
+from burnt.errors import RecordError, nearest
 from burnt.record.fit import Fit
+from burnt.record.layout import Layout
+from burnt.record.layouts import burn
 from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
 from burnt.record.report import LoadReport
 from burnt.record.source import MemoryTensor, Source
@@ -61,7 +63,7 @@ class Renumber:
         ]
 
 
-Rename = tuple[str, str | Callable[[re.Match[str]], str]] | Renumber
+RenameStep: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str]] | Renumber
 
 
 def load_weights(
@@ -70,7 +72,8 @@ def load_weights(
     *,
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
-    rename: Sequence[Rename] = (),
+    layout: Layout | str | None = None,
+    rename: Sequence[RenameStep] = (),
     partial: bool = False,
     dtype: torch.dtype | Literal["stored"] | None = None,
 ) -> LoadReport:
@@ -88,8 +91,10 @@ def load_weights(
         only: patterns on paths in the model (``"encoder"``, ``"*.bias|head"``); nothing else is loaded,
             required or unexpected.
         skip: patterns on paths in the model that are left out in the same way.
-        rename: applied in order to each name of the source: pairs of a regular expression and what replaces
-            it, as in `re.sub`, or `Renumber` for indices.
+        layout: how the program that wrote the source arranges the tensors: a `Layout`, ``"burn"``, or the
+            name of one in the model's ``layouts``, such as ``"hugging_face"`` of those in `burnt.models`.
+        rename: applied in order to each name of the source, after `layout`: pairs of a regular expression and
+            what replaces it, as in `re.sub`, or `Renumber` for indices.
         partial: load what fits by name, and report what is missing or unexpected instead of raising.
         dtype: of the loaded floating-point tensors in the model afterwards; ``"stored"`` is what each has
             in the source, None what it has in the model.
@@ -106,9 +111,35 @@ def load_weights(
     """
     with ExitStack() as stack:
         opened = open_source(source, stack)
-        incoming, notes = _stripped(opened, model)
-        incoming = _renamed(incoming, rename)
-        return _load(model, opened, incoming, notes, _Selection(only, skip), partial, dtype)
+        tensors, notes = _stripped(opened, model)
+        chosen = None if layout is None else find_layout(model, layout)
+        incoming = _Incoming.of(opened, tensors, notes, chosen, rename)
+        return _load(model, incoming, _Selection(only, skip), partial, dtype)
+
+
+def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
+    """Return a layout by its name: one of the model's own, or ``"burn"``.
+
+    Raises:
+        RecordError: there is none of this name.
+    """
+    if isinstance(layout, Layout):
+        return layout
+    inner = unwrapped(model)
+    known = _layout_names(inner)
+    if layout not in known:
+        raise RecordError(
+            f"{type(model).__name__} has no layout {layout!r}",
+            expected=", ".join(map(repr, known)),
+            found=repr(layout),
+            hint=f"did you mean {close!r}?" if (close := nearest(layout, known)) else None,
+        )
+    return burn(inner) if layout == "burn" else inner.layouts[layout]  # type: ignore[index,return-value]
+
+
+def _layout_names(model: torch.nn.Module) -> list[str]:
+    own = getattr(model, "layouts", {})
+    return [*(own if isinstance(own, Mapping) else {}), "burn"]
 
 
 def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False) -> LoadReport:
@@ -123,6 +154,64 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
         RecordError: tensors are missing, unexpected or of another shape; the module is unchanged.
     """
     return load_weights(module, record, partial=partial)
+
+
+@dataclass(frozen=True)
+class _Incoming:
+    """The tensors of a source, under the names of the model.
+
+    Args:
+        source: where they come from.
+        tensors: by the names that `layout` and ``rename=`` give them.
+        origins: the names in the source, where they are others.
+        notes: what was found out about the source.
+        layout: the one in use, None without one.
+        prefixed: whether the source has the layout's prefix.
+        is_renamed: whether ``rename=`` was given.
+    """
+
+    source: Source
+    tensors: dict[str, StoredTensor]
+    origins: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    layout: Layout | None
+    prefixed: bool
+    is_renamed: bool
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        tensors: dict[str, StoredTensor],
+        notes: tuple[str, ...],
+        layout: Layout | None,
+        rename: Sequence[RenameStep],
+    ) -> _Incoming:
+        try:
+            arranged = (layout or Layout([])).arrange(tensors)
+        except RecordError as error:
+            if source.path is not None:
+                error.where = f"{source.path}: {error.where}"
+            raise
+        renamed, old = _renamed(arranged.tensors, rename)
+        origins = {name: arranged.origins[old[name]] for name in renamed}
+        changed = {name: origin for name, origin in origins.items() if origin != (name,)}
+        return cls(source, renamed, changed, notes, layout, arranged.prefixed, bool(rename))
+
+    def keeps(self, path: str) -> bool:
+        """Whether the source need not have a tensor of the model."""
+        return self.layout is not None and self.layout.keeps(path)
+
+    def parts_of(self, path: str) -> tuple[list[str], list[str]]:
+        """Return what a missing tensor would come from: the names that the source has, and those it lacks."""
+        if self.layout is None or self.is_renamed:  # regular expressions have no inverse
+            return [], []
+        names = self.layout.names_of(path)
+        present = [name for name in names if name in self.tensors]
+        absent = [name for name in names if name not in self.tensors]
+        if self.prefixed:
+            absent = [self.layout.with_prefix(name) for name in absent]
+        return present, [] if absent == [path] else absent
 
 
 class _Selection:
@@ -172,7 +261,10 @@ def _stripped(source: Source, model: torch.nn.Module) -> tuple[dict[str, StoredT
     return tensors, tuple(notes)
 
 
-def _renamed(tensors: dict[str, StoredTensor], rename: Sequence[Rename]) -> dict[str, StoredTensor]:
+def _renamed(
+    tensors: dict[str, StoredTensor], rename: Sequence[RenameStep]
+) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Return the tensors by their new names, and the old name of each."""
     names = list(tensors)
     for step in rename:
         try:
@@ -197,23 +289,26 @@ def _renamed(tensors: dict[str, StoredTensor], rename: Sequence[Rename]) -> dict
             )
         renamed[new] = tensors[old]
         first[new] = old
-    return renamed
+    return renamed, first
 
 
 def _load(
     model: torch.nn.Module,
-    source: Source,
-    incoming: dict[str, StoredTensor],
-    notes: tuple[str, ...],
+    incoming: _Incoming,
     selection: _Selection,
     partial: bool,
     dtype: torch.dtype | Literal["stored"] | None,
 ) -> LoadReport:
     inner = unwrapped(model)
+    source = incoming.source
     targets = _targets(inner)
-    selection.check([path for path, _ in inner.named_modules() if path], [*targets, *incoming])
-    chosen = {path: target for path, target in targets.items() if selection.takes(path)}
-    found = {name: stored for name, stored in incoming.items() if selection.takes(name)}
+    selection.check([path for path, _ in inner.named_modules() if path], [*targets, *incoming.tensors])
+    chosen = {
+        path: target
+        for path, target in targets.items()
+        if selection.takes(path) and (path in incoming.tensors or not incoming.keeps(path))
+    }
+    found = {name: stored for name, stored in incoming.tensors.items() if selection.takes(name)}
     loaded: dict[object, str] = {}  # the first path of each tensor
     for path, target in chosen.items():
         if path in found:
@@ -223,10 +318,18 @@ def _load(
         for path, target in chosen.items()
         if path not in found and target.key in loaded
     }
-    own_shapes = {path: tuple(target.tensor.shape) for path, target in chosen.items()}
-    fit = Fit(own_shapes, {name: stored.shape for name, stored in found.items()}, tied=tied, partial=partial)
+    parts = {path: incoming.parts_of(path) for path in chosen if path not in found}
+    fit = Fit(
+        {path: tuple(target.tensor.shape) for path, target in chosen.items()},
+        {name: stored.shape for name, stored in found.items()},
+        tied=tied,
+        partial=partial,
+        origins=incoming.origins,
+        absent={path: absent for path, (_, absent) in parts.items() if absent},
+        fragments={name for present, _ in parts.values() for name in present},
+    )
     if not fit.is_good:
-        raise _misfit(fit, type(model).__name__, source, notes, partial)
+        raise _misfit(fit, model, incoming, partial)
     _check_values(fit.shared, chosen, found, source.path)
 
     cast = _read(inner, targets, {path: found[path] for path in loaded.values()}, dtype)
@@ -237,36 +340,60 @@ def _load(
         cast=cast,
         static=_static_differences(source.record, inner),
         tied=tied,
-        skipped=tuple(name for name in {**targets, **incoming} if not selection.takes(name)),
+        skipped=tuple(name for name in {**targets, **incoming.tensors} if not selection.takes(name)),
         meta=tuple(without_compile_prefix(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
-        notes=notes,
+        notes=incoming.notes,
         source=source.path or f"a {source.kind}",
         guesses=fit.guesses,
+        absent={path: tuple(fit.absent[path]) for path in fit.missing if path in fit.absent},
     )
 
 
-def _misfit(fit: Fit, model: str, source: Source, notes: tuple[str, ...], partial: bool) -> RecordError:
+def _misfit(fit: Fit, model: torch.nn.Module, incoming: _Incoming, partial: bool) -> RecordError:
+    source, name = incoming.source, type(model).__name__
     lines, count = fit.problems(source.kind)
     hints = ["nothing was changed"]
     lora_hint = _lora_hint(fit, source.kind)
-    if lora_hint:
-        hints.append(lora_hint)
+    layout_hint = _layout_hint(fit, unwrapped(model), incoming)
+    if lora_hint or layout_hint:
+        hints += [hint for hint in (lora_hint, layout_hint) if hint]
     elif fit.rename_hint:
         hints.append(fit.rename_hint)
     elif fit.mismatched:
         hints.append(f"skip={'|'.join(fit.mismatched[:3])!r} leaves out tensors of another shape")
-    if (fit.missing or fit.unexpected) and not partial and not lora_hint:
+    if (fit.missing or fit.unexpected) and not (partial or lora_hint or layout_hint):
         hints.append("partial=True loads what fits by name")
     found = f"a {source.kind} of {len(source.tensors):,} tensors"
     total = len(fit.own.keys() | fit.found.keys())
     return RecordError(
-        f"the {source.kind} does not fit {model}: {count:,} of {total:,} tensors",
+        f"the {source.kind} does not fit {name}: {count:,} of {total:,} tensors",
         where=source.path,
-        expected=f"the tensors of {model}",
+        expected=f"the tensors of {name}",
         found=f"a record of {source.record.model}" if source.record.model else found,
-        origin=[*lines, *notes],
+        origin=[*lines, *incoming.notes],
         hint="; ".join(hints),
     )
+
+
+def _layout_hint(fit: Fit, model: torch.nn.Module, incoming: _Incoming) -> str | None:
+    """Return the ``layout=`` with which most tensors fit that do not fit without one."""
+    if incoming.layout is not None or incoming.is_renamed:
+        return None
+    best, most = None, max(len(fit.shared) - len(fit.mismatched), len(fit.own) // 2)
+    for name in _layout_names(model):
+        layout = find_layout(model, name)
+        try:
+            arranged = layout.arrange(incoming.tensors).tensors
+        except RecordError:  # sizes that do not fit
+            continue
+        fits = sum(
+            arranged[path].shape == shape if path in arranged else layout.keeps(path)
+            for path, shape in fit.own.items()
+        )
+        # A transposed Linear alone is no sign of Burn.
+        if fits > most and (name != "burn" or fits == len(fit.own)):
+            best, most = name, fits
+    return None if best is None else f"layout={best!r} fits {most:,} of the model's {len(fit.own):,} tensors"
 
 
 def _lora_hint(fit: Fit, kind: str) -> str | None:
@@ -363,8 +490,12 @@ def _check_values(
 ) -> None:
     """Check values before any is loaded: their checksums, and that tied tensors have the same."""
     first: dict[object, str] = {}
+    verified: set[int] = set()  # several tensors of the model may come from one of the file
     for path in shared:
-        found[path].verify(path if where is None else f"{where}: {path}")
+        for stored in found[path].sources:
+            if id(stored) not in verified:
+                stored.verify(path if where is None else f"{where}: {path}")
+                verified.add(id(stored))
         other = first.setdefault(targets[path].key, path)
         if found[other] is not found[path] and not _equal_values(found[other], found[path]):
             raise RecordError(

@@ -29,6 +29,7 @@ class LoadReport:
         notes: what was found out about the source: a nested key, a prefix.
         source: the file or folder, or the kind of object.
         guesses: missing path -> the unexpected name that it may be.
+        absent: missing path -> the names in the source that it would come from, where a layout was used.
     """
 
     applied: tuple[str, ...]
@@ -42,6 +43,7 @@ class LoadReport:
     notes: tuple[str, ...] = ()
     source: str = ""
     guesses: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    absent: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         head = f"{quantity(len(self.applied), 'tensor')} loaded"
@@ -52,9 +54,7 @@ class LoadReport:
             casts.setdefault(dtypes, []).append(path)
         rows = [("note", note) for note in self.notes]
         rows += _rows("tied", (f"{path} is {source}" for path, source in self.tied.items()), len(self.tied))
-        rows += _rows(
-            "missing", (path + question(self.guesses.get(path)) for path in self.missing), len(self.missing)
-        )
+        rows += _rows("missing", map(self.describe_missing, self.missing), len(self.missing))
         rows += _rows("unexpected", self.unexpected, len(self.unexpected))
         for (old, new), paths in casts.items():
             more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
@@ -66,6 +66,11 @@ class LoadReport:
         rows += _rows("on meta", self.meta, len(self.meta))
         width = max((len(kind) for kind, _ in rows), default=0)
         return "\n".join([head, *(f"  {kind:<{width}}  {text}" for kind, text in rows)])
+
+    def describe_missing(self, path: str) -> str:
+        """Return a missing path with the names that the source would have for it, and with a guess."""
+        absent = f": no {', '.join(map(repr, self.absent[path]))}" if path in self.absent else ""
+        return path + absent + question(self.guesses.get(path))
 
 
 def _rows(kind: str, texts: Iterable[str], count: int) -> list[tuple[str, str]]:

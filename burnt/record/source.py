@@ -37,6 +37,10 @@ class MemoryTensor(StoredTensor):
         """Copy the values to a tensor."""
         out.copy_(self.tensor)
 
+    def read_rows_into(self, first: int, out: Tensor) -> None:
+        """Copy rows alone."""
+        out.copy_(self.tensor[first : first + out.shape[0]])
+
     def verify(self, where: str) -> None:
         """Refuse a tensor on the meta device."""
         if self.tensor.is_meta:

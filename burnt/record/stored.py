@@ -24,5 +24,20 @@ class StoredTensor:
         """
         raise NotImplementedError
 
+    def read_rows_into(self, first: int, out: Tensor) -> None:
+        """Write to `out` as many rows as it has, from the one numbered `first` on.
+
+        Raises:
+            RecordError, OSError: as in `read_into`.
+        """
+        whole = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read_into(whole)
+        out.copy_(whole[first : first + out.shape[0]])
+
+    @property
+    def sources(self) -> tuple[StoredTensor, ...]:
+        """The tensors of the file that the values come from; a layout arranges some of several."""
+        return (self,)
+
     def verify(self, where: str) -> None:
         """Raise a RecordError if the values are damaged, where the format allows to tell."""

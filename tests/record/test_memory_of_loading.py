@@ -9,13 +9,29 @@ PROGRAM = """
 import json, re, struct, sys
 import torch
 import burnt
+from burnt.record import Layout, Rename, Split
 
-count, size, path = 20, 5120, sys.argv[1]
+count, size, path, kind = 20, 5120, sys.argv[1], sys.argv[3]
 bytes_each = 4 * size * size
 header = {
     f"{i}.weight": dict(dtype="F32", shape=[size, size], data_offsets=[i * bytes_each, (i + 1) * bytes_each])
     for i in range(count)
 }
+layout = None
+if kind == "transposed":
+    layout = Layout([Rename("*.weight", "*.weight", transpose=True)])
+elif kind == "split":
+    header = {
+        f"pair{i}": dict(
+            dtype="F32",
+            shape=[2 * size, size],
+            data_offsets=[2 * i * bytes_each, 2 * (i + 1) * bytes_each],
+        )
+        for i in range(count // 2)
+    }
+    layout = Layout(
+        [Split(f"pair{i}", (f"{2 * i}.weight", f"{2 * i + 1}.weight")) for i in range(count // 2)]
+    )
 text = json.dumps(header).encode()
 with open(path, "wb") as file:  # the zeros take no place on the disk
     file.write(struct.pack("<Q", len(text)) + text)
@@ -29,16 +45,19 @@ def megabytes(field):
 with torch.device("meta"):
     model = torch.nn.Sequential(*[torch.nn.Linear(size, size, bias=False) for _ in range(count)])
 before = megabytes("VmRSS")
-burnt.load_weights(model, path, dtype=getattr(torch, sys.argv[2]))
+burnt.load_weights(model, path, layout=layout, dtype=getattr(torch, sys.argv[2]))
 print(megabytes("VmHWM") - before - sum(p.nbytes for p in model.parameters()) // 2**20)
 """
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_gigabytes(tmp_path, dtype):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m.safetensors"), dtype]
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [("float32", "none"), ("bfloat16", "none"), ("float32", "split"), ("bfloat16", "transposed")],
+)
+def test_two_gigabytes(tmp_path, dtype, layout):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m.safetensors"), dtype, layout]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 300

@@ -1,0 +1,400 @@
+"""Llama, and its layout with other sizes: Qwen2 and Mistral.
+
+Axes: B batch, L tokens, E the size of a vector, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from burnt import nn
+from burnt.errors import ConfigError
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.models.rope import read_rope, write_rope
+from burnt.module import Module
+from burnt.nn import rope_scaling
+from burnt.nn.gated import GateActivation
+from burnt.record import Drop, Join, Layout, Step
+
+__all__ = ["Llama", "LlamaConfig"]
+
+
+class LlamaConfig(PretrainedConfig):
+    """What a `Llama` consists of.
+
+    Args:
+        vocab_size: number V of tokens.
+        d_model: size E of the vectors.
+        d_ff: size between the Linears of a feed-forward.
+        num_layers: number of layers.
+        num_heads: heads of the queries.
+        num_kv_heads: heads of keys and values; None is `num_heads`.
+        head_dim: size of a head; None is ``d_model / num_heads``.
+        max_len: the longest sequence of the training. Longer ones are computed, too.
+        activation: of the gate of a feed-forward.
+        eps: added to the mean square in the norms.
+        dropout: probability of dropping an attention weight while training.
+        rope_base: base of the rotary encoding.
+        rope: scaling of the rotary encoding.
+        window: how many tokens a token sees, itself included; None is all before it. For Mistral and Qwen2.
+        window_layers: indices of the layers with the window; None is all. For Qwen2.
+        attention_bias: whether the projections of the attention have biases. For Llama; Qwen2 has always
+            those of queries, keys and values, Mistral none.
+        feed_forward_bias: whether the Linears of the feed-forwards have biases. For Llama.
+        pad_token: token whose embedding is not trained.
+        tied: whether the weight of the head for logits is that of the embedding.
+        head: ``"lm"`` for logits over the vocabulary, ``"classification"`` for logits over `num_classes`
+            classes from the last token, None for the vectors of all tokens.
+        num_classes: number C of classes.
+        kind: model type in ``config.json``.
+
+    Raises:
+        ConfigError: sizes do not fit each other, or a model of this `kind` has no such option.
+    """
+
+    vocab_size: int = 32000
+    d_model: int = 4096
+    d_ff: int = 11008
+    num_layers: int = 32
+    num_heads: int = 32
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    max_len: int = 2048
+    activation: GateActivation = "silu"
+    eps: float = 1e-6
+    dropout: float = 0.0
+    rope_base: float = 10000.0
+    rope: rope_scaling.Scaling | None = None
+    window: int | None = None
+    window_layers: list[int] | None = None
+    attention_bias: bool = False
+    feed_forward_bias: bool = False
+    pad_token: int | None = None
+    tied: bool = False
+    head: Literal["lm", "classification"] | None = "lm"
+    num_classes: int = 2
+    kind: Literal["llama", "qwen2", "mistral"] = "llama"
+
+    _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "mistral")
+    _HEADS: ClassVar[Mapping[str, str | None]] = {
+        "ForCausalLM": "lm",
+        "ForSequenceClassification": "classification",
+        "Model": None,
+    }
+    _KEYS: ClassVar[Mapping[str, str]] = {
+        "vocab_size": "vocab_size",
+        "d_model": "hidden_size",
+        "d_ff": "intermediate_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "max_len": "max_position_embeddings",
+        "eps": "rms_norm_eps",
+        "dropout": "attention_dropout",
+        "pad_token": "pad_token_id",
+        "tied": "tie_word_embeddings",
+        "kind": "model_type",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kinds in _OPTIONS.items():
+            if getattr(self, name) and self.kind not in kinds:
+                raise ConfigError(
+                    f"a model of kind {self.kind!r} has no {name}",
+                    where=name,
+                    expected=f"kind={' or '.join(map(repr, kinds))}",
+                    found=f"{name}={getattr(self, name)!r}",
+                )
+        if self.head_dim is None and (self.num_heads < 1 or self.d_model % self.num_heads):
+            raise ConfigError(
+                "d_model cannot be split into heads",
+                where="d_model",
+                expected=f"a multiple of num_heads = {self.num_heads}, or head_dim",
+                found=self.d_model,
+            )
+        if self.window is not None and self.window < 1:
+            raise ConfigError("a token sees itself", where="window", expected="1 or more", found=self.window)
+
+    def init(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Llama:
+        """Build the model, with new weights."""
+        return build(Llama, self, device, dtype)
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return the contents of the ``config.json`` of this model."""
+        document = super().to_hugging_face()
+        if self.num_kv_heads is None:
+            document["num_key_value_heads"] = self.num_heads
+        if self.head_dim is None:
+            del document["head_dim"]
+        if self.kind == "llama":
+            document |= {"attention_bias": self.attention_bias, "mlp_bias": self.feed_forward_bias}
+        elif self.kind == "mistral":
+            document["sliding_window"] = self.window
+        else:
+            windowed = self._windowed()
+            document |= {
+                "use_sliding_window": self.window is not None,
+                "sliding_window": self.window,
+                "layer_types": [
+                    f"{'sliding' if i in windowed else 'full'}_attention" for i in range(self.num_layers)
+                ],
+            }
+        # What several spellings say keeps the one that it was read in.
+        if _ACTIVATIONS.get(document.get("hidden_act", "")) != self.activation:
+            document["hidden_act"] = next(k for k, value in _ACTIVATIONS.items() if value == self.activation)
+        is_written = "rope_theta" in document or "rope_parameters" in document
+        if not is_written or read_rope(document, self.max_len, "other") != (self.rope_base, self.rope):
+            document.pop("rope_parameters", None)
+            document |= write_rope(self.rope_base, self.rope, "rope")
+        return document
+
+    @classmethod
+    def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        values, rest = super()._fields_of({**_DEFAULTS[document["model_type"]], **document}, where)
+        activation = rest.get("hidden_act", "silu")
+        if activation not in _ACTIVATIONS:
+            raise ConfigError(
+                f"{cls.__name__} has no such activation",
+                where=f"{where}: hidden_act",
+                expected=" or ".join(map(repr, _ACTIVATIONS)),
+                found=repr(activation),
+            )
+        values["activation"] = _ACTIVATIONS[activation]
+        values["rope_base"], values["rope"] = read_rope(rest, values["max_len"], where)
+        match values["kind"]:
+            case "llama":
+                values["attention_bias"] = rest.pop("attention_bias", False)
+                values["feed_forward_bias"] = rest.pop("mlp_bias", False)
+            case "mistral":
+                values["window"] = rest.pop("sliding_window")
+            case "qwen2":
+                window, first = rest.pop("sliding_window"), rest["max_window_layers"]
+                kinds = rest.pop("layer_types", None)
+                if rest.pop("use_sliding_window"):
+                    values["window"] = window
+                    values["window_layers"] = [
+                        i
+                        for i in range(values["num_layers"])
+                        if (i >= first if kinds is None else kinds[i] == "sliding_attention")
+                    ]
+        return values, rest
+
+    def _windowed(self) -> Collection[int]:
+        """Return the indices of the layers with a window."""
+        if self.window is None:
+            return ()
+        return range(self.num_layers) if self.window_layers is None else self.window_layers
+
+
+_OPTIONS = {
+    "attention_bias": ("llama",),
+    "feed_forward_bias": ("llama",),
+    "window": ("mistral", "qwen2"),
+    "window_layers": ("qwen2",),
+}
+"""The kinds that have an option."""
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},  # `read_rope` needs it
+    "mistral": {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "qwen2": {
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+"""What transformers takes for keys that a ``config.json`` lacks, where the field has another default."""
+
+_ACTIVATIONS: dict[str, GateActivation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+}
+
+
+class LlamaLayer(Module):
+    """Attention and feed-forward, each of normalised vectors and added to them."""
+
+    norm1: nn.RmsNorm
+    attention: nn.MultiHeadAttention
+    norm2: nn.RmsNorm
+    feed_forward: nn.GatedFeedForward
+
+    def forward(
+        self, x: Tensor, padding: Tensor | None, hidden: Tensor | None, cache: nn.KeyValueCache | None
+    ) -> Tensor:
+        """Map ``[B, L, E]`` to the same shape; `hidden` is the mask of a window, ``[L, S]``."""
+        x = x + self.attention(
+            self.norm1(x), attn_mask=hidden, key_padding_mask=padding, is_causal=True, cache=cache
+        )
+        out: Tensor = x + self.feed_forward(self.norm2(x))
+        return out
+
+
+class Llama(Pretrained[LlamaConfig]):
+    """A decoder of rotary attention with grouped queries, RMS norms and gated feed-forwards.
+
+    Args:
+        config: its `LlamaConfig`; ``config.init()`` builds it, too.
+
+    Touvron et al., 2023; Jiang et al., 2023 (Mistral); Yang et al., 2024 (Qwen2).
+
+    >>> import torch
+    >>> from burnt.models import LlamaConfig
+    >>> config = LlamaConfig(vocab_size=100, d_model=32, d_ff=64, num_layers=2, num_heads=4, num_kv_heads=2)
+    >>> config.init()(torch.tensor([[5, 17, 99]])).shape
+    torch.Size([1, 3, 100])
+    """
+
+    config_class = LlamaConfig
+    HEADS = ("head",)
+
+    embedding: nn.Embedding
+    layers: list[LlamaLayer]
+    norm: nn.RmsNorm
+    head: nn.Linear | None
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        c = config
+        head_dim = c.d_model // c.num_heads if c.head_dim is None else c.head_dim
+        rotary = nn.RotaryEncoding(head_dim, c.rope_base, scaling=c.rope)
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.pad_token)
+        self.layers = [
+            LlamaLayer(
+                norm1=nn.RmsNorm(c.d_model, c.eps),
+                attention=nn.MultiHeadAttention(
+                    c.d_model,
+                    c.num_heads,
+                    num_kv_heads=c.num_kv_heads,
+                    head_dim=head_dim,
+                    dropout=c.dropout,
+                    bias=c.attention_bias or c.kind == "qwen2",
+                    out_bias=c.attention_bias,
+                    rotary=rotary,
+                ),
+                norm2=nn.RmsNorm(c.d_model, c.eps),
+                feed_forward=nn.GatedFeedForward(
+                    c.d_model, c.d_ff, activation=c.activation, bias=c.feed_forward_bias
+                ),
+            )
+            for _ in range(c.num_layers)
+        ]
+        self.norm = nn.RmsNorm(c.d_model, c.eps)
+        outputs = {"lm": c.vocab_size, "classification": c.num_classes}
+        self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
+        if self.head is not None and c.head == "lm" and c.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        padding: Tensor | None = None,
+        cache: Sequence[nn.KeyValueCache] | None = None,
+    ) -> Tensor:
+        """Compute the logits of the token after each, or of the classes.
+
+        Args:
+            tokens: integers ``[B, L]``.
+            padding: booleans ``[B, S]``, True at tokens to ignore, at either end; S counts those in `cache`,
+                too.
+            cache: what `new_cache` returned, with the tokens before these; theirs are added.
+
+        Returns:
+            ``[B, L, V]`` with the head ``"lm"``, ``[B, C]`` of the last token that is no padding with the
+            head ``"classification"``, and the normalised vectors ``[B, L, E]`` without a head.
+
+        Raises:
+            ShapeError: `padding` or `cache` do not fit.
+            InputIndexError: a token outside the vocabulary, on the CPU.
+        """
+        hidden = self._outside_window(tokens, 0 if cache is None else cache[0].length)
+        windowed = self.config._windowed()
+        x = self.embedding(tokens)
+        for index, layer in enumerate(self.layers):
+            mask = hidden if index in windowed else None
+            x = layer(x, padding, mask, None if cache is None else cache[index])
+        if self.config.head == "classification":
+            x = _last(x, padding)
+        x = self.norm(x)
+        logits: Tensor = x if self.head is None else self.head(x)
+        return logits
+
+    def new_cache(self, max_len: int | None = None) -> list[nn.KeyValueCache]:
+        """Return empty caches, one for each layer, for `forward`.
+
+        Args:
+            max_len: number of tokens to allocate memory for; None grows with each step, and lets gradients
+                through.
+        """
+        return [nn.KeyValueCache(max_len) for _ in self.layers]
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """``"hugging_face"``: that of transformers' Llama, Qwen2 and Mistral."""
+        attention = self.layers[0].attention
+        heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+        sizes = tuple(number * attention.head_dim for number in heads)
+
+        def qkv(kind: str) -> Join:
+            parts = tuple(f"layers.*.self_attn.{x}_proj.{kind}" for x in "qkv")
+            return Join(parts, f"layers.*.attention.in_proj_{kind}", sizes)
+
+        steps: list[Step] = [
+            ("embed_tokens", "embedding"),
+            Drop("layers.*.self_attn.rotary_emb"),
+            qkv("weight"),
+            qkv("bias"),
+            ("layers.*.self_attn.o_proj", "layers.*.attention.out_proj"),
+            ("layers.*.mlp", "layers.*.feed_forward"),
+            ("layers.*.input_layernorm", "layers.*.norm1"),
+            ("layers.*.post_attention_layernorm", "layers.*.norm2"),
+            ("score" if self.config.head == "classification" else "lm_head", "head"),
+        ]
+        heads_of_file = ("lm_head", "score")
+        prefixed = self.head is not None
+        return {"hugging_face": Layout(steps, prefix="model", heads=heads_of_file, prefixed=prefixed)}
+
+    @property
+    def architecture(self) -> str:
+        """The name of transformers' class of the same model."""
+        family = {"llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}[self.config.kind]
+        return family + next(end for end, head in self.config._HEADS.items() if head == self.config.head)
+
+    def _outside_window(self, tokens: Tensor, start: int) -> Tensor | None:
+        """Return the mask of keys before the window, ``[L, S]``; None if all are within it."""
+        length, window = tokens.shape[1], self.config.window
+        if window is None or start + length <= window:
+            return None
+        mask = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
+        return mask.tril(start - window)
+
+
+def _last(x: Tensor, padding: Tensor | None) -> Tensor:
+    """Return the vector of each sequence's last token that is no padding, ``[B, E]``."""
+    if padding is None:
+        return x[:, -1]
+    length = x.shape[1]
+    positions = torch.arange(length, device=x.device)
+    last = (positions * ~padding[:, -length:]).argmax(1)
+    return x[torch.arange(len(x), device=x.device), last]

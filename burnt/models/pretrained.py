@@ -1,0 +1,429 @@
+"""What the models share: a Config read from ``config.json``, and weights in published layouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
+
+import torch
+
+from burnt._files import replacing
+from burnt._json import parse_json
+from burnt._patterns import matches
+from burnt.config import Config, field_values
+from burnt.device import as_device
+from burnt.errors import ConfigError, RecordError
+from burnt.models.hub import download_snapshot
+from burnt.module import Module
+from burnt.record import Layout, LoadReport, Record, load_weights, record_of
+from burnt.record.sources import open_source
+
+__all__ = ["Pretrained", "PretrainedConfig", "build", "load_pretrained"]
+
+_C = TypeVar("_C", bound="PretrainedConfig")
+_M = TypeVar("_M", bound="Pretrained[Any]")
+
+
+class PretrainedConfig(Config):
+    """Base of the models' Configs, which read and write Hugging Face's ``config.json``.
+
+    A subclass has in `_KEYS` the key of each field, in `_MODEL_TYPES` the model types that it reads, in
+    `_FIXED` the keys that change what the model computes, and of which it has this value alone, and in
+    `_HEADS` the value of its field `head` by how the name of transformers' class ends. A field `num_classes`
+    is the number of labels.
+    """
+
+    other: dict[str, Any] = {}  # noqa: RUF012  # a Config copies it
+    """The keys of the ``config.json`` it was read from that are no fields; written back."""
+
+    _MODEL_TYPES: ClassVar[tuple[str, ...]]
+    _KEYS: ClassVar[Mapping[str, str]]
+    _FIXED: ClassVar[Mapping[str, Any]] = {}
+    _HEADS: ClassVar[Mapping[str, str | None]] = {}
+
+    @classmethod
+    def from_hugging_face(cls, document: Mapping[str, Any], *, where: str = "config.json") -> Self:
+        """Return the Config that a ``config.json`` describes.
+
+        Args:
+            document: the contents of the file.
+            where: what messages call it.
+
+        Raises:
+            ConfigError: it is of another model, or has a feature that this one has not.
+        """
+        kind = document.get("model_type")
+        if kind not in cls._MODEL_TYPES:
+            known = model_classes()
+            raise ConfigError(
+                f"this is no model for {cls.__name__}",
+                where=f"{where}: model_type",
+                expected=" or ".join(map(repr, cls._MODEL_TYPES)),
+                found=repr(kind),
+                hint=f"burnt.models.{known[str(kind)].__name__} reads it" if str(kind) in known else None,
+            )
+        if document.get("quantization_config"):
+            raise ConfigError(
+                "quantized weights cannot be loaded",
+                where=f"{where}: quantization_config",
+                found=repr(document["quantization_config"]),
+                hint="take the snapshot that it was made from, which has weights of 16 or 32 bits",
+            )
+        values, rest = cls._fields_of(dict(document), where)
+        for key, wanted in cls._FIXED.items():
+            if rest.get(key, wanted) != wanted:
+                raise ConfigError(
+                    f"{cls.__name__} has no such feature",
+                    where=f"{where}: {key}",
+                    expected=repr(wanted),
+                    found=repr(rest[key]),
+                )
+        values = {**cls._labels_of(document), **values}
+        try:
+            return cls(**values, other=rest)
+        except ConfigError as error:
+            error.where = f"{where}: {cls._KEYS.get(error.where or '', error.where)}"
+            raise
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return the contents of the ``config.json`` of this model."""
+        values = field_values(self)
+        document = {**self.other, "model_type": self._MODEL_TYPES[0]}
+        document |= {key: values[name] for name, key in self._KEYS.items()}
+        number = values.get("num_classes")
+        if number is not None and number != _count_labels(document):
+            labels = {str(i): f"LABEL_{i}" for i in range(number)}
+            document |= {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
+            document.pop("num_labels", None)
+        return document
+
+    @classmethod
+    def load_hugging_face(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a ``config.json``.
+
+        Raises:
+            ConfigError: it is no JSON, of another model, or has a feature that this one has not.
+            OSError: it does not exist or cannot be read.
+        """
+        where = os.fspath(path)
+        return cls.from_hugging_face(read_json(Path(path)), where=where)
+
+    @classmethod
+    def _labels_of(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields `head` and `num_classes`, as far as the document has them."""
+        values: dict[str, Any] = {}
+        ends = [
+            (end, head)
+            for name in document.get("architectures") or ()
+            for end, head in cls._HEADS.items()
+            if name.endswith(end)
+        ]
+        if ends:
+            values["head"] = ends[0][1]
+        if "num_classes" in cls.__struct_fields__:
+            values["num_classes"] = _count_labels(document)
+        return values
+
+    @classmethod
+    def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Divide a document into the values of fields and the rest; subclasses translate more than names."""
+        values = {name: document.pop(key) for name, key in cls._KEYS.items() if key in document}
+        return values, document
+
+
+class Pretrained(Module, Generic[_C]):
+    """Base of the models: built from a Config, read from and written to snapshots as those of Hugging Face.
+
+    Subclasses have their Config in `config_class`, the paths of their heads in `HEADS`, and the published
+    layouts of their tensors in `layouts`.
+    """
+
+    config_class: ClassVar[type[PretrainedConfig]]
+    HEADS: ClassVar[tuple[str, ...]] = ()
+    """Patterns on paths of what a file of the body alone lacks: it is new where a file does not have it."""
+
+    def __init__(self, config: _C) -> None:
+        super().__init__()
+        self._config = config
+        self.load_report: LoadReport | None = None
+        """What `from_pretrained` loaded, and what the snapshot had besides."""
+
+    @property
+    def config(self) -> _C:
+        """The Config that the model was built from."""
+        return self._config
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """The layouts that `burnt.load_weights` takes as ``layout=``, ``"hugging_face"`` among them."""
+        raise NotImplementedError
+
+    @property
+    def architecture(self) -> str:
+        """The name of transformers' class of the same model."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        download: bool = False,
+        revision: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | Literal["stored"] | None = None,
+        **changes: Any,
+    ) -> Self:
+        """Build the model that a snapshot describes, and load its weights.
+
+        Args:
+            source: a folder with ``config.json`` and weights, as transformers' ``save_pretrained`` writes it;
+                with `download`, a name on the Hugging Face Hub, ``"owner/name"``.
+            download: fetch the snapshot from the Hub, or take it from the cache of huggingface_hub, which
+                has to be installed. Nothing is downloaded without it.
+            revision: branch, tag or commit of the snapshot to download.
+            device: of the parameters; None is torch's default device.
+            dtype: of the parameters; ``"stored"`` is what each has in the file, None torch's default dtype.
+            changes: fields of the Config to change, such as ``head="classification", num_classes=3``. A head
+                that the snapshot lacks, or has for other classes, gets new weights; where it is not one of
+                `changes`, a warning says so.
+
+        Returns:
+            the model in eval mode; ``model.load_report`` says what was loaded.
+
+        Raises:
+            ConfigError: the snapshot is of another model, or has a feature that this one has not.
+            RecordError: there is no such snapshot, or its weights are damaged or do not fit.
+            DeviceError: there is no such device.
+            OSError: a file cannot be read.
+        """
+        place = torch.get_default_device() if device is None else as_device(device)
+        folder = snapshot(source, download=download, revision=revision)
+        config = cls.config_class.load_hugging_face(folder / "config.json").replace(**changes)
+        with torch.device("meta"):
+            model = cls(cast(_C, config))
+        model._remember_config(config)
+        is_new_head = not changes.keys().isdisjoint(("head", "num_classes"))
+        skip = _resized_heads(model, folder) if is_new_head else []
+        try:
+            with place:
+                report = load_weights(
+                    model, folder, skip=skip, layout="hugging_face", partial=True, dtype=dtype
+                )
+        except RecordError as error:
+            if error.origin:  # shapes differ; the hint of `load_weights` is an argument that this lacks
+                error.hint = "config.json and weights are of different models"
+                if changes:
+                    error.hint = f"without {', '.join(changes)}, the sizes are those of config.json"
+            raise
+        _check_fit(model, report, warn=not is_new_head)
+        _fill(model, place, dtype)
+        model.load_report = replace(report, meta=())
+        return model.eval()
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
+        """Write a snapshot that transformers loads: ``config.json`` and the weights in its layout.
+
+        Args:
+            folder: is created if its parent exists; other files in it stay, such as those of a tokenizer. A
+                snapshot with one file of weights is replaced.
+            shard_bytes: the size of a file of weights; only a single larger tensor makes a larger one.
+
+        Raises:
+            RecordError: the model has LoRA adapters that are not merged, or the folder has weights that
+                cannot be replaced at once.
+            OSError: the folder cannot be written or is full; a snapshot in it is as before.
+        """
+        record = record_of(self)
+        if adapters := [path for path in record.tensors if ".lora_" in f".{path}"]:
+            raise RecordError(
+                "a snapshot cannot hold LoRA adapters",
+                where=adapters[0],
+                hint="burnt.nn.merge_lora(model) adds them to the weights, unmerge_lora(model) takes them "
+                "out again; burnt.nn.save_lora(model, path) saves them alone",
+            )
+        tensors = self.layouts["hugging_face"].write(record.tensors)
+        dtypes = [value.dtype for value in self.parameters() if value.is_floating_point()]
+        document = {**self.config.to_hugging_face(), "architectures": [self.architecture]}
+        document.pop("torch_dtype", None)
+        document["dtype"] = str(dtypes[0]).removeprefix("torch.")
+        folder = Path(folder)
+        folder.mkdir(exist_ok=True)
+        # The old config.json is replaced only when the weights are.
+        with replacing(folder / "config.json") as temporary:
+            temporary.write_text(json.dumps(document, indent=2) + "\n")
+            Record(tensors).save_folder(folder, shard_bytes=shard_bytes)
+
+
+def load_pretrained(
+    source: str | os.PathLike[str],
+    *,
+    download: bool = False,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | Literal["stored"] | None = None,
+    **changes: Any,
+) -> Pretrained[Any]:
+    """Load a snapshot into the model of `burnt.models` that its ``config.json`` names.
+
+    Arguments, results and errors are those of `Pretrained.from_pretrained`.
+
+    >>> import tempfile
+    >>> from burnt.models import LlamaConfig
+    >>> config = LlamaConfig(vocab_size=100, d_model=32, d_ff=64, num_layers=2, num_heads=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     config.init().save_pretrained(folder)
+    ...     print(type(load_pretrained(folder)).__name__)
+    Llama
+    """
+    folder = snapshot(source, download=download, revision=revision)
+    where = folder / "config.json"
+    kind = str(read_json(where).get("model_type"))
+    if kind not in model_classes():
+        raise ConfigError(
+            "burnt has no such model",
+            where=f"{where}: model_type",
+            expected=" or ".join(map(repr, model_classes())),
+            found=repr(kind),
+            hint="burnt.load_weights loads the weights into any torch.nn.Module that you build",
+        )
+    return model_classes()[kind].from_pretrained(folder, device=device, dtype=dtype, **changes)
+
+
+def model_classes() -> dict[str, type[Pretrained[Any]]]:
+    """Return the models by model type."""
+    return {kind: model for model in Pretrained.__subclasses__() for kind in model.config_class._MODEL_TYPES}
+
+
+def build(
+    model: type[_M], config: PretrainedConfig, device: torch.device | str | None, dtype: torch.dtype | None
+) -> _M:
+    """Build a model with new weights on a device, then convert it."""
+    with torch.get_default_device() if device is None else torch.device(device):
+        return model(config).to(dtype=dtype)
+
+
+def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision: str | None = None) -> Path:
+    """Return the folder of a snapshot, downloaded if that is asked for.
+
+    Raises:
+        RecordError: there is no such folder, or nothing can be downloaded.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise _no_config(folder)
+        return folder
+    if not download:
+        raise RecordError(
+            "there is no such snapshot",
+            where=os.fspath(source),
+            expected="a folder with config.json and weights",
+            found="a file" if folder.exists() else "nothing",
+            hint="pass the folder that it is in"
+            if folder.exists()
+            else "download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
+        )
+    return download_snapshot(os.fspath(source), revision=revision)
+
+
+def _no_config(folder: Path) -> RecordError:
+    names = sorted(path.name for path in folder.iterdir())
+    hint = "burnt.load_weights(model, folder) loads weights into a model that you have built"
+    if "adapter_config.json" in names:
+        hint = "these are adapters: load the model that they are for, then burnt.nn.load_lora(model, folder)"
+    elif inner := sorted(folder.glob("snapshots/*/config.json")):
+        hint = f"this is a folder of the Hub's cache: {os.fspath(inner[-1].parent)!r} is a snapshot in it"
+    return RecordError(
+        "the folder is no snapshot",
+        where=os.fspath(folder),
+        expected="config.json and weights",
+        found=(", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing",
+        hint=hint,
+    )
+
+
+def _count_labels(document: Mapping[str, Any]) -> int:
+    labels = document.get("id2label")
+    return len(labels) if labels else document.get("num_labels") or 2
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        ConfigError: it holds something else.
+        OSError: it does not exist or cannot be read.
+    """
+    try:
+        document = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError("this is no JSON", where=os.fspath(path), found=str(error)) from None
+    if not isinstance(document, dict):
+        raise ConfigError(
+            "this is no JSON object", where=os.fspath(path), expected="{...}", found=type(document).__name__
+        )
+    return document
+
+
+def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> None:
+    """Refuse a snapshot that lacks more than a head, or has more of what the model has."""
+    children = {name for name, _ in model.named_children()}
+    new = [path for path in report.missing if any(matches(head, path) for head in model.HEADS)]
+    missing = [path for path in report.missing if path not in new]
+    unexpected = [name for name in report.unexpected if name.split(".")[0] in children]
+    if missing or unexpected:
+        raise RecordError(
+            f"the weights do not fit the config.json beside them: {len(missing) + len(unexpected):,} tensors",
+            where=report.source,
+            expected=f"the tensors of {type(model).__name__}",
+            origin=[
+                *(f"missing     {report.describe_missing(path)}" for path in missing[:12]),
+                *(f"unexpected  {name}" for name in unexpected[:12]),
+            ],
+        )
+    if new and warn:
+        warnings.warn(
+            f"{report.source} has no {', '.join(new)}: these weights are new and have to be trained",
+            stacklevel=3,
+        )
+
+
+def _resized_heads(model: Pretrained[Any], folder: Path) -> list[str]:
+    """Return the paths of heads that have another shape in a snapshot, such as those of other classes."""
+    with ExitStack() as stack:
+        stored = model.layouts["hugging_face"].arrange(open_source(folder, stack).tensors).tensors
+    return [
+        path
+        for path, value in model.state_dict().items()
+        if path in stored
+        and stored[path].shape != tuple(value.shape)
+        and any(matches(head, path) for head in model.HEADS)
+    ]
+
+
+def _fill(
+    model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Literal["stored"] | None
+) -> None:
+    """Give memory and values to what no file holds: a new head, and tables that sizes determine.
+
+    A new head has the dtype of the loaded parameters.
+    """
+    loaded_dtypes = (p.dtype for p in model.parameters() if not p.is_meta and p.is_floating_point())
+    new_dtype = next(loaded_dtypes, None) if dtype == "stored" else dtype
+    for module in model.modules():
+        own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+        loaded = {name: tensor.data for name, tensor in own.items() if not tensor.is_meta}
+        if len(loaded) == len(own):
+            continue
+        module.to_empty(device=device, recurse=False)
+        module.reset_parameters()  # type: ignore[operator]
+        module.to(dtype=new_dtype)
+        for name, value in loaded.items():
+            getattr(module, name).data = value
