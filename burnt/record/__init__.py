@@ -3,11 +3,13 @@
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file`, `npz_file`
 and `burnpack_file` (with `cbor`) read the other formats. `fit` compares source and module, `report` says what
-was loaded. Only `torch_file` unpickles, and nothing but tensors.
+was loaded. `converting` writes any source to the formats in `writers`; `folder` writes shards, `casting`
+converts dtypes. Only `torch_file` unpickles, and nothing but tensors.
 """
 
 from __future__ import annotations
 
+from burnt.record.converting import ConvertReport, convert_weights
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.loading import Renumber, load_into, load_weights
 from burnt.record.record import FORMAT, Record, check_format, record_of
@@ -16,10 +18,12 @@ from burnt.record.sources import read_weights
 
 __all__ = [
     "FORMAT",
+    "ConvertReport",
     "LoadReport",
     "Record",
     "Renumber",
     "check_format",
+    "convert_weights",
     "load_into",
     "load_weights",
     "read_document",
