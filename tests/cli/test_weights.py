@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -275,3 +276,22 @@ def test_the_progress_bar_is_for_terminals_and_large_files(capsys, monkeypatch):
             with progress_bar("reading", known) as advance_to:
                 advance_to(total // 2, total)
             assert ("reading" in capsys.readouterr().err) == is_shown
+
+
+def test_the_commands_of_the_page_about_weights(capsys, files):
+    state = {
+        f"bert.{name}": torch.ones(2, 2)
+        for name in ("encoder.norm.weight", "encoder.norm.bias", "head.weight")
+    }
+    torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, "checkpoint.pt")
+    (files / "snapshots").mkdir()
+    Record(state).save_folder("snapshots/gpt2")
+    page = (ROOT / "docs" / "weights.md").read_text()
+    (block,) = re.findall(r"```console\n(.*?burnt show.*?)```", page, re.DOTALL)
+    commands = [line.partition("$ burnt ")[2].partition(" #")[0] for line in block.splitlines()]
+    assert len(commands) == 6
+    # `burnt convert` writes what the first command shows.
+    for command in sorted(commands, key=lambda text: "convert checkpoint" not in text):
+        printed(capsys, *shlex.split(command))
+    assert list(read_weights("half.npz").tensors) == ["encoder.norm.weight", "head.weight"]
+    assert read_weights("half.npz").tensors["head.weight"].dtype == torch.float32
