@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
+import re
 import secrets
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_ABANDONED_SECONDS = 24 * 3600
+
+_NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""Errors of writing, for which the system does not name the file."""
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary file beside `path` to write to, which takes its place when the block ends well.
 
+    A process that is killed leaves the temporary file, hidden by a dot; `replacing` the same path deletes it
+    from a day later on.
+
     Raises:
-        OSError: the folder does not exist, cannot be written or is full; an old file is untouched. Or `path`
-            is a folder or a device: for root, `/dev/null` would become a file.
+        OSError: the folder does not exist, cannot be written or is full; an old file is untouched, unless
+            only the last step failed, which makes the new name survive a power cut. Or `path` is a folder or
+            a device: for root, `/dev/null` would become a file.
     """
     target = Path(path)
     if target.exists() and not target.is_file():
         raise FileExistsError(errno.EEXIST, "not a regular file", os.fspath(target))
+    _remove_abandoned(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         temporary.touch(exist_ok=False)
     except OSError as error:  # nobody knows the name of the temporary file
         raise type(error)(error.errno, error.strerror, os.fspath(target)) from None
-    mode = temporary.stat().st_mode  # what the umask makes of a new file
     try:
+        mode = temporary.stat().st_mode  # what the umask makes of a new file
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        # Whoever writes it may have put a private file in its place, as safetensors does.
+        # Whoever writes it may have put a private file in its place.
         temporary.chmod(mode)
         temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and _is_about(error, temporary):
+            raise type(error)(error.errno, error.strerror, os.fspath(target)) from None
         raise
     sync_folder(target.parent)
+
+
+def _is_about(error: OSError, temporary: Path) -> bool:
+    if not isinstance(error.filename, str | Path):
+        return error.errno in _NO_SPACE
+    return os.fspath(error.filename) == os.fspath(temporary)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Delete the temporary files of killed processes, which nobody has written to for a day."""
+    of_target = re.compile(re.escape(f".{target.name}.") + "[0-9]+[.][0-9a-f]{8}")
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        with suppress(OSError):
+            if of_target.fullmatch(path.name) and time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
 
 
 def sync_folder(folder: Path) -> None:
@@ -48,5 +79,8 @@ def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        error.filename = os.fspath(folder)
+        raise
     finally:
         os.close(handle)

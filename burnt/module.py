@@ -238,14 +238,19 @@ class Module(torch.nn.Module):
         """
         return _record.load_into(self, record, partial=partial)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
         """Write parameters, buffers, static fields and Config to one file, atomically, as `Record.save` does.
 
+        Args:
+            path: the file; an old one is replaced when the new one is complete.
+            dtype: of floating-point tensors in the file, as in `Record.save`; modules with running statistics
+                stay in float32.
+
         Raises:
-            RecordError: a static field cannot be stored as JSON.
-            OSError: the folder cannot be written; an old file is unchanged.
+            RecordError: a static field cannot be stored as JSON, or a value is too large for `dtype`.
+            OSError: the folder cannot be written or is full; an old file is unchanged.
         """
-        self.into_record().save(path)
+        self.into_record().save(path, dtype=dtype)
 
     @classmethod
     def load(

@@ -1,7 +1,9 @@
 """Files are replaced whole or not at all."""
 
+import errno
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,21 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "missing" / "a.html"):
         pass
     assert caught.value.filename == str(tmp_path / "missing" / "a.html")
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with pytest.raises(OSError, match="No space left") as caught, replacing(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(caught.value) == f"[Errno 28] No space left on device: {str(path)!r}"
+
+
+def test_what_killed_processes_left_is_deleted_after_a_day(tmp_path: Path) -> None:
+    names = (".f.1234.0a1b2c3d", ".f.5.00000000", ".f.note", ".f.1234.0a1b2c3d.txt", ".g.1234.0a1b2c3d")
+    for name in names:
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (time.time(), time.time() - 86500))
+    (tmp_path / names[1]).write_text("still being written")
+    with replacing(tmp_path / "f") as temporary:
+        temporary.write_text("new")
+    assert {path.name for path in tmp_path.iterdir()} == {"f", *names[1:]}

@@ -13,6 +13,8 @@
 `runs_export.py`  `burnt runs export`
 `ctl.py`          `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
+`show.py`         `burnt show FILE`: the tensors in a file of weights
+`convert.py`      `burnt convert A B`: weights in another format
 `bench.py`        `burnt bench MODULE:MODEL`
 `info.py`         `burnt info`
 `output.py`       tables for terminals, plain columns for pipes, JSON, errors
@@ -134,6 +136,29 @@ With BURNT_API_KEY set, requests need `Authorization: Bearer KEY`. The code that
 the runs name is imported. Needs: pip install burnt[serve]
 """
 
+_SHOW_EXAMPLES = """\
+examples:
+  burnt show model.safetensors
+  burnt show checkpoint.pt --only 'encoder*' --values
+  burnt show snapshots/gpt2 --json | jq '.totals'
+
+FILE is a .safetensors, .pt, .pth, .bin or .npz file, or a folder with one or
+with shards and their index. Only names and shapes are read, unless --values
+asks for the smallest, largest and mean value and the number of NaN.
+"""
+
+_CONVERT_EXAMPLES = """\
+examples:
+  burnt convert checkpoint.pt model.safetensors
+  burnt convert model.safetensors model/ --shard 2GB --dtype bfloat16
+  burnt convert snapshots/bert bert.npz --only encoder --rename '^bert\\.='
+
+The name of TARGET says the format: .safetensors, .npz, .pt, .pth, .bin, or a
+folder, which gets shards of safetensors and their index. Tied tensors are
+stored once. With --dtype float16 or bfloat16, modules with running statistics
+(BatchNorm) keep their dtype.
+"""
+
 _MONITOR_EXAMPLES = """\
 examples:
   burnt monitor                          all runs in runs/
@@ -233,6 +258,25 @@ def _dispatch(args: argparse.Namespace) -> int:
                 pulse=args.pulse,
                 size=args.size,
             )
+        case "show":
+            from burnt.cli import show
+
+            return show.run(args.file, args.only or (), args.values, args.json)
+        case "convert":
+            from burnt.cli import convert
+
+            given = convert.ConvertArguments(
+                args.source,
+                args.target,
+                args.dtype,
+                args.keep or (),
+                args.only or (),
+                args.skip or (),
+                args.rename or (),
+                args.shard,
+                args.force,
+            )
+            return convert.run(given, args.json)
         case "bench":
             from burnt.cli import bench
 
@@ -270,7 +314,7 @@ def _dispatch(args: argparse.Namespace) -> int:
         case "page":
             from burnt.cli import page, run_model
 
-            given = page.PageArguments(
+            page_given = page.PageArguments(
                 args.out,
                 args.weights,
                 args.title,
@@ -279,7 +323,7 @@ def _dispatch(args: argparse.Namespace) -> int:
                 args.table,
                 args.onnxruntime_web,
             )
-            return page.run(run_model.arguments(args), given)
+            return page.run(run_model.arguments(args), page_given)
         case "c":
             from burnt.cli import c, run_model
 
@@ -419,12 +463,13 @@ def _build_parser() -> argparse.ArgumentParser:
         )
 
     _add_serve(commands)
+    weights = _add_weights(commands)
     bench = _add_bench(commands)
 
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, shipped, *tuned):
+    for command in (listing, show, info, monitor, bench, shipped, *weights, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -493,6 +538,49 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--container", metavar="DIR", help="write what a container image is built from, and exit"
     )
     _add_model_options(serve)
+
+
+def _add_weights(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> list[argparse.ArgumentParser]:
+    """Add and return the parsers of `burnt show` and `burnt convert`."""
+    show = _add_parser(commands, "show", "show the tensors in a file of weights", _SHOW_EXAMPLES)
+    show.add_argument("file", metavar="FILE", help="a file or folder of weights")
+    show.add_argument(
+        "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"
+    )
+    convert = _add_parser(commands, "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES)
+    convert.add_argument("source", metavar="SOURCE", help="a file or folder of weights")
+    convert.add_argument("target", metavar="TARGET", help="the file to write, or a folder")
+    for command in (show, convert):
+        command.add_argument(
+            "--only",
+            action="append",
+            metavar="PATTERN",
+            help="only tensors of these names or in these modules; may be repeated",
+        )
+    convert.add_argument(
+        "--skip", action="append", metavar="PATTERN", help="leave these tensors out; may be repeated"
+    )
+    convert.add_argument(
+        "--rename",
+        action="append",
+        metavar="REGEX=REPLACEMENT",
+        help="change names, in the order given; before --only and --skip",
+    )
+    convert.add_argument(
+        "--dtype",
+        choices=["float64", "float32", "float16", "bfloat16"],
+        help="convert floating-point tensors",
+    )
+    convert.add_argument(
+        "--keep", action="append", metavar="PATTERN", help="tensors that --dtype does not convert"
+    )
+    convert.add_argument(
+        "--shard", metavar="SIZE", help="the largest file in a folder, such as 2GB; default: 5GB"
+    )
+    convert.add_argument("--force", action="store_true", help="replace what is there")
+    return [show, convert]
 
 
 def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from burnt.errors import BurntError, nearest, quantity
@@ -24,11 +25,13 @@ __all__ = [
     "clean",
     "closest_path",
     "print_json",
+    "progress_bar",
     "report",
     "size_text",
 ]
 
 _MAX_ROWS = 20  # rows of an abbreviated table in a terminal
+_LONG_BYTES = 200_000_000  # less is read before a bar would be seen
 _MIN_FOLDED_WIDTH = 20  # minimum readable width of a folded column
 
 
@@ -49,6 +52,29 @@ def print_json(value: object) -> None:
     from burnt.train.store.schema import to_json
 
     print(json.dumps(json.loads(to_json(value)), indent=2))
+
+
+@contextmanager
+def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error while a block reads many bytes, where that is a terminal.
+
+    Args:
+        text: what is done.
+        total: the bytes to read, if they are known at the beginning.
+
+    Yields:
+        a function of the bytes that were read, and of those that will be.
+    """
+    if not sys.stderr.isatty() or (total is not None and total < _LONG_BYTES):
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=total, visible=total is not None)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=total >= _LONG_BYTES)
 
 
 class Cell(NamedTuple):

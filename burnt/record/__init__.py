@@ -3,14 +3,16 @@
 `record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file`, `npz_file`
 and `burnpack_file` (with `cbor`) read the other formats. `layout` maps the names and arrangements of other
-programs to those of a model, and makes `arranged` tensors of the stored ones; `layouts` has those of Burn, timm
-and TensorFlow. `fit` compares source and module, `report` says what was loaded. Only `torch_file` unpickles,
-and nothing but tensors.
+programs to those of a model, and makes `arranged` tensors of the stored ones; `layouts` has those of Burn,
+timm and TensorFlow. `fit` compares source and module, `report` says what was loaded. `converting` writes any
+source to the formats in `writers`; `folder` writes shards, `casting` converts dtypes. Only `torch_file`
+unpickles, and nothing but tensors.
 """
 
 from __future__ import annotations
 
 from burnt.record import layouts
+from burnt.record.converting import ConvertReport, convert_weights
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
 from burnt.record.loading import Renumber, load_into, load_weights
@@ -20,6 +22,7 @@ from burnt.record.sources import read_weights
 
 __all__ = [
     "FORMAT",
+    "ConvertReport",
     "Drop",
     "Join",
     "Keep",
@@ -31,6 +34,7 @@ __all__ = [
     "Split",
     "Step",
     "check_format",
+    "convert_weights",
     "layouts",
     "load_into",
     "load_weights",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from burnt.record.source import MemoryTensor
-from burnt.record.stored import StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor
 
 
 @dataclass(frozen=True)

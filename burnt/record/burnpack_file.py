@@ -33,7 +33,7 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt.errors import RecordError
 from burnt.record.cbor import decode_cbor, encode_cbor
-from burnt.record.files import CUT, DOCUMENT, FileTensor, parse_document
+from burnt.record.files import CUT, DOCUMENT, FileTensor, bytes_of, parse_document
 from burnt.record.stored import StoredTensor
 
 SUFFIX = ".bpk"
@@ -143,13 +143,13 @@ def read_burnpack(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict
 
 
 def write_burnpack(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], document: Mapping[str, Any] | None
+    path: str | os.PathLike[str], tensors: Mapping[str, StoredTensor], document: Mapping[str, Any] | None
 ) -> None:
     """Write named tensors and a JSON document to one burnpack file: temporary file, fsync, rename.
 
     Args:
         path: the file; an old one is replaced only after the new one is complete.
-        tensors: tensors by name, on any device; one at a time is copied to the CPU.
+        tensors: by name; one at a time is read.
         document: JSON values, stored in the file's metadata under ``burnt``; None stores nothing.
 
     Raises:
@@ -166,7 +166,7 @@ def write_burnpack(
         end = first + tensor.nbytes
         entries[name] = {
             "dtype": _burn_dtype(tensor.dtype, f"{target}: {name}"),
-            "shape": tuple(tensor.shape),
+            "shape": tensor.shape,
             "data_offsets": (first, end),
         }
     # Burn, too, sorts the metadata by name and leaves the tensors in the order of the module.
@@ -182,8 +182,7 @@ def write_burnpack(
         file.write(bytes(start - file.tell()))
         for name, tensor in tensors.items():
             file.write(bytes(start + entries[name]["data_offsets"][0] - file.tell()))
-            values = tensor.detach().cpu().contiguous()
-            file.write(values.view(-1).view(torch.uint8).numpy().data)
+            file.write(bytes_of(tensor.read()))
 
 
 def _check_limits(path: Path, tensors: int, metadata: int, largest: int, size: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import RecordError
-from burnt.record.stored import StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor
 
 MOST_TENSORS = 500_000
 """Files with more tensors are refused. The largest published checkpoints have some 150,000."""
@@ -31,7 +32,7 @@ MOST_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
 DOCUMENT = "burnt"
-"""The key of burnt's own document in the metadata of a file."""
+"""The key of burnt's own document in the metadata of a file or an index."""
 
 _CHUNK = 32 << 20
 """How many bytes are read at once where they are converted."""
@@ -59,6 +60,7 @@ _DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class _Entry(msgspec.Struct):
@@ -102,13 +104,13 @@ class FileTensor(StoredTensor):
     def read_rows_into(self, first: int, out: Tensor) -> None:
         """Read these bytes alone."""
         start = self.offset + first * math.prod(self.shape[1:]) * self.dtype.itemsize
-        _FileTensor(tuple(out.shape), self.dtype, self.file, start).read_into(out)
+        FileTensor(tuple(out.shape), self.dtype, self.file, start).read_into(out)
 
     def _read(self, out: Tensor, first: int) -> Tensor:
         """Read `out`'s elements from the one numbered `first` on."""
         if out.numel() == 0:
             return out
-        buffer = memoryview(out.detach().view(-1).view(torch.uint8).numpy().data)
+        buffer = bytes_of(out)
         self.file.seek(self.offset + first * self.dtype.itemsize)
         done = 0
         while done < len(buffer):  # the system reads at most 2 GB at once
@@ -139,27 +141,93 @@ def write_tensors(
         metadata: more metadata, for other programs.
 
     Raises:
+        RecordError: a tensor cannot be stored as plain values.
         OSError: the folder does not exist, cannot be written or is full.
+    """
+    stored = {name: MemoryTensor.of(tensor) for name, tensor in tensors.items()}
+    write_stored(path, stored, with_document(metadata or {}, document))
+
+
+def write_stored(
+    path: str | os.PathLike[str], tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
+) -> None:
+    """Write tensors to a safetensors file, one at a time, so that only one is in memory.
+
+    Raises:
+        RecordError, OSError: as in `write_tensors`.
     """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder {target.parent} of {target.name} does not exist")
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    seen: set[int] = set()
-    for name, tensor in plain.items():
-        # The format does not allow storage that two names share.
-        if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
-            plain[name] = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
-    texts = dict(metadata or {})
-    if document is not None:
-        texts[DOCUMENT] = json.dumps(document)
-    with replacing(target) as temporary:
-        try:
-            safetensors.torch.save_file(plain, temporary, texts)
-        except safetensors.SafetensorError as error:
-            # safetensors raises its own error for a full disk.
-            raise OSError(f"{target} cannot be written: {error}") from error
+    for name, stored in tensors.items():
+        check_storable(name, stored, _DTYPE_NAMES)
+    # Descending sizes of elements align all values after an aligned header.
+    ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    ends = list(itertools.accumulate(tensors[name].nbytes for name in ordered))
+    starts = dict(zip(ordered, [0, *ends], strict=False))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, stored in tensors.items():
+        header[name] = {
+            "dtype": _DTYPE_NAMES[stored.dtype],
+            "shape": stored.shape,
+            "data_offsets": (starts[name], starts[name] + stored.nbytes),
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MOST_HEADER_BYTES:
+        raise RecordError(
+            "the names and metadata are too large for a safetensors file",
+            where=os.fspath(target),
+            expected=f"at most {MOST_HEADER_BYTES:,} bytes",
+            found=f"{len(text):,} bytes",
+        )
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in ordered:
+            file.write(bytes_of(tensors[name].read()))
+
+
+def with_document(metadata: Mapping[str, str], document: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return metadata with a document in it."""
+    return {**metadata, **({} if document is None else {DOCUMENT: json.dumps(document)})}
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, without a copy."""
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+
+
+def check_storable(name: str, stored: StoredTensor, dtypes: Container[torch.dtype]) -> None:
+    """Refuse a tensor that a file cannot hold as plain values.
+
+    Raises:
+        RecordError: it has another dtype than `dtypes`, or is sparse or a tensor subclass.
+    """
+    if isinstance(stored, MemoryTensor):
+        check_dense(name, stored.tensor)
+    if stored.dtype not in dtypes:
+        raise _not_storable(name, str(stored.dtype), "convert its dtype")
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that has no value in memory for each element.
+
+    Raises:
+        RecordError: it is sparse, or a tensor subclass that holds other tensors.
+    """
+    if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
+        found = f"a {type(tensor).__name__} of layout {tensor.layout}"
+        raise _not_storable(name, found, "save tensor.to_dense(), or the tensors that it holds")
+
+
+def _not_storable(name: str, found: str, hint: str) -> RecordError:
+    return RecordError(
+        "a tensor cannot be stored as plain values in this format",
+        where=name,
+        expected="a dense tensor of a dtype that the format has",
+        found=found,
+        hint=hint,
+    )
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:

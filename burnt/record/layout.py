@@ -15,8 +15,7 @@ from torch import Tensor
 
 from burnt.errors import RecordError
 from burnt.record.arranged import JoinedTensor, PartOfTensor, PermutedTensor, value_of
-from burnt.record.source import MemoryTensor
-from burnt.record.stored import StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor
 
 __all__ = ["Arrangement", "Drop", "Join", "Keep", "Layout", "Rename", "Split", "Step"]
 

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import RecordError, nearest
+from burnt.record.casting import beside_statistics, check_range
 from burnt.record.fit import Fit
 from burnt.record.layout import Layout
 from burnt.record.layouts import burn
-from burnt.record.record import COMPILED, Record, static_fields_of, unwrapped, without_compile_prefix
+from burnt.record.record import WRAPPERS, Record, static_fields_of, unwrapped, without_wrappers
 from burnt.record.report import LoadReport
-from burnt.record.source import MemoryTensor, Source
+from burnt.record.source import Source
 from burnt.record.sources import open_source
-from burnt.record.stored import StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor
 
 _PARALLEL = "module."
 """The prefix of what DataParallel and DistributedDataParallel save."""
@@ -97,10 +98,12 @@ def load_weights(
             what replaces it, as in `re.sub`, or `Renumber` for indices.
         partial: load what fits by name, and report what is missing or unexpected instead of raising.
         dtype: of the loaded floating-point tensors in the model afterwards; ``"stored"`` is what each has
-            in the source, None what it has in the model.
+            in the source, None what it has in the model. With float16 and bfloat16, modules with running
+            statistics (BatchNorm) keep the model's dtype.
 
     Raises:
-        RecordError: the source is damaged or unsafe, or does not fit; the model is unchanged.
+        RecordError: the source is damaged or unsafe, or does not fit, or a value is too large for the dtype;
+            the model is unchanged.
         OSError: the source does not exist or cannot be read.
 
     >>> import torch
@@ -111,10 +114,10 @@ def load_weights(
     """
     with ExitStack() as stack:
         opened = open_source(source, stack)
-        tensors, notes = _stripped(opened, model)
+        tensors, notes = strip_prefixes(opened, unwrapped(model).state_dict())
         chosen = None if layout is None else find_layout(model, layout)
         incoming = _Incoming.of(opened, tensors, notes, chosen, rename)
-        return _load(model, incoming, _Selection(only, skip), partial, dtype)
+        return _load(model, incoming, Selection(only, skip), partial, dtype)
 
 
 def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
@@ -193,7 +196,7 @@ class _Incoming:
             if source.path is not None:
                 error.where = f"{source.path}: {error.where}"
             raise
-        renamed, old = _renamed(arranged.tensors, rename)
+        renamed, old = rename_tensors(arranged.tensors, rename)
         origins = {name: arranged.origins[old[name]] for name in renamed}
         changed = {name: origin for name, origin in origins.items() if origin != (name,)}
         return cls(source, renamed, changed, notes, layout, arranged.prefixed, bool(rename))
@@ -214,14 +217,15 @@ class _Incoming:
         return present, [] if absent == [path] else absent
 
 
-class _Selection:
-    """The patterns of `only` and `skip`."""
+class Selection:
+    """The patterns of ``only=`` and ``skip=`` on paths of tensors."""
 
     def __init__(self, only: str | Sequence[str] | None, skip: str | Sequence[str] | None) -> None:
         self.only = None if only is None else [only] if isinstance(only, str) else list(only)
         self.skip = [] if skip is None else [skip] if isinstance(skip, str) else list(skip)
 
     def takes(self, path: str) -> bool:
+        """Whether the patterns select a path."""
         if any(matches(pattern, path) for pattern in self.skip):
             return False
         return self.only is None or any(matches(pattern, path) for pattern in self.only)
@@ -233,24 +237,28 @@ class _Selection:
                 if not any(matches(pattern, path) for path in paths):
                     raise RecordError(
                         f"the pattern {pattern!r} of {argument}= matches nothing",
-                        expected="a pattern on paths of the model, or the path of one of its modules",
+                        expected="a pattern on paths of tensors, or the path of a module",
                         found=repr(pattern),
                         hint=near(pattern, [*modules, *paths]),
                     )
                 warn_unmatched(pattern, paths, "tensor")
 
 
-def _stripped(source: Source, model: torch.nn.Module) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Return a source's tensors by name, aliases included, without the prefixes of wrappers."""
+def strip_prefixes(source: Source, own: Iterable[str]) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
+    """Return a source's tensors by name, aliases included, without prefixes of wrappers, and notes on them.
+
+    Args:
+        source: an open source.
+        own: the paths of the model, which may have the same prefixes.
+    """
     tensors = dict(source.tensors)
     tensors.update({alias: tensors[name] for alias, name in source.record.aliases.items()})
     notes = list(source.notes)
-    if any(COMPILED in name for name in tensors):
-        stripped = {without_compile_prefix(name): stored for name, stored in tensors.items()}
-        if len(stripped) == len(tensors) and stripped.keys() != tensors.keys():
-            tensors = stripped
-            notes.append(f"without {COMPILED + '.'!r}, which torch.compile adds")
-    own = unwrapped(model).state_dict()
+    wrappers = {name for path in tensors for name in path.split(".") if name in WRAPPERS}
+    stripped = {without_wrappers(name): stored for name, stored in tensors.items()}
+    if wrappers and len(stripped) == len(tensors):
+        tensors = stripped
+        notes += [f"without {name + '.'!r}, which {WRAPPERS[name]} adds" for name in sorted(wrappers)]
     if (
         tensors
         and all(name.startswith(_PARALLEL) for name in tensors)
@@ -261,10 +269,14 @@ def _stripped(source: Source, model: torch.nn.Module) -> tuple[dict[str, StoredT
     return tensors, tuple(notes)
 
 
-def _renamed(
+def rename_tensors(
     tensors: dict[str, StoredTensor], rename: Sequence[RenameStep]
 ) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Return the tensors by their new names, and the old name of each."""
+    """Return tensors by their names after the steps of ``rename=``, and the old name of each.
+
+    Raises:
+        RecordError: a step cannot be applied, or gives two tensors one name.
+    """
     names = list(tensors)
     for step in rename:
         try:
@@ -295,7 +307,7 @@ def _renamed(
 def _load(
     model: torch.nn.Module,
     incoming: _Incoming,
-    selection: _Selection,
+    selection: Selection,
     partial: bool,
     dtype: torch.dtype | Literal["stored"] | None,
 ) -> LoadReport:
@@ -331,8 +343,11 @@ def _load(
     if not fit.is_good:
         raise _misfit(fit, model, incoming, partial)
     _check_values(fit.shared, chosen, found, source.path)
+    read = {path: found[path] for path in loaded.values()}
+    wanted = _wanted_dtypes({path: target.tensor.dtype for path, target in targets.items()}, read, dtype)
+    _check_ranges(read, wanted)
 
-    cast = _read(inner, targets, {path: found[path] for path in loaded.values()}, dtype)
+    cast = _read(inner, targets, read, wanted)
     return LoadReport(
         applied=tuple(fit.shared),
         missing=tuple(fit.missing),
@@ -341,7 +356,7 @@ def _load(
         static=_static_differences(source.record, inner),
         tied=tied,
         skipped=tuple(name for name in {**targets, **incoming.tensors} if not selection.takes(name)),
-        meta=tuple(without_compile_prefix(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
+        meta=tuple(without_wrappers(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
         notes=incoming.notes,
         source=source.path or f"a {source.kind}",
         guesses=fit.guesses,
@@ -414,7 +429,7 @@ def _read(
     module: torch.nn.Module,
     targets: Mapping[str, _Target],
     tensors: Mapping[str, StoredTensor],
-    dtype: torch.dtype | Literal["stored"] | None,
+    wanted_dtypes: Mapping[str, torch.dtype],
 ) -> dict[str, tuple[torch.dtype, torch.dtype]]:
     """Read tensors into the module; return those that were converted, as (old, new) dtype."""
     by_key: dict[object, list[_Target]] = {}
@@ -424,7 +439,7 @@ def _read(
     with torch.no_grad():
         for path, stored in tensors.items():
             own = targets[path].tensor
-            wanted = _wanted_dtype(own.dtype, stored.dtype, dtype)
+            wanted = wanted_dtypes[path]
             if own.is_meta or own.dtype != wanted:
                 new = torch.empty_like(own, dtype=wanted, device=_device(own))
                 stored.read_into(new)
@@ -468,13 +483,13 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
         if torch.nn.parameter.is_lazy(value):
             raise RecordError(
                 f"{type(module).__name__} has a lazy layer, which has no shapes before its first call",
-                where=without_compile_prefix(path),
+                where=without_wrappers(path),
                 hint="call the model once with an example, then load",
             )
         if isinstance(value, Tensor):
             memory = value.data_ptr() if not value.is_meta else 0
             key = (memory, value.shape, value.stride(), value.dtype) if memory else identities.get(path, path)
-            targets[without_compile_prefix(path)] = _Target(path, value.detach(), key)
+            targets[without_wrappers(path)] = _Target(path, value.detach(), key)
     return targets
 
 
@@ -520,12 +535,30 @@ def _equal_values(one: StoredTensor, other: StoredTensor) -> bool:
     )
 
 
-def _wanted_dtype(
-    own: torch.dtype, stored: torch.dtype, dtype: torch.dtype | Literal["stored"] | None
-) -> torch.dtype:
-    if dtype is None or not (own.is_floating_point and stored.is_floating_point):
-        return own
-    return stored if dtype == "stored" else dtype
+def _wanted_dtypes(
+    own: Mapping[str, torch.dtype],
+    tensors: Mapping[str, StoredTensor],
+    dtype: torch.dtype | Literal["stored"] | None,
+) -> dict[str, torch.dtype]:
+    """Return the dtype that each loaded tensor will have in the model, whose tensors have the `own` ones."""
+    kept = beside_statistics(own) if isinstance(dtype, torch.dtype) and dtype.itemsize < 4 else set()
+    wanted = {}
+    for path, stored in tensors.items():
+        is_converted = own[path].is_floating_point and stored.dtype.is_floating_point and path not in kept
+        if dtype is None or not is_converted:
+            wanted[path] = own[path]
+        else:
+            wanted[path] = stored.dtype if dtype == "stored" else dtype
+    return wanted
+
+
+def _check_ranges(tensors: Mapping[str, StoredTensor], wanted: Mapping[str, torch.dtype]) -> None:
+    """Refuse values that would become infinite in the model's dtype, before any is loaded."""
+    for dtype in {dtype for dtype in wanted.values() if dtype.is_floating_point}:
+        converted = {path: stored for path, stored in tensors.items() if wanted[path] == dtype}
+        check_range(
+            converted, dtype, "dtype=torch.bfloat16 has the range of float32; skip='{}' leaves a tensor out"
+        )
 
 
 def _device(tensor: Tensor) -> torch.device:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,25 @@ import msgspec
 import torch
 from torch import Tensor
 
-from burnt._files import replacing
 from burnt.config import Config, qualified_name
 from burnt.errors import RecordError, quantity
 from burnt.record.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
-from burnt.record.files import read_tensors, write_tensors
+from burnt.record.casting import cast_tensors
+from burnt.record.files import check_dense, read_tensors, with_document, write_stored
+from burnt.record.folder import SHARD_BYTES, write_folder
+from burnt.record.stored import MemoryTensor, StoredTensor
 
 FORMAT = 1
 """Version of the document in a record's file."""
 
 _MATERIALIZE = "model.to_empty(device=...) gives it memory; then load a record or reset the parameters"
 
-COMPILED = "_orig_mod"
-"""The name that torch.compile adds to the path of the module that it wraps."""
-
-
-_STEM = "model"
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
-"""What other programs may load from a folder."""
+WRAPPERS = {
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+}
+"""The names that wrappers add to the paths of the modules that they wrap, and which of them does."""
 
 
 class _Metadata(msgspec.Struct):
@@ -86,81 +87,78 @@ class Record:
         """Check whether the record can be saved, without writing anything.
 
         Raises:
-            RecordError: a static field cannot be stored as JSON, or a tensor is on the meta device.
+            RecordError: a static field cannot be stored as JSON, or a tensor is on the meta device, sparse or
+                a subclass with a layout of its own.
         """
         for path, tensor in self.tensors.items():
             if tensor.is_meta:
                 raise RecordError(
                     "a tensor on the meta device has no values to save", where=path, hint=_MATERIALIZE
                 )
+            check_dense(path, tensor)
         for module, fields in self.static.items():
             for name, value in fields.items():
                 _check_json(value, f"{module}.{name}" if module else name)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        keep: str | Sequence[str] | None = None,
+    ) -> None:
         """Write one safetensors file, or with the name ``*.bpk`` a burnpack file of Burn's, atomically.
 
-        Raises:
-            RecordError: as in `check`; or Burn has no such dtype.
-            OSError: the folder cannot be written; an old file is unchanged.
-        """
-        self.check()
-        write = write_burnpack if Path(path).suffix == SUFFIX else write_tensors
-        write(path, self.tensors, self._document())
+        Args:
+            path: the file; an old one is replaced when the new one is complete.
+            dtype: what floating-point tensors are converted to. In float16 and bfloat16, modules with
+                running statistics (BatchNorm) stay as they are, and so do floats of 8 bits.
+            keep: patterns on paths of further tensors that stay as they are (``"*norm*|lm_head"``).
 
-    def save_folder(self, folder: str | os.PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
+        Raises:
+            RecordError: as in `check`, or a value is too large for `dtype`; or Burn has no such dtype.
+            OSError: the folder cannot be written or is full; an old file is unchanged.
+        """
+        tensors = self._stored(dtype, keep)
+        if Path(path).suffix == SUFFIX:
+            write_burnpack(path, tensors, self.document())
+        else:
+            write_stored(path, tensors, with_document({}, self.document()))
+
+    def save_folder(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        dtype: torch.dtype | None = None,
+        keep: str | Sequence[str] | None = None,
+    ) -> None:
         """Write a folder that transformers and other programs of Hugging Face load.
 
         It holds ``model.safetensors``, or if that would be too large ``model-00001-of-00003.safetensors``
-        and so on, and, written last, ``model.safetensors.index.json``. Tied tensors are stored once, under
-        their first path.
+        and so on, and ``model.safetensors.index.json``. Tied tensors are stored once, under their first path.
 
         Args:
-            folder: is created if its parent exists; other files in it stay.
+            folder: is created if its parent exists. Weights in this layout are replaced, and stay complete
+                until the new ones are; other files in it stay.
             shard_bytes: the size of a file; only a single larger tensor makes a larger one.
+            dtype: as in `save`.
+            keep: as in `save`.
 
         Raises:
-            RecordError: as in `check`, or the folder has weights that cannot be replaced at once.
+            RecordError: as in `save`, or the folder has weights of another layout.
             OSError: the folder cannot be written or is full; then it is as before.
         """
-        self.check()
-        folder = Path(folder)
-        folder.mkdir(exist_ok=True)
-        shards = _shards(self.tensors, shard_bytes)
-        whole = f"{_STEM}.safetensors"
-        old = {path.name for pattern in _WEIGHTS for path in folder.glob(pattern)}
-        if old - ({whole} if len(shards) == 1 else set()):
-            raise RecordError(
-                "the folder has weights already",
-                where=os.fspath(folder),
-                found=", ".join(sorted(old)[:5]),
-                hint="choose another folder or delete them: several files cannot be replaced at once",
-            )
-        for_others = {"format": "pt"}  # transformers requires it
-        if len(shards) == 1:
-            write_tensors(folder / whole, self.tensors, self._document(), metadata=for_others)
-            return
-        names = [f"{_STEM}-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-        index_name = f"{whole}.index.json"
-        index = {
-            "metadata": {
-                "total_size": sum(tensor.nbytes for tensor in self.tensors.values()),
-                "burnt": self._document(),
-            },
-            "weight_map": {path: name for name, shard in zip(names, shards, strict=True) for path in shard},
-        }
-        try:
-            for name, shard in zip(names, shards, strict=True):
-                write_tensors(folder / name, shard, None, metadata=for_others)
-            # Without the index, a reader finds no weights.
-            with replacing(folder / index_name) as temporary:
-                temporary.write_text(json.dumps(index, indent=2))
-        except BaseException:
-            for name in (index_name, *names):
-                (folder / name).unlink(missing_ok=True)
-            raise
+        tensors = self._stored(dtype, keep)
+        write_folder(Path(folder), tensors, self.document(), shard_bytes=shard_bytes)
 
-    def _document(self) -> dict[str, Any]:
+    def _stored(self, dtype: torch.dtype | None, keep: str | Sequence[str] | None) -> dict[str, StoredTensor]:
+        self.check()
+        tensors = {path: MemoryTensor.of(tensor) for path, tensor in self.tensors.items()}
+        return cast_tensors(tensors, dtype, keep)
+
+    def document(self) -> dict[str, Any]:
+        """Return the metadata as JSON values, as they are stored with the tensors."""
         document: dict[str, Any] = {"format": FORMAT, "torch": torch.__version__}
         for field in dataclasses.fields(self):
             if field.name != "tensors":
@@ -230,20 +228,11 @@ def check_format(document: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _shards(tensors: Mapping[str, Tensor], most_bytes: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for path, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > most_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][path] = tensor
-        size += tensor.nbytes
-    return shards
-
-
 def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Record:
     """Create the record of any torch module; it shares memory with the module.
+
+    The paths have no prefixes of torch.compile, DistributedDataParallel or FSDP. With FSDP, all ranks must
+    call it together, and the tensors are whole copies.
 
     Raises:
         RecordError: the module has extra state that is no tensor.
@@ -253,7 +242,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
     first_paths: dict[tuple[object, ...], str] = {}
     inner = unwrapped(module)
     for path, value in inner.state_dict().items():
-        path = without_compile_prefix(path)
+        path = without_wrappers(path)
         if not isinstance(value, Tensor):
             raise RecordError(
                 "the module has state that is no tensor",
@@ -262,20 +251,40 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
                 found=type(value).__name__,
                 hint="store it in a buffer or a static field; records do not use pickle",
             )
-        identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
-        if value.data_ptr() and identity in first_paths:
+        sharded: Any = value if isinstance(value, _sharded()) else None
+        local = value if sharded is None else sharded.to_local()
+        identity = (local.data_ptr(), value.shape, local.stride(), value.dtype, value.device)
+        if local.data_ptr() and identity in first_paths:
             aliases[path] = first_paths[identity]
         else:
             first_paths[identity] = path
-            tensors[path] = value.detach()
+            tensors[path] = (value if sharded is None else sharded.full_tensor()).detach()
     return Record(
         tensors,
         aliases,
-        qualified_name(type(inner)),
+        qualified_name(_class_of(inner)),
         None if config is None else qualified_name(type(config)),
         None if config is None else config.to_dict(),
         static_fields_of(inner),
     )
+
+
+def _sharded() -> tuple[type[Any], ...]:
+    """Return the class of tensors that are spread over processes, where a program has imported it."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    return () if tensor is None else (tensor.DTensor,)
+
+
+def _class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return the class of a module, which FSDP replaces by a subclass, or wraps."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return type(module)
+    if isinstance(module, fsdp.FullyShardedDataParallel):
+        return _class_of(module.module)
+    if isinstance(module, fsdp.FSDPModule):
+        return next(base for base in type(module).__bases__ if base is not fsdp.FSDPModule)
+    return type(module)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -283,15 +292,19 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     while True:
         if isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
             module = module.module
-        elif isinstance(inner := getattr(module, COMPILED, None), torch.nn.Module):
+        elif isinstance(inner := getattr(module, "_orig_mod", None), torch.nn.Module):
             module = inner
         else:
             return module
 
 
-def without_compile_prefix(path: str) -> str:
-    """Return a path without the names that torch.compile adds."""
-    return ".".join(name for name in path.split(".") if name != COMPILED)
+def without_wrappers(path: str) -> str:
+    """Return a path without the names that torch.compile and other wrappers add.
+
+    >>> without_wrappers("encoder._orig_mod.weight")
+    'encoder.weight'
+    """
+    return ".".join(name for name in path.split(".") if name not in WRAPPERS)
 
 
 def static_fields_of(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
@@ -302,7 +315,7 @@ def static_fields_of(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
         static = getattr(child, "static_fields", None)
         values = static() if callable(static) else {}
         if values:
-            fields[without_compile_prefix(path)] = {
+            fields[without_wrappers(path)] = {
                 name: value.to_dict() if isinstance(value, Config) else value
                 for name, value in values.items()
             }

@@ -19,35 +19,6 @@ _DEEPEST = 4
 
 
 @dataclass(frozen=True)
-class MemoryTensor(StoredTensor):
-    """A tensor in memory, or mapped from a file."""
-
-    tensor: Tensor = field(repr=False)
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> MemoryTensor:
-        """Return the stored tensor of one in memory; it shares memory."""
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.detach())
-
-    def shares_memory(self, other: MemoryTensor) -> bool:
-        """Whether the other one has the same elements in the same memory."""
-        return self.tensor.is_set_to(other.tensor)
-
-    def read_into(self, out: Tensor) -> None:
-        """Copy the values to a tensor."""
-        out.copy_(self.tensor)
-
-    def read_rows_into(self, first: int, out: Tensor) -> None:
-        """Copy rows alone."""
-        out.copy_(self.tensor[first : first + out.shape[0]])
-
-    def verify(self, where: str) -> None:
-        """Refuse a tensor on the meta device."""
-        if self.tensor.is_meta:
-            raise RecordError("a tensor on the meta device has no values to load", where=where)
-
-
-@dataclass(frozen=True)
 class Source:
     """An open source of weights.
 
@@ -57,6 +28,9 @@ class Source:
         path: of a file or folder.
         record: the metadata; its tensors are not used.
         notes: what was decided when the source was opened.
+        metadata: what other programs stored beside the tensors.
+        shards: of a folder with several files, the file's name by the tensor's.
+        format: the name of the file format.
     """
 
     kind: str
@@ -64,6 +38,9 @@ class Source:
     path: str | None = None
     record: Record = field(default_factory=lambda: Record({}))
     notes: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    shards: Mapping[str, str] = field(default_factory=dict)
+    format: str = ""
 
 
 def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:

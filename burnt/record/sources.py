@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,16 +19,19 @@ from torch import Tensor
 from burnt._json import parse_json
 from burnt.errors import RecordError
 from burnt.record.burnpack_file import MAGIC, open_burnpack
-from burnt.record.files import MOST_HEADER_BYTES, check_count, open_safetensors
+from burnt.record.files import DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors
 from burnt.record.npz_file import open_npz
 from burnt.record.record import Record, parse_metadata
-from burnt.record.source import MemoryTensor, Source, find_state_dict
-from burnt.record.stored import StoredTensor
+from burnt.record.source import Source, find_state_dict
+from burnt.record.stored import MemoryTensor, StoredTensor
 from burnt.record.torch_file import is_legacy, read_torch
 
 _INDEX = ".index.json"
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.bpk")
+
+_SHARD = re.compile(r"-[0-9]{5}-of-(?!00001)[0-9]{5}[.]")
+"""The end of the name of one file of several."""
 
 _OTHERS = {b"GGUF": "GGUF", b"\x89HDF": "HDF5", b"\x1f\x8b": "gzip", b"{": "JSON"}
 """Formats that people try, by the first bytes."""
@@ -99,17 +103,20 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
         start = file.read(64)
     is_zip = start[:4] in (b"PK\3\4", b"PK\5\6")
     if is_zip and _is_npz(path):
-        return Source("file", open_npz(where, stack), where)
+        return Source("file", open_npz(where, stack), where, format="NumPy .npz")
     if is_zip or is_legacy(start):
         state, notes = read_torch(where, legacy=is_legacy(start))
-        return Source("file", _in_memory(state), where, notes=notes)
+        kind = "PyTorch, before 1.6" if is_legacy(start) else "PyTorch"
+        return Source("file", _in_memory(state), where, notes=notes, format=kind)
     if start.startswith(MAGIC):
         tensors, document, notes = open_burnpack(path, stack)
-        return Source("file", tensors, where, parse_metadata(document, tensors, where), notes)
+        record = parse_metadata(document, tensors, where)
+        return Source("file", tensors, where, record, notes, format="burnpack")
     if int.from_bytes(start[:8], "little") > MOST_HEADER_BYTES:  # no safetensors file
         _refuse_other_formats(start, where)
     tensors, document, metadata = open_safetensors(path, stack)
-    return Source("file", tensors, where, parse_metadata(document, tensors, where, metadata))
+    record = parse_metadata(document, tensors, where, metadata)
+    return Source("file", tensors, where, record, metadata=_foreign(metadata), format="safetensors")
 
 
 def _refuse_other_formats(start: bytes, where: str) -> None:
@@ -153,8 +160,16 @@ def _open_folder(folder: Path, stack: ExitStack) -> Source:
         return _open_shards(folder, indexes[0], stack)
     for pattern in _PATTERNS:
         found = sorted(folder.glob(pattern))
-        if len(found) == 1:
+        if len(found) == 1 and not _SHARD.search(found[0].name):
             return _open_file(found[0], stack)
+        if found and _SHARD.search(found[0].name):
+            raise RecordError(
+                "a folder has shards of weights and no index, which would name all of them",
+                where=os.fspath(folder),
+                expected=f"{_FILES[0]}{_INDEX}",
+                found=", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else ""),
+                hint="they were not written or copied completely: take another copy",
+            )
         if found:
             raise RecordError(
                 "a folder has several files of weights and no index",
@@ -202,7 +217,16 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
                 found=f"{len(shards[name].tensors)} other tensors",
             )
         tensors[tensor] = shards[name].tensors[tensor]
-    document = parsed.metadata.get("burnt")
+    document = parsed.metadata.get(DOCUMENT)
     record = parse_metadata(document if isinstance(document, dict) else None, tensors, str(index), {})
     notes = dict.fromkeys(note for shard in shards.values() for note in shard.notes)
-    return Source("folder", tensors, os.fspath(folder), record, tuple(notes))
+    metadata = _foreign({**next(iter(shards.values())).metadata, **parsed.metadata}) if shards else {}
+    formats = " and ".join(dict.fromkeys(shard.format for shard in shards.values()))
+    return Source(
+        "folder", tensors, os.fspath(folder), record, tuple(notes), metadata, parsed.weight_map, formats
+    )
+
+
+def _foreign(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata less burnt's own document."""
+    return {key: value for key, value in metadata.items() if key != DOCUMENT}

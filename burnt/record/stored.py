@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from burnt.errors import RecordError
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,21 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the values in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """Return the values on the CPU, contiguous; they may share memory with the source.
+
+        Raises:
+            RecordError, OSError: as in `read_into`.
+        """
+        out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read_into(out)
+        return out
 
     def read_into(self, out: Tensor) -> None:
         """Write the values to a tensor of the same shape, of any dtype and device.
@@ -30,9 +48,7 @@ class StoredTensor:
         Raises:
             RecordError, OSError: as in `read_into`.
         """
-        whole = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.read_into(whole)
-        out.copy_(whole[first : first + out.shape[0]])
+        out.copy_(self.read()[first : first + out.shape[0]])
 
     @property
     def sources(self) -> tuple[StoredTensor, ...]:
@@ -41,3 +57,36 @@ class StoredTensor:
 
     def verify(self, where: str) -> None:
         """Raise a RecordError if the values are damaged, where the format allows to tell."""
+
+
+@dataclass(frozen=True)
+class MemoryTensor(StoredTensor):
+    """A tensor in memory, or mapped from a file."""
+
+    tensor: Tensor = field(repr=False)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> MemoryTensor:
+        """Return the stored tensor of one in memory; it shares memory."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.detach())
+
+    def shares_memory(self, other: MemoryTensor) -> bool:
+        """Whether the other one has the same elements in the same memory."""
+        return self.tensor.is_set_to(other.tensor)
+
+    def read(self) -> Tensor:
+        """Return the tensor itself where it is on the CPU and contiguous, else a copy that is."""
+        return self.tensor.cpu().resolve_conj().resolve_neg().contiguous()
+
+    def read_into(self, out: Tensor) -> None:
+        """Copy the values to a tensor."""
+        out.copy_(self.tensor)
+
+    def read_rows_into(self, first: int, out: Tensor) -> None:
+        """Copy rows alone."""
+        out.copy_(self.tensor[first : first + out.shape[0]])
+
+    def verify(self, where: str) -> None:
+        """Refuse a tensor on the meta device."""
+        if self.tensor.is_meta:
+            raise RecordError("a tensor on the meta device has no values to load", where=where)

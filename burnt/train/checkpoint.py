@@ -32,6 +32,8 @@ __all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
 _MODEL, _TRAINING = "model.safetensors", "training.safetensors"
+_MOVED = ".tmp-moved-"
+"""The prefix of a checkpoint while another one of the same step takes its place."""
 _KEYS = {"position", "values", "optimizer", "metrics", "rng"}
 
 
@@ -173,7 +175,8 @@ class Checkpoints:
         return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
 
     def newest(self) -> Path | None:
-        """Return the folder of the newest checkpoint, or None."""
+        """Return the folder of the newest checkpoint, or None; for the process that writes them alone."""
+        self._restore_moved()
         return next(reversed(self._folders()), None)
 
     def save(
@@ -215,9 +218,10 @@ class Checkpoints:
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._restore_moved()
         for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
             shutil.rmtree(leftover)
-        temporary, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
+        temporary, old = self.folder / f".tmp-{target.name}", self.folder / f"{_MOVED}{target.name}"
         temporary.mkdir()
         try:
             config = getattr(model, "_built_by", None)
@@ -242,6 +246,13 @@ class Checkpoints:
 
     def _path(self, position: Position) -> Path:
         return self.folder / f"step-{position.step:08d}"
+
+    def _restore_moved(self) -> None:
+        """Restore a checkpoint that a process had moved aside for a new one, and was killed in between."""
+        for old in self.folder.glob(f"{_MOVED}*"):
+            target = self.folder / old.name.removeprefix(_MOVED)
+            if not target.exists():
+                old.rename(target)
 
     def _prune(self) -> None:
         saved = self.saved()

@@ -37,14 +37,25 @@ def test_help_is_short_and_shows_every_command(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     out = capsys.readouterr().out
-    assert len(out.splitlines()) <= 29
+    assert len(out.splitlines()) <= 31
     assert max(map(len, out.splitlines())) <= 80
     for command in ("train", "runs list", "runs show", "runs export", "info"):
         assert f"\n  burnt {command}" in out
 
 
 @pytest.mark.parametrize(
-    "words", [["train"], ["runs"], ["runs", "list"], ["runs", "show"], ["ctl"], ["bench"], ["info"]]
+    "words",
+    [
+        ["train"],
+        ["runs"],
+        ["runs", "list"],
+        ["runs", "show"],
+        ["ctl"],
+        ["bench"],
+        ["info"],
+        ["show"],
+        ["convert"],
+    ],
 )
 def test_every_command_has_an_example(words, capsys):
     with pytest.raises(SystemExit):

@@ -12,6 +12,11 @@ from burnt.errors import RecordError
 from burnt.record import Record, load_weights, read_weights
 from burnt.record.burnpack_file import write_burnpack
 from burnt.record.cbor import decode_cbor, encode_cbor
+from burnt.record.stored import MemoryTensor
+
+
+def stored(tensors):
+    return {name: MemoryTensor.of(tensor) for name, tensor in tensors.items()}
 
 
 def bytes_of(*rows):
@@ -231,7 +236,7 @@ DTYPES = [
 
 class TestWriting:
     def test_the_bytes(self, tmp_path):
-        write_burnpack(tmp_path / "m.bpk", VALUES, None)
+        write_burnpack(tmp_path / "m.bpk", stored(VALUES), None)
         contents = (tmp_path / "m.bpk").read_bytes()
         metadata = (
             METADATA_OF_BURN_0_22[: METADATA_OF_BURN_0_22.index(b"\x68metadata")]
@@ -287,7 +292,7 @@ class TestWriting:
     def test_files_that_burn_refuses(self, tmp_path, monkeypatch, limit, text):
         monkeypatch.setattr(f"burnt.record.burnpack_file.{limit}", 1)
         with pytest.raises(RecordError, match="Burn cannot read a burnpack file of this size") as caught:
-            write_burnpack(tmp_path / "m.bpk", {"a": torch.ones(3), "b": torch.ones(1)}, None)
+            write_burnpack(tmp_path / "m.bpk", stored({"a": torch.ones(3), "b": torch.ones(1)}), None)
         assert text in str(caught.value)
         assert "a .safetensors file, which Burn reads too" in str(caught.value)
         assert not list(tmp_path.iterdir())

@@ -20,6 +20,7 @@ import burnt
 from burnt.errors import RecordError
 from burnt.record import load_weights, read_weights
 from burnt.record.burnpack_file import write_burnpack
+from burnt.record.stored import MemoryTensor
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def small_files(folder, state):
     np.savez(folder / "m.npz", **{name: value.numpy() for name, value in state.items()})
     np.savez_compressed(folder / "c.npz", **{name: value.numpy() for name, value in state.items()})
     safetensors.torch.save_file(state, folder / "m.safetensors")
-    write_burnpack(folder / "m.bpk", state, None)
+    write_burnpack(folder / "m.bpk", {name: MemoryTensor.of(value) for name, value in state.items()}, None)
 
 
 KINDS = ["m.pt", "m.legacy", "m.npz", "c.npz", "m.safetensors", "m.bpk"]

@@ -343,9 +343,9 @@ class TestFiles:
 
         safetensors.torch.save_file({"qkv": numbered(3000, 10)}, tmp_path / "w.safetensors")
         counted = []
-        read = files._FileTensor._read
+        read = files.FileTensor._read
         monkeypatch.setattr(
-            files._FileTensor,
+            files.FileTensor,
             "_read",
             lambda self, out, first: counted.append(out.numel()) or read(self, out, first),
         )

@@ -1,7 +1,6 @@
 """`Record.save_folder`: Hugging Face's layout, in one file or in shards."""
 
 import json
-import os
 
 import pytest
 import safetensors
@@ -78,35 +77,62 @@ def test_wrappers_leave_no_prefix(tmp_path):
     assert record.model == "torch.nn.modules.linear.Linear"
 
 
-def test_weights_that_are_there(tmp_path):
-    record = tied().into_record()
-    record.save_folder(tmp_path, shard_bytes=100)
-    before = contents(tmp_path)
-    for shard_bytes in (100, 10**9):
-        with pytest.raises(RecordError, match="the folder has weights already") as caught:
-            record.save_folder(tmp_path, shard_bytes=shard_bytes)
-        assert "delete them" in str(caught.value)
-    assert contents(tmp_path) == before
+def test_weights_of_this_layout_are_replaced(tmp_path):
+    one, other = tied(), tied()
+    sizes = [100, 10**9, 150, 150, 150]
+    for i, size in enumerate(sizes):
+        model = (one, other)[i % 2]
+        model.into_record().save_folder(tmp_path, shard_bytes=size)
+        report = load_weights(tied(), tmp_path)
+        assert len(report.applied) == 5
+        loaded = read_weights(tmp_path).tensors
+        assert all(torch.equal(value, model.state_dict()[path]) for path, value in loaded.items())
+        with_index = {"model.safetensors.index.json"} if size < 10**9 else set()
+        named = (
+            set(json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].values())
+            if with_index
+            else {"model.safetensors"}
+        )
+        assert set(contents(tmp_path)) == named | with_index
+        first = sorted(named)[0]
+    assert first == "model-00001-of-00002.safetensors"  # not -2-: these names were free again
 
 
-@pytest.mark.parametrize("call", range(1, 9))
-@pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_a_full_disk_or_an_interrupt_leaves_no_part(tmp_path, monkeypatch, name, call):
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "other.safetensors", "pytorch_model.bin.index.json"])
+def test_weights_of_another_layout_are_not_replaced(tmp_path, name):
+    (tmp_path / name).write_bytes(b"weights")
+    with pytest.raises(RecordError, match="the folder has weights of another layout") as caught:
+        tied().into_record().save_folder(tmp_path)
+    assert f"found     {name}" in str(caught.value)
+    assert "delete them: other programs might load these" in str(caught.value)
+    assert contents(tmp_path) == {name: b"weights"}
+
+
+def test_a_file_cannot_have_no_bytes(tmp_path):
+    with pytest.raises(RecordError, match="files cannot be that small"):
+        tied().into_record().save_folder(tmp_path / "new", shard_bytes=0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_shards_without_an_index_are_refused(tmp_path):
+    tied().into_record().save_folder(tmp_path, shard_bytes=100)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    for name in ("model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"):
+        with pytest.raises(RecordError, match="shards of weights and no index") as caught:
+            read_weights(tmp_path)
+        assert "take another copy" in str(caught.value)
+        (tmp_path / name).unlink()
+    with pytest.raises(RecordError, match="shards of weights and no index"):
+        read_weights(tmp_path)
+
+
+def test_an_interrupt_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
-    calls = 0
-    home, real = (os, os.fsync) if name == "fsync" else (type(tmp_path), type(tmp_path).replace)
 
-    def fails(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise OSError(28, "No space left on device") if name == "fsync" else KeyboardInterrupt
-        return real(*arguments)
+    def interrupt(*_):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(home, name, fails)
-    try:
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         tied().into_record().save_folder(tmp_path, shard_bytes=100)
-    except (OSError, KeyboardInterrupt):
-        assert list(contents(tmp_path)) == ["config.json"]
-    else:
-        assert calls < call
+    assert list(contents(tmp_path)) == ["config.json"]

@@ -481,7 +481,7 @@ def test_a_disk_that_is_full_leaves_the_older_checkpoints(tmp_path, monkeypatch,
 
     with monkeypatch.context() as patch:
         if which == "model":
-            patch.setattr("burnt.record.record.write_tensors", full)
+            patch.setattr("burnt.record.record.write_stored", full)
         elif which == "training":
             patch.setattr("burnt.train.checkpoint.write_tensors", full)
         else:

@@ -1,0 +1,124 @@
+"""`burnt convert`: write weights in another format, dtype or layout. Imports torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from burnt.cli.output import Page, UsageError, print_json, progress_bar, size_text
+from burnt.cli.show import check_source
+from burnt.record import convert_weights
+
+__all__ = ["ConvertArguments", "run"]
+
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+class ConvertArguments(NamedTuple):
+    """The arguments of `burnt convert`, as the parser gives them.
+
+    Args:
+        source: the file or folder to read.
+        target: the file or folder to write.
+        dtype: the name of a dtype, None keeps those of the source.
+        keep: patterns on names that keep their dtype.
+        only: patterns on names; none takes all.
+        skip: patterns on names that are left out.
+        rename: ``regular expression=replacement``, applied in order.
+        shard: the size of a file in a folder, such as ``"2GB"``.
+        force: whether to replace what is there.
+    """
+
+    source: str
+    target: str
+    dtype: str | None
+    keep: Sequence[str]
+    only: Sequence[str]
+    skip: Sequence[str]
+    rename: Sequence[str]
+    shard: str | None
+    force: bool
+
+
+def run(args: ConvertArguments, as_json: bool) -> int:
+    """Convert weights and print what was written.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such source, or an argument is invalid.
+        RecordError: the weights cannot be read or written so.
+    """
+    check_source(args.source)
+    if not Path(args.target).parent.is_dir():
+        raise UsageError("there is no folder for the file", found=args.target)
+    with progress_bar("converting") as advance_to:
+        report = convert_weights(
+            args.source,
+            args.target,
+            only=list(args.only) or None,
+            skip=list(args.skip) or None,
+            rename=[parse_rename(text) for text in args.rename],
+            dtype=None if args.dtype is None else getattr(torch, args.dtype),
+            keep=list(args.keep) or None,
+            shard_bytes=None if args.shard is None else parse_size(args.shard),
+            overwrite=args.force,
+            on_read=advance_to,
+        )
+    if as_json:
+        print_json(
+            {
+                "source": report.source,
+                "files": [str(file) for file in report.files],
+                "bytes": report.nbytes,
+                "tensors": {
+                    name: {"shape": shape, "dtype": str(dtype).removeprefix("torch.")}
+                    for name, (shape, dtype) in report.tensors.items()
+                },
+                "cast": list(report.cast),
+                "kept": report.kept,
+                "tied": report.tied,
+                "skipped": report.skipped,
+                "notes": report.notes,
+            }
+        )
+        return 0
+    page = Page()
+    head, *rest = str(report).splitlines()
+    page.line(f"{head}, {size_text(report.nbytes)}")
+    for line in rest:
+        page.line(line)
+    return 0
+
+
+def parse_rename(text: str) -> tuple[str, str]:
+    """Return the regular expression and the replacement of ``pattern=replacement``.
+
+    >>> parse_rename(r"^bert\\.="), parse_rename("a=b=c")
+    (('^bert\\\\.', ''), ('a=b', 'c'))
+    """
+    pattern, separator, replacement = text.rpartition("=")
+    if not separator or not pattern:
+        raise UsageError(
+            "--rename is invalid",
+            expected="REGEX=REPLACEMENT, such as '^bert\\.=' or '^layers=blocks'",
+            found=repr(text),
+        )
+    return pattern, replacement
+
+
+def parse_size(text: str) -> int:
+    """Return the number of bytes in a text such as ``"2GB"``.
+
+    >>> parse_size("2GB"), parse_size("1.5 MiB"), parse_size("4096")
+    (2000000000, 1572864, 4096)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS or not float(match[1]):
+        raise UsageError("--shard is invalid", expected="a size such as 2GB, 500MB or 1GiB", found=repr(text))
+    return max(1, round(float(match[1]) * _UNITS[match[2]]))

@@ -1,0 +1,209 @@
+"""`burnt show`: print the tensors and metadata of a file or folder of weights. Imports torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar, size_text
+from burnt.errors import quantity
+from burnt.record.loading import Selection
+from burnt.record.source import Source
+from burnt.record.sources import open_source
+from burnt.record.statistics import Statistics, statistics_of
+from burnt.record.stored import StoredTensor
+from burnt.train.format import value_text
+from burnt.train.store.schema import DATABASE
+
+__all__ = ["run"]
+
+_LONGEST_METADATA = 200  # characters of a value; --json has all
+
+
+def run(path: str, only: Sequence[str], with_values: bool, as_json: bool) -> int:
+    """Print what a file or folder of weights holds.
+
+    Args:
+        path: the file or folder.
+        only: patterns on names of tensors; none prints all.
+        with_values: whether to read the values and print statistics of them.
+        as_json: whether to print JSON.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such file, or it is the folder of a run.
+        RecordError: the file is damaged, unsafe or of no known format, or a pattern matches nothing.
+    """
+    check_source(path)
+    with ExitStack() as stack:
+        source = open_source(path, stack)
+        names = [*source.tensors, *source.record.aliases]
+        selection = Selection(list(only) or None, None)
+        selection.check([], names)
+        tensors = {name: stored for name, stored in source.tensors.items() if selection.takes(name)}
+        statistics = _statistics(tensors) if with_values else {}
+        if as_json:
+            print_json(_json(path, source, tensors, selection, statistics))
+        else:
+            _print(path, source, tensors, selection, statistics)
+    return 0
+
+
+def check_source(path: str) -> None:
+    """Refuse what is no file or folder of weights by its name alone.
+
+    Raises:
+        UsageError: there is no such file, or it is the folder of a run.
+    """
+    if not os.path.exists(path):
+        raise UsageError("there is no such file or folder", found=path)
+    if os.path.isfile(os.path.join(path, DATABASE)):
+        raise UsageError(
+            "this is the folder of a run, not of weights",
+            found=path,
+            hint=f"`burnt runs show {path}` shows it; its weights are in the folders of {path}/checkpoints",
+        )
+
+
+def _statistics(tensors: Mapping[str, StoredTensor]) -> dict[str, Statistics]:
+    statistics = {}
+    done, total = 0, sum(stored.nbytes for stored in tensors.values())
+    with progress_bar("reading", total) as advance_to:
+        for name, stored in tensors.items():
+            statistics[name] = statistics_of(stored)
+            done += stored.nbytes
+            advance_to(done, total)
+    return statistics
+
+
+def _print(
+    path: str,
+    source: Source,
+    tensors: Mapping[str, StoredTensor],
+    selection: Selection,
+    statistics: Mapping[str, Statistics],
+) -> None:
+    page = Page()
+    page.line(Cell(path, "bold"))
+    facts: dict[str, str | Cell] = {"format": source.format}
+    if source.shards:
+        facts["files"] = str(len(set(source.shards.values())))
+    record = source.record
+    if record.model:
+        facts["model"] = record.model
+    if record.config_type:
+        facts["config"] = _short(f"{record.config_type} {json.dumps(record.config)}")
+    if record.static:
+        facts["static"] = _short(json.dumps(record.static))
+    facts |= {"note": Cell("; ".join(source.notes), "yellow")} if source.notes else {}
+    page.pairs(facts)
+    # safetensors' `save_model` names tied tensors in the metadata.
+    metadata = {key: value for key, value in source.metadata.items() if key not in record.aliases}
+    if metadata:
+        page.heading("metadata")
+        page.pairs({key: _short(_text(value)) for key, value in metadata.items()})
+    page.line("")
+    columns = ["tensor", "dtype", "shape", "size"]
+    # Names get what room there is: the file is shown where the statistics are not.
+    with_files = bool(source.shards) and not statistics
+    columns += ["min", "max", "mean", "NaN"] if statistics else []
+    columns += ["file"] if with_files else []
+    rows = []
+    for name, stored in tensors.items():
+        row: list[str | Cell] = [name, _dtype(stored), str(stored.shape), size_text(stored.nbytes)]
+        row += _value_cells(stored, statistics[name]) if statistics else []
+        rows.append(row + ([source.shards[name]] if with_files else []))
+    page.table(
+        columns,
+        rows,
+        align_right=["size", "min", "max", "mean", "NaN"],
+        fold_column="tensor",
+        droppable=["file"] if with_files else ["size"],
+    )
+    for alias, name in record.aliases.items():
+        if selection.takes(alias):
+            page.line(f"{alias} is {name}")
+    page.line("")
+    _print_totals(page, source, tensors)
+
+
+def _print_totals(page: Page, source: Source, tensors: Mapping[str, StoredTensor]) -> None:
+    totals = _totals(tensors)
+    whole = f" of {len(source.tensors):,}" if len(tensors) < len(source.tensors) else ""
+    count = f"{len(tensors):,}{whole} {'tensor' if len(source.tensors) == 1 else 'tensors'}"
+    page.line(f"{count}, {quantity(totals['values'], 'value')}, {size_text(totals['bytes'])}")
+    if len(totals["dtypes"]) > 1:
+        for dtype, of_dtype in totals["dtypes"].items():
+            page.line(
+                f"  {dtype}: {quantity(of_dtype['tensors'], 'tensor')},"
+                f" {quantity(of_dtype['values'], 'value')}, {size_text(of_dtype['bytes'])}"
+            )
+
+
+def _json(
+    path: str,
+    source: Source,
+    tensors: Mapping[str, StoredTensor],
+    selection: Selection,
+    statistics: Mapping[str, Statistics],
+) -> dict[str, Any]:
+    record = source.record
+    entries = []
+    for name, stored in tensors.items():
+        entry = {"name": name, "dtype": _dtype(stored), "shape": stored.shape, "bytes": stored.nbytes}
+        entry |= {"file": source.shards[name]} if source.shards else {}
+        entries.append(entry | (asdict(statistics[name]) if statistics else {}))
+    return {
+        "path": path,
+        "kind": source.kind,
+        "format": source.format,
+        "model": record.model,
+        "config_type": record.config_type,
+        "config": record.config,
+        "static": record.static,
+        "metadata": source.metadata,
+        "notes": source.notes,
+        "tensors": entries,
+        "aliases": {alias: name for alias, name in record.aliases.items() if selection.takes(alias)},
+        "totals": _totals(tensors),
+    }
+
+
+def _totals(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    dtypes: dict[str, dict[str, int]] = {}
+    for stored in tensors.values():
+        entry = dtypes.setdefault(_dtype(stored), {"tensors": 0, "values": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["values"] += math.prod(stored.shape)
+        entry["bytes"] += stored.nbytes
+    sums = {key: sum(entry[key] for entry in dtypes.values()) for key in ("tensors", "values", "bytes")}
+    return {**sums, "dtypes": dtypes}
+
+
+def _value_cells(stored: StoredTensor, statistics: Statistics) -> list[str | Cell]:
+    ends = [
+        "" if end is None else value_text(end) if stored.dtype.is_floating_point else f"{end:.0f}"
+        for end in (statistics.min, statistics.max)
+    ]
+    mean = "" if statistics.mean is None else value_text(statistics.mean)
+    return [*ends, mean, Cell(f"{statistics.nans:,}", "red" if statistics.nans else "")]
+
+
+def _dtype(stored: StoredTensor) -> str:
+    return str(stored.dtype).removeprefix("torch.")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_METADATA else text[: _LONGEST_METADATA - 3] + "..."
