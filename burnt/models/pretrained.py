@@ -232,7 +232,7 @@ class Pretrained(Module, Generic[_C]):
 
         Args:
             folder: is created if its parent exists; other files in it stay, such as those of a tokenizer. A
-                snapshot with one file of weights is replaced.
+                snapshot in it is replaced.
             shard_bytes: the size of a file of weights; only a single larger tensor makes a larger one.
 
         Raises:

@@ -234,11 +234,10 @@ def test_a_snapshot_is_replaced_as_a_whole_or_not_at_all(
         patch.setattr(Record, "save_folder", lambda *args, **options: (_ for _ in ()).throw(OSError("full")))
         with pytest.raises(OSError, match="full"):
             small(d_ff=32).save_pretrained(snapshot)
-    with pytest.raises(RecordError, match="the folder has weights already"):
-        small(d_ff=32).save_pretrained(snapshot, shard_bytes=1000)
     assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == before
-    small(d_ff=32).save_pretrained(snapshot)
-    assert Llama.from_pretrained(snapshot).config.d_ff == 32
+    for d_ff, shard_bytes in ((32, 1000), (48, 10_000_000)):
+        small(d_ff=d_ff).save_pretrained(snapshot, shard_bytes=shard_bytes)
+        assert Llama.from_pretrained(snapshot).config.d_ff == d_ff
     assert (snapshot / "tokenizer.json").exists()
 
 
