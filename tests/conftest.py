@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # No test waits for the disk: what it writes is soon deleted. A closed descriptor remains an error.
+    os.fsync = os.fstat  # type: ignore[assignment]
     os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
     if config.getoption("--processor"):
         processors.give(processors.within_reach(processors.named(config.getoption("--processor"))))
