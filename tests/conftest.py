@@ -58,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no GPU here (--device cpu rehearses on the CPU)"))
 
 
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through torch's modules and all tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def gpu_at_hand() -> bool:
     import torch
 
