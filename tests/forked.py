@@ -1,8 +1,8 @@
 """Programs in processes of their own that do not wait for torch's import: forks of one that has done it.
 
-`import torch` takes most of the time of a short program, and torch's optimizers import torch._dynamo, which takes
-as long. Both are there when a program begins, and nothing of burnt. What is about their own import, about a
-process's very beginning or about what torch and Triton read from the environment when they are loaded
+`import torch` takes most of the time of a short program, and torch's optimizers import torch._dynamo, which
+takes as long. Both are there when a program begins, and nothing of burnt. What is about their own import,
+about a process's very beginning or about what torch and Triton read from the environment when they are loaded
 (OMP_NUM_THREADS, MALLOC_..., TRITON_INTERPRET) wants `subprocess` instead.
 """
 
@@ -58,7 +58,9 @@ if given is not None:
         sys.argv[0], sys.path[0] = given["file"], os.path.dirname(given["file"])
     __file__ = given["file"]
     code = compile(given["code"], given["file"] or "<string>", "exec")
-    for name in ("gc", "os", "json", "torch", "answers", "requests", "line", "child", "nothing", "places", "given"):
+    for name in (
+        "gc", "os", "json", "torch", "answers", "requests", "line", "child", "nothing", "places", "given"
+    ):
         globals().pop(name, None)
     exec(code, globals())
 """

@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def commands_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run in this process what a script runs as `python -m burnt`: each process would import torch.onnx anew."""
+    """Run what a script runs as `python -m burnt` in this process, which has imported torch.onnx."""
     run, python = subprocess.run, [sys.executable, "-m", "burnt"]
 
     def run_here(command: list[Any], **settings: Any) -> object:

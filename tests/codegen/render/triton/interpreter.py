@@ -7,8 +7,8 @@
 * The all-ones value of an unsigned dtype, which inversion uses, is invalid in NumPy; here it is valid.
 * A reduction or scan with a custom function calls it for every element; here for whole arrays, a few times,
   which takes milliseconds instead of minutes. Sums run this way too, and round as on a GPU.
-* For the time alone, a third of which this takes: a call of a device function patches Triton's language again,
-  here only a launch does; tables of NumPy's dtypes and types of blocks are built for each value, here once.
+* For speed: a call of a device function patches Triton's language again, and tables of NumPy's dtypes and
+  types of blocks are built for each value, which takes a third of the time; here each is done once.
 
 It patches the interpreter's internals; `interpreted/test_interpreter.py` fails when these change.
 """
