@@ -40,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # No test waits for the disk: what it writes is soon deleted. A closed descriptor remains an error.
+    os.fsync = os.fstat  # type: ignore[assignment]
     os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
     if config.getoption("--processor"):
         processors.give(processors.within_reach(processors.named(config.getoption("--processor"))))
@@ -54,6 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and config.getoption("--device") is None and not gpu_at_hand():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no GPU here (--device cpu rehearses on the CPU)"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through torch's modules and all tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def gpu_at_hand() -> bool:

@@ -1,8 +1,9 @@
 """Programs in processes of their own that do not wait for torch's import: forks of one that has done it.
 
-`import torch` takes most of the time of a short program. torch is there when a program begins, and nothing of
-burnt. What is about torch's own import, about a process's very beginning or about what torch reads from the
-environment when it is loaded (OMP_NUM_THREADS, MALLOC_..., TRITON_INTERPRET) wants `subprocess` instead.
+`import torch` takes most of the time of a short program, and torch's optimizers import torch._dynamo, which
+takes as long. Both are there when a program begins, and nothing of burnt. What is about their own import,
+about a process's very beginning or about what torch and Triton read from the environment when they are loaded
+(OMP_NUM_THREADS, MALLOC_..., TRITON_INTERPRET) wants `subprocess` instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 _SERVER = """
-import json, os, sys, torch
+import gc, json, os, sys, torch, torch._dynamo
+os.fsync = os.fstat  # as in tests/conftest.py
+gc.collect()
+gc.freeze()  # or each program would look for garbage among it all
 assert len(os.listdir("/proc/self/task")) == 1 if os.path.isdir("/proc/self/task") else True
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 requests = os.fdopen(os.dup(0), "rb", buffering=0)
@@ -54,7 +58,9 @@ if given is not None:
         sys.argv[0], sys.path[0] = given["file"], os.path.dirname(given["file"])
     __file__ = given["file"]
     code = compile(given["code"], given["file"] or "<string>", "exec")
-    for name in ("os", "json", "torch", "answers", "requests", "line", "child", "nothing", "places", "given"):
+    for name in (
+        "gc", "os", "json", "torch", "answers", "requests", "line", "child", "nothing", "places", "given"
+    ):
         globals().pop(name, None)
     exec(code, globals())
 """

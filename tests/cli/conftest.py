@@ -11,6 +11,9 @@ def desk(tmp_path, monkeypatch):
     """An empty current folder; what a command imports or puts on the path is gone afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # Bytecode of a module that a test rewrites within a second, in the same size, would be taken for the new
+    # module's.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     for name in ("NO_COLOR", "FORCE_COLOR", "BURNT_DEBUG", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import burnt
+from burnt.cli import main
 from burnt.data import Batch
-from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "digits"
@@ -57,12 +57,14 @@ def test_the_model_comes_back_from_its_file(example: object, tmp_path: Path) -> 
     assert burnt.check(model, images).unchecked == ()
 
 
-def test_it_runs_from_the_command_line_and_resumes(tmp_path: Path) -> None:
+def test_it_runs_from_the_command_line_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def train(*arguments: str) -> str:
-        command = "import runpy; runpy.run_module('burnt', run_name='__main__', alter_sys=True)"
-        done = forked.run(command, "train", f"{FOLDER / 'train.py'}:main", *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert main(["train", f"{FOLDER / 'train.py'}:main", *arguments]) == 0
+        return capfd.readouterr().out
 
     out = train("epochs=2", "model.hidden=8", "folder=runs/a")
     accuracy = re.search(r"^Test accuracy: (0\.\d{4})$", out, re.M)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import forked
+from burnt.cli import main
+from tests.onnx.translations import translations_parsed_once
+
+__all__ = ["translations_parsed_once"]
 
 ROOT = Path(__file__).parent.parent.parent
 SHIP = ROOT / "examples" / "ship"
@@ -18,22 +25,41 @@ SHIP = ROOT / "examples" / "ship"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the digits, trained in short."""
     folder = tmp_path_factory.mktemp("ship")
-    command = "import runpy; runpy.run_module('burnt', run_name='__main__', alter_sys=True)"
     target = f"{ROOT / 'examples' / 'digits' / 'train.py'}:main"
-    done = forked.run(
-        command, "train", target, "epochs=5", "model.hidden=16", "folder=runs/digits", cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", target, "epochs=5", "model.hidden=16", "folder=runs/digits"]) == 0
     return folder / "runs" / "digits"
 
 
+@pytest.fixture
+def commands_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what a script runs as `python -m burnt` in this process, which has imported torch.onnx."""
+    run, python = subprocess.run, [sys.executable, "-m", "burnt"]
+
+    def run_here(command: list[Any], **settings: Any) -> object:
+        if command[:3] != python:
+            return run(command, **settings)
+        assert settings == {"check": True}
+        return main(command[3:]) and pytest.fail(f"{command} failed")
+
+    monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.setattr(sys, "path", [str(SHIP), *sys.path])
+
+
+@pytest.mark.usefixtures("commands_here")
 @pytest.mark.parametrize("name", ["to_file", "to_server", "to_page", "to_c"])
-def test_a_script_ships_the_digits(name: str, run: Path) -> None:
+def test_a_script_ships_the_digits(
+    name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "to_page" and not all(map(shutil.which, ("clang", "wasm-ld", "node"))):
         pytest.skip("needs clang for wasm32 and Node: scripts/install-tools")
     file = SHIP / f"{name}.py"
-    done = forked.run(file.read_text(), "runs/digits", file=file, cwd=run.parent.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    match = re.search(r"^(\d+) of 360 test images are read right$", done.stdout, re.MULTILINE)
+    monkeypatch.chdir(run.parent.parent)
+    monkeypatch.setattr(sys, "argv", [str(file), "runs/digits"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(file), run_name="__main__")
+    assert not ended.value.code
+    match = re.search(r"^(\d+) of 360 test images are read right$", capsys.readouterr().out, re.MULTILINE)
     assert match is not None
     assert int(match[1]) > 324

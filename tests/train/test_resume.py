@@ -278,7 +278,7 @@ def test_kernels_are_those_of_the_checkpoint_whatever_the_tuner_has_found_since(
 
 
 KILLED = """
-import importlib.util, os, signal, sys
+import importlib.util, os, signal, sys, time
 spec = importlib.util.spec_from_file_location("trial", sys.argv[1])
 trial = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(trial)
@@ -287,8 +287,11 @@ class Killed(trial.Run):
     def step(self, model, batch):
         output = super().step(model, batch)
         if self.losses and max(self.losses) == int(sys.argv[3]):
-            import time
-            time.sleep(1.5)  # so that the run store has written rows that must not be seen twice
+            with trial.RunReader(sys.argv[2]) as run:  # has rows that must not be seen twice
+                while len(self.losses) > 1 and not (
+                    run.series() and max(run.points("loss", "train").steps) == max(self.losses) - 1
+                ):
+                    time.sleep(0.02)
             os.kill(os.getpid(), signal.SIGKILL)
         return output
 

@@ -203,7 +203,7 @@ def test_a_process_that_dies_or_hangs_is_replaced(tmp_path: Path, monkeypatch: p
     pool = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=5)
     began = time.monotonic()
     dies = pool.submit([job("import os\nos._exit(3)")])
-    hangs = pool.submit([job("while True: pass")])
+    hangs = pool.submit([job("import time\ntime.sleep(600)")])
     prints = pool.submit([job('print("not an answer")\n' + GOOD)])
     with pytest.raises(CompileError, match="died with exit code 3"):
         dies.result(200)

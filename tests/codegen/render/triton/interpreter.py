@@ -7,6 +7,8 @@
 * The all-ones value of an unsigned dtype, which inversion uses, is invalid in NumPy; here it is valid.
 * A reduction or scan with a custom function calls it for every element; here for whole arrays, a few times,
   which takes milliseconds instead of minutes. Sums run this way too, and round as on a GPU.
+* For speed: a call of a device function patches Triton's language again, and tables of NumPy's dtypes and
+  types of blocks are built for each value, which takes a third of the time; here each is done once.
 
 It patches the interpreter's internals; `interpreted/test_interpreter.py` fails when these change.
 """
@@ -26,13 +28,39 @@ _POISON = 77
 
 def correct() -> None:
     """Patch the interpreter of this process."""
-    original_dtype = interpreter._get_np_dtype
+    dtype_of = interpreter._get_np_dtype
     builder = interpreter.InterpreterBuilder
     handle = interpreter.TensorHandle
+    dtypes: dict[str, np.dtype] = {}
+
+    def original_dtype(dtype: Any) -> np.dtype:
+        # As its property `scalar`, which a pointer answers with itself.
+        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        if element.name not in dtypes:
+            dtypes[element.name] = dtype_of(element)
+        return dtypes[element.name]
 
     def numpy_dtype(dtype: Any) -> np.dtype:
-        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-        return _BF16 if element == tl.bfloat16 else original_dtype(dtype)
+        return _BF16 if dtype.scalar == tl.bfloat16 else original_dtype(dtype)
+
+    patch_language = interpreter._patch_lang
+
+    def patch_once(function: Any) -> Any:
+        if tl.core.is_builtin(tl.load) or tl.core.is_builtin(tl.core.load):
+            return patch_language(function)
+        return interpreter._LangPatchScope()
+
+    types: dict[tuple[object, ...], Any] = {}
+
+    def block_type(dtype: Any, shape: Any) -> Any:
+        key = (dtype.name, *shape)
+        if key not in types:
+            types[key] = tl.block_type(dtype, shape)
+        return types[key]
+
+    interpreter._patch_lang = patch_once
+    builder.get_block_ty = lambda self, dtype, shape: block_type(dtype, shape)
+    tl.block_type.with_element_ty = lambda self, dtype: block_type(dtype, self.shape)
 
     def cast(self: Any, source: Any, dtype: Any, *_: Any) -> Any:
         with np.errstate(all="ignore"):

@@ -139,6 +139,7 @@ def test_more_shared_memory_than_there_is_is_refused() -> None:
 
 def test_it_says_why_it_cannot_be_installed() -> None:
     code = "from tests.null import driver; driver.install()"
-    result = forked.run(code, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.returncode != 0
     assert "the null driver cannot be installed: this process runs Triton's interpreter" in result.stderr
