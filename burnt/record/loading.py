@@ -441,7 +441,8 @@ def _read(
             own = targets[path].tensor
             wanted = wanted_dtypes[path]
             if own.is_meta or own.dtype != wanted:
-                new = torch.empty_like(own, dtype=wanted, device=_device(own))
+                # `empty_like` of a meta tensor would import sympy, which takes a second.
+                new = torch.empty_strided(own.shape, own.stride(), dtype=wanted, device=_device(own))
                 stored.read_into(new)
                 _replace(module, by_key[targets[path].key], new)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import burnt
 from burnt.errors import ConfigError, DeviceError, RecordError
 from burnt.models import Llama, LlamaConfig, Pretrained, load_pretrained
 from burnt.record import Record
+from tests import forked
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 
@@ -51,6 +53,19 @@ def test_a_model_is_loaded_in_eval_mode_without_computing_new_weights(snapshot: 
     torch.manual_seed(0)
     expected = small().eval()
     assert torch.equal(model(TOKENS), expected(TOKENS))
+
+
+def test_loading_imports_neither_compiler_nor_sympy(snapshot: Path) -> None:
+    # Several calls on meta tensors would: seconds before the first weight is read.
+    code = f"""
+import sys
+from burnt.models import load_pretrained
+load_pretrained({os.fspath(snapshot)!r})
+print(*{{"sympy", "torch._dynamo", "torch._inductor"}} & set(sys.modules))
+"""
+    done = forked.run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 def test_it_can_be_trained(snapshot: Path) -> None:
