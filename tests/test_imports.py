@@ -21,7 +21,7 @@ HEAVY = [
 PACKAGES = [
     *("burnt", "burnt.data", "burnt.inspect", "burnt.nn", "burnt.optim", "burnt.record", "burnt.train"),
     *("burnt.train.metrics", "burnt.train.store", "burnt.codegen", "burnt.kernels", "burnt.swapping"),
-    *("burnt.export", "burnt.serve"),
+    *("burnt.export", "burnt.models", "burnt.serve"),
 ]
 WITHOUT_TORCH = [
     statement
