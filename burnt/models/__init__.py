@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from burnt.models.bert import Bert, BertConfig
 from burnt.models.llama import Llama, LlamaConfig
 from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
 from burnt.models.tokenizer import TextStream, Tokenizer
@@ -15,3 +16,4 @@ __all__ = [
     "Tokenizer",
     "load_pretrained",
 ]
+__all__ = ["Bert", "BertConfig", "Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]

@@ -1,0 +1,77 @@
+"""The activations of ``config.json``: transformers' names and burnt's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from burnt.errors import ConfigError, nearest
+
+__all__ = ["Activation", "name_activation", "read_activation"]
+
+Activation: TypeAlias = Literal[
+    "gelu",
+    "gelu_tanh",
+    "hardswish",
+    "leaky_relu",
+    "mish",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "tanh",
+]
+"""The names of `burnt.nn.build_activation` that transformers has, too."""
+
+_NAMES: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "hardswish": "hardswish",
+    "leaky_relu": "leaky_relu",
+    "mish": "mish",
+    "relu": "relu",
+    "relu2": "relu2",
+    "relu6": "relu6",
+    "sigmoid": "sigmoid",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""burnt's names of transformers' activations; the first of several is the one that is written."""
+
+
+def read_activation(document: Mapping[str, Any], key: str, default: str, where: str) -> Activation:
+    """Return burnt's name of an activation in a ``config.json``.
+
+    Args:
+        document: the contents of the file.
+        key: of the activation.
+        default: transformers' name, where the key is absent.
+        where: what messages call the file.
+
+    Raises:
+        ConfigError: burnt has no such activation.
+    """
+    name = document.get(key, default)
+    if name not in _NAMES:
+        raise ConfigError(
+            "the models have no such activation",
+            where=f"{where}: {key}",
+            expected=" or ".join(map(repr, _NAMES)),
+            found=repr(name),
+            hint=f"did you mean {close!r}?" if (close := nearest(str(name), _NAMES)) else None,
+        )
+    return _NAMES[name]
+
+
+def name_activation(document: Mapping[str, Any], key: str, activation: Activation) -> str:
+    """Return transformers' name of an activation: the one in the document if that is the same activation."""
+    if _NAMES.get(name := document.get(key, "")) == activation:
+        return str(name)
+    return next(name for name, ours in _NAMES.items() if ours == activation)
