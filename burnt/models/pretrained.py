@@ -375,7 +375,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> None:
-    """Refuse a snapshot that lacks more than a head, or has more of what the model has."""
+    """Refuse a snapshot that lacks more than a head, or has more of what the model has.
+
+    Args:
+        model: the model.
+        report: what was loaded into it.
+        warn: whether to warn of a new head; new parts beside it, such as a pooler, are always warned of.
+    """
     children = {name for name, _ in model.named_children()}
     new = [path for path in report.missing if any(matches(head, path) for head in model.HEADS)]
     missing = [path for path in report.missing if path not in new]
@@ -390,9 +396,9 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> Non
                 *(f"unexpected  {name}" for name in unexpected[:12]),
             ],
         )
-    if new and warn:
+    if unasked := [path for path in new if warn or not matches("head", path)]:
         warnings.warn(
-            f"{report.source} has no {', '.join(new)}: these weights are new and have to be trained",
+            f"{report.source} has no {', '.join(unasked)}: these weights are new and have to be trained",
             stacklevel=3,
         )
 
