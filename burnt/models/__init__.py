@@ -8,6 +8,8 @@ from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretraine
 from burnt.models.tokenizer import TextStream, Tokenizer
 
 __all__ = [
+    "Bert",
+    "BertConfig",
     "Llama",
     "LlamaConfig",
     "Pretrained",
@@ -16,4 +18,3 @@ __all__ = [
     "Tokenizer",
     "load_pretrained",
 ]
-__all__ = ["Bert", "BertConfig", "Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]
