@@ -40,6 +40,7 @@ class _Attention(Module):
     kdim: int
     vdim: int
     quiet_softmax: bool
+    scale: float | None
     in_proj_weight: Parameter | None
     q_proj_weight: Parameter | None
     k_proj_weight: Parameter | None
@@ -60,6 +61,7 @@ class _Attention(Module):
         kdim: int,
         vdim: int,
         quiet_softmax: bool,
+        scale: float | None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -74,6 +76,7 @@ class _Attention(Module):
         self.kdim = kdim
         self.vdim = vdim
         self.quiet_softmax = quiet_softmax
+        self.scale = scale
 
         def parameter(*shape: int) -> Parameter:
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -158,6 +161,7 @@ class _Attention(Module):
             mask,
             window=(None, after) if causal else None,
             bottom_right=bottom_right,
+            scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
         )
         output: Tensor = self.out_proj(heads_BHLD.transpose(1, 2).flatten(2))
@@ -176,8 +180,9 @@ class _Attention(Module):
         """Return the weights of `_attend` before dropout, ``[B, H, L, S]``."""
         mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
         k_BHSD = k_BKSD.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
         # Products that are not yet scaled may overflow float16.
-        scores_BHLS = (q_BHLD / self.head_dim**0.5) @ k_BHSD.transpose(-2, -1)
+        scores_BHLS = (q_BHLD * scale) @ k_BHSD.transpose(-2, -1)
         if mask is not None:
             scores_BHLS = (
                 scores_BHLS.masked_fill(mask, float("-inf"))
@@ -377,6 +382,7 @@ class MultiHeadAttention(_Attention):
         vdim: size of the values' vectors; None is `embed_dim`.
         quiet_softmax: add 1 to the denominator of the softmax, so that a head can attend to nothing (torch's
             ``add_zero_attn``).
+        scale: factor of the scores; None is ``1 / sqrt(head_dim)``.
         rotary: encodes the positions of queries and keys: a `RotaryEncoding`, its Config, or any module that
             is called with ``[B, H, L, D]`` and the position of the first vector.
         device: where the parameters live.
@@ -424,6 +430,7 @@ class MultiHeadAttention(_Attention):
         kdim: int | None = None,
         vdim: int | None = None,
         quiet_softmax: bool = False,
+        scale: float | None = None,
         rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -439,6 +446,7 @@ class MultiHeadAttention(_Attention):
             kdim=embed_dim if kdim is None else kdim,
             vdim=embed_dim if vdim is None else vdim,
             quiet_softmax=quiet_softmax,
+            scale=scale,
             device=device,
             dtype=dtype,
         )
@@ -600,6 +608,7 @@ class CrossAttention(_Attention):
         bias: whether the projections have biases.
         out_bias: whether the output projection has one; None is `bias`.
         quiet_softmax: add 1 to the denominator of the softmax, so that a head can attend to nothing.
+        scale: factor of the scores; None is ``1 / sqrt(head_dim)``.
         device: where the parameters live.
         dtype: dtype of the parameters.
 
@@ -632,6 +641,7 @@ class CrossAttention(_Attention):
         bias: bool = True,
         out_bias: bool | None = None,
         quiet_softmax: bool = False,
+        scale: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -647,6 +657,7 @@ class CrossAttention(_Attention):
             kdim=size,
             vdim=size,
             quiet_softmax=quiet_softmax,
+            scale=scale,
             device=device,
             dtype=dtype,
         )

@@ -416,6 +416,26 @@ def test_a_quiet_softmax_is_torchs_attention_to_a_zero(is_causal: bool, kind: st
     assert torch.equal(ours(query, attn_mask=hides_all), ours.out_proj.bias.expand_as(query))
 
 
+@pytest.mark.parametrize("kind", [nn.MultiHeadAttention, nn.CrossAttention])
+def test_scores_have_a_scale_of_ones_own(kind: Any) -> None:
+    layer = trained(kind(SIZE, HEADS, scale=0.7))
+    x, _, _ = inputs()
+    output, weights = layer(x, x, need_weights=True)
+    # The same scores from scaled queries.
+    factor = torch.tensor([0.7 * layer.head_dim**0.5, 1, 1]).repeat_interleave(SIZE)
+    usual = kind(SIZE, HEADS)
+    usual.load_state_dict(
+        {
+            **layer.state_dict(),
+            "in_proj_weight": layer.in_proj_weight * factor[:, None],
+            "in_proj_bias": layer.in_proj_bias * factor,
+        }
+    )
+    expected, expected_weights = usual(x, x, need_weights=True)
+    close(output, expected, 1e-5)
+    close(weights, expected_weights, 1e-5)
+
+
 def test_weights_of_large_float16_are_finite() -> None:
     torch.manual_seed(0)
     layer = nn.MultiHeadAttention(64, 1, bias=False)
