@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from burnt.models.bert import Bert, BertConfig
+from burnt.models.generation import Generation, TokenStream
+from burnt.models.gpt2 import Gpt2, Gpt2Config
 from burnt.models.llama import Llama, LlamaConfig
 from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
 from burnt.models.tokenizer import TextStream, Tokenizer
@@ -10,11 +12,15 @@ from burnt.models.tokenizer import TextStream, Tokenizer
 __all__ = [
     "Bert",
     "BertConfig",
+    "Generation",
+    "Gpt2",
+    "Gpt2Config",
     "Llama",
     "LlamaConfig",
     "Pretrained",
     "PretrainedConfig",
     "TextStream",
     "Tokenizer",
+    "TokenStream",
     "load_pretrained",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError
+from burnt.models.generation import Decoder, last_of_each
 from burnt.models.pretrained import Pretrained, PretrainedConfig, build
 from burnt.models.rope import read_rope, write_rope
 from burnt.module import Module
@@ -250,7 +251,7 @@ class LlamaLayer(Module):
         return out
 
 
-class Llama(Pretrained[LlamaConfig]):
+class Llama(Decoder, Pretrained[LlamaConfig]):
     """A decoder of rotary attention with grouped queries, RMS norms and gated feed-forwards.
 
     Args:
@@ -311,6 +312,7 @@ class Llama(Pretrained[LlamaConfig]):
         *,
         padding: Tensor | None = None,
         cache: Sequence[nn.KeyValueCache] | None = None,
+        last: bool = False,
     ) -> Tensor:
         """Compute the logits of the token after each, or of the classes.
 
@@ -319,6 +321,7 @@ class Llama(Pretrained[LlamaConfig]):
             padding: booleans ``[B, S]``, True at tokens to ignore, at either end; S counts those in `cache`,
                 too.
             cache: what `new_cache` returned, with the tokens before these; theirs are added.
+            last: compute the logits of the last token alone, ``[B, 1, V]``.
 
         Returns:
             ``[B, L, V]`` with the head ``"lm"``, ``[B, C]`` of the last token that is no padding with the
@@ -335,19 +338,12 @@ class Llama(Pretrained[LlamaConfig]):
             mask = hidden if index in windowed else None
             x = layer(x, padding, mask, None if cache is None else cache[index])
         if self.config.head == "classification":
-            x = _last(x, padding)
+            x = last_of_each(x, padding)
+        elif last:
+            x = x[:, -1:]
         x = self.norm(x)
         logits: Tensor = x if self.head is None else self.head(x)
         return logits
-
-    def new_cache(self, max_len: int | None = None) -> list[nn.KeyValueCache]:
-        """Return empty caches, one for each layer, for `forward`.
-
-        Args:
-            max_len: number of tokens to allocate memory for; None grows with each step, and lets gradients
-                through.
-        """
-        return [nn.KeyValueCache(max_len) for _ in self.layers]
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
@@ -388,13 +384,3 @@ class Llama(Pretrained[LlamaConfig]):
             return None
         mask = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
         return mask.tril(start - window)
-
-
-def _last(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the vector of each sequence's last token that is no padding, ``[B, E]``."""
-    if padding is None:
-        return x[:, -1]
-    length = x.shape[1]
-    positions = torch.arange(length, device=x.device)
-    last = (positions * ~padding[:, -length:]).argmax(1)
-    return x[torch.arange(len(x), device=x.device), last]

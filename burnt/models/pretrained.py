@@ -155,6 +155,8 @@ class Pretrained(Module, Generic[_C]):
         self._config = config
         self.load_report: LoadReport | None = None
         """What `from_pretrained` loaded, and what the snapshot had besides."""
+        self.generation_config: dict[str, Any] = {}
+        """The ``generation_config.json`` of the snapshot, such as the tokens that end a text; saved too."""
 
     @property
     def config(self) -> _C:
@@ -227,6 +229,8 @@ class Pretrained(Module, Generic[_C]):
         _check_fit(model, report, warn=not is_new_head)
         _fill(model, place, dtype)
         model.load_report = replace(report, meta=())
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = read_json(folder / "generation_config.json")
         return model.eval()
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
@@ -261,6 +265,9 @@ class Pretrained(Module, Generic[_C]):
         with replacing(folder / "config.json") as temporary:
             temporary.write_text(json.dumps(document, indent=2) + "\n")
             Record(tensors).save_folder(folder, shard_bytes=shard_bytes)
+        if self.generation_config:
+            with replacing(folder / "generation_config.json") as temporary:
+                temporary.write_text(json.dumps(self.generation_config, indent=2) + "\n")
 
 
 def load_pretrained(

@@ -1,0 +1,328 @@
+"""GPT-2: a decoder with learned positions.
+
+Axes: B batch, L tokens, S tokens with those in a cache, E the size of a vector, V the vocabulary, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from burnt import nn
+from burnt.errors import ConfigError, ShapeError
+from burnt.models.generation import Decoder, last_of_each
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.module import Module
+from burnt.record import Drop, Layout, Rename, Step
+
+__all__ = ["Gpt2", "Gpt2Config"]
+
+Activation: TypeAlias = Literal[
+    "gelu_tanh", "gelu", "relu", "relu2", "relu6", "silu", "tanh", "sigmoid", "mish"
+]
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "relu6": "relu6",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "mish": "mish",
+}
+"""burnt's names of transformers' activations; the first of several is the one that is written."""
+
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""Other names of keys, which transformers reads too."""
+
+
+class Gpt2Config(PretrainedConfig):
+    """What a `Gpt2` consists of.
+
+    Args:
+        vocab_size: number V of tokens.
+        max_len: number of learned positions, which is the longest sequence.
+        d_model: size E of the vectors.
+        d_ff: size between the Linears of a feed-forward; None is ``4 * d_model``.
+        num_layers: number of layers.
+        num_heads: heads of the attention.
+        activation: between the Linears of a feed-forward.
+        dropout: probability, after attention and feed-forward.
+        embedding_dropout: probability, after the sum of embedding and position.
+        attention_dropout: probability, of an attention weight.
+        eps: added to the variance in the norms.
+        scale_scores: whether the scores of the attention are divided by the root of the size of a head.
+        scale_scores_by_layer: whether those of layer i are divided by i, counted from 1.
+        init_std: standard deviation of the initial weights, before the scaling of residual layers.
+        tied: whether the head's weight is that of the embedding; for the head ``"lm"``.
+        head: ``"lm"`` for logits over the vocabulary, ``"classification"`` for logits over the
+            classes from the last token, None for the vectors of all tokens.
+        num_classes: number C of classes of the head ``"classification"``.
+    """
+
+    vocab_size: int = 50257
+    max_len: int = 1024
+    d_model: int = 768
+    d_ff: int | None = None
+    num_layers: int = 12
+    num_heads: int = 12
+    activation: Activation = "gelu_tanh"
+    dropout: float = 0.1
+    embedding_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    eps: float = 1e-5
+    scale_scores: bool = True
+    scale_scores_by_layer: bool = False
+    init_std: float = 0.02
+    tied: bool = True
+    head: Literal["lm", "classification"] | None = "lm"
+    num_classes: int = 2
+
+    _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("gpt2",)
+    _HEADS: ClassVar[Mapping[str, str | None]] = {
+        "LMHeadModel": "lm",
+        "DoubleHeadsModel": "lm",
+        "ForSequenceClassification": "classification",
+        "Model": None,
+    }
+    _KEYS: ClassVar[Mapping[str, str]] = {
+        "vocab_size": "vocab_size",
+        "max_len": "n_positions",
+        "d_model": "n_embd",
+        "d_ff": "n_inner",
+        "num_layers": "n_layer",
+        "num_heads": "n_head",
+        "dropout": "resid_pdrop",
+        "embedding_dropout": "embd_pdrop",
+        "attention_dropout": "attn_pdrop",
+        "eps": "layer_norm_epsilon",
+        "scale_scores": "scale_attn_weights",
+        "scale_scores_by_layer": "scale_attn_by_inverse_layer_idx",
+        "init_std": "initializer_range",
+        "tied": "tie_word_embeddings",
+    }
+    _FIXED: ClassVar[Mapping[str, Any]] = {"add_cross_attention": False}
+
+    @classmethod
+    def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        for alias, key in _ALIASES.items():
+            if alias in document:
+                document[key] = document.pop(alias)
+        values, rest = super()._fields_of(document, where)
+        activation = rest.get("activation_function", "gelu_new")
+        if activation not in _ACTIVATIONS:
+            raise ConfigError(
+                f"{cls.__name__} has no such activation",
+                where=f"{where}: activation_function",
+                expected=", ".join(_ACTIVATIONS),
+                found=repr(activation),
+            )
+        values["activation"] = _ACTIVATIONS[activation]
+        return values, rest
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return the contents of the ``config.json`` of this model."""
+        document = super().to_hugging_face()
+        if _ACTIVATIONS.get(document.get("activation_function", "")) != self.activation:
+            document["activation_function"] = next(
+                name for name, ours in _ACTIVATIONS.items() if ours == self.activation
+            )
+        return document
+
+    def init(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Gpt2:
+        """Build the model, with new weights as in the paper."""
+        return build(Gpt2, self, device, dtype)
+
+
+class Gpt2Layer(Module):
+    """Attention and feed-forward, each of normalised vectors and added to them."""
+
+    norm1: nn.LayerNorm
+    attention: nn.MultiHeadAttention
+    norm2: nn.LayerNorm
+    feed_forward: nn.PositionWiseFeedForward
+    dropout: nn.Dropout
+
+    def forward(self, x: Tensor, padding: Tensor | None, cache: nn.KeyValueCache | None) -> Tensor:
+        """Map ``[B, L, E]`` to the same shape."""
+        attended = self.attention(self.norm1(x), key_padding_mask=padding, is_causal=True, cache=cache)
+        x = x + self.dropout(attended)
+        out: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
+        return out
+
+
+class Gpt2(Decoder, Pretrained[Gpt2Config]):
+    """A decoder with learned positions and norms before attention and feed-forward.
+
+    Radford et al., 2019, "Language Models are Unsupervised Multitask Learners".
+
+    >>> import torch
+    >>> config = Gpt2Config(vocab_size=50, max_len=16, d_model=8, num_layers=2, num_heads=2)
+    >>> config.init()(torch.tensor([[3, 14, 15, 9]])).shape
+    torch.Size([1, 4, 50])
+    """
+
+    config_class = Gpt2Config
+    HEADS = ("head",)
+
+    embedding: nn.Embedding
+    positions: nn.Embedding
+    dropout: nn.Dropout
+    layers: list[Gpt2Layer]
+    norm: nn.LayerNorm
+    head: nn.Linear | None
+
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__(config)
+        c = config
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.positions = nn.Embedding(c.max_len, c.d_model)
+        self.dropout = nn.Dropout(c.embedding_dropout)
+        self.layers = [
+            Gpt2Layer(
+                norm1=nn.LayerNorm(c.d_model, c.eps),
+                attention=nn.MultiHeadAttention(
+                    c.d_model, c.num_heads, dropout=c.attention_dropout, scale=_scale(c, index)
+                ),
+                norm2=nn.LayerNorm(c.d_model, c.eps),
+                feed_forward=nn.PositionWiseFeedForward(
+                    c.d_model,
+                    4 * c.d_model if c.d_ff is None else c.d_ff,
+                    dropout=0.0,
+                    activation=c.activation,
+                ),
+                dropout=nn.Dropout(c.dropout),
+            )
+            for index in range(c.num_layers)
+        ]
+        self.norm = nn.LayerNorm(c.d_model, c.eps)
+        outputs = {"lm": c.vocab_size, "classification": c.num_classes}
+        self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
+        self._initialize()
+        if self.head is not None and c.head == "lm" and c.tied:
+            self.head.weight = self.embedding.weight
+
+    def _initialize(self) -> None:
+        """Fill the weights as in the paper: those that add to the residuals are smaller in deeper models."""
+        std = self.config.init_std
+        for path, parameter in self.named_parameters():
+            if path.endswith(("out_proj.weight", "linear2.weight")):
+                torch.nn.init.normal_(parameter, std=std / math.sqrt(2 * self.config.num_layers))
+            elif parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=std)
+            elif path.endswith("bias"):
+                torch.nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        padding: Tensor | None = None,
+        cache: Sequence[nn.KeyValueCache] | None = None,
+        last: bool = False,
+    ) -> Tensor:
+        """Compute the logits of the token after each, or of the classes.
+
+        Args:
+            tokens: integers ``[B, L]``.
+            padding: booleans ``[B, S]``, True at tokens to ignore, on any side; positions count the others
+                alone. S counts the tokens in `cache`, too.
+            cache: what `new_cache` returned, with the tokens before these; theirs are added.
+            last: compute the logits of the last token alone, ``[B, 1, V]``.
+
+        Returns:
+            ``[B, L, V]``; ``[B, C]`` of the last token that is no padding, with the head
+            ``"classification"``; the normalised vectors ``[B, L, E]`` without a head.
+
+        Raises:
+            ShapeError: a sequence longer than the positions, or padding of another shape.
+        """
+        positions = self._positions(tokens, padding, cache)
+        x = self.dropout(self.embedding(tokens) + self.positions(positions))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, padding, None if cache is None else cache[index])
+        if self.config.head == "classification":
+            x = last_of_each(x, padding)
+        elif last:
+            x = x[:, -1:]
+        x = self.norm(x)
+        logits: Tensor = x if self.head is None else self.head(x)
+        return logits
+
+    def _positions(
+        self, tokens: Tensor, padding: Tensor | None, cache: Sequence[nn.KeyValueCache] | None
+    ) -> Tensor:
+        """Return how many tokens are before each, ``[B, L]``, or ``[L]`` where nothing is padding."""
+        batch, new = tokens.shape
+        length = new + (cache[0].length if cache else 0)
+        if length > self.config.max_len:
+            raise ShapeError(
+                "the sequence is longer than the model's positions",
+                where="Gpt2",
+                expected=f"at most {self.config.max_len} tokens",
+                found=length,
+                hint="shorten it; the positions are learned, so that there are no others",
+            )
+        if padding is None:
+            return torch.arange(length - new, length, device=tokens.device)
+        if padding.shape != (batch, length):
+            raise ShapeError(
+                "padding does not fit the tokens",
+                where="Gpt2",
+                expected=f"{(batch, length)}, a value for each token",
+                found=tuple(padding.shape),
+            )
+        return (torch.cumsum(~padding, 1)[:, -new:] - 1).clamp(min=0)
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """``"hugging_face"``: that of transformers' GPT-2, whose Linears are transposed."""
+        steps: list[Step] = [
+            Drop("h.*.attn.bias"),  # the causal mask in files of early versions
+            Drop("h.*.attn.masked_bias"),
+            ("wte", "embedding"),
+            ("wpe", "positions"),
+            ("h.*.ln_1", "layers.*.norm1"),
+            Rename("h.*.attn.c_attn.weight", "layers.*.attention.in_proj_weight", transpose=True),
+            ("h.*.attn.c_attn.bias", "layers.*.attention.in_proj_bias"),
+            Rename("h.*.attn.c_proj", "layers.*.attention.out_proj", transpose=True),
+            ("h.*.ln_2", "layers.*.norm2"),
+            Rename("h.*.mlp.c_fc", "layers.*.feed_forward.linear1", transpose=True),
+            Rename("h.*.mlp.c_proj", "layers.*.feed_forward.linear2", transpose=True),
+            ("ln_f", "norm"),
+        ]
+        heads = {"lm": "lm_head", "classification": "score"}
+        if self.config.head is not None:
+            steps.append((heads[self.config.head], "head"))
+        prefixed = self.head is not None
+        layout = Layout(steps, prefix="transformer", heads=tuple(heads.values()), prefixed=prefixed)
+        return {"hugging_face": layout}
+
+    @property
+    def architecture(self) -> str:
+        """The name of transformers' class of the same model."""
+        return "GPT2" + next(end for end, head in self.config._HEADS.items() if head == self.config.head)
+
+
+def _scale(config: Gpt2Config, index: int) -> float | None:
+    """Return the factor of the attention's scores in a layer; None is the usual one."""
+    if config.scale_scores and not config.scale_scores_by_layer:
+        return None
+    root = math.sqrt(config.d_model // config.num_heads) if config.scale_scores else 1.0
+    return 1.0 / (root * (index + 1 if config.scale_scores_by_layer else 1))
