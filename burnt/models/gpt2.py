@@ -74,6 +74,9 @@ class Gpt2Config(PretrainedConfig):
         head: ``"lm"`` for logits over the vocabulary, ``"classification"`` for logits over the
             classes from the last token, None for the vectors of all tokens.
         num_classes: number C of classes of the head ``"classification"``.
+
+    Raises:
+        ConfigError: `d_model` is no multiple of `num_heads`, or a value is not of its field's type.
     """
 
     vocab_size: int = 50257
@@ -118,6 +121,16 @@ class Gpt2Config(PretrainedConfig):
         "tied": "tie_word_embeddings",
     }
     _FIXED: ClassVar[Mapping[str, Any]] = {"add_cross_attention": False}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_heads < 1 or self.d_model % self.num_heads:
+            raise ConfigError(
+                "d_model cannot be split into heads",
+                where="d_model",
+                expected=f"a multiple of num_heads = {self.num_heads}",
+                found=self.d_model,
+            )
 
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
