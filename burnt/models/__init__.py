@@ -15,6 +15,12 @@ __all__ = [
     "Generation",
     "Gpt2",
     "Gpt2Config",
+__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]
+from burnt.models.pretrained import Pretrained, PretrainedConfig
+from burnt.models.resnet import ResNet, ResNetConfig
+from burnt.models.vit import ViT, ViTConfig
+
+__all__ = [
     "Llama",
     "LlamaConfig",
     "Pretrained",
@@ -23,4 +29,8 @@ __all__ = [
     "Tokenizer",
     "TokenStream",
     "load_pretrained",
+    "ResNet",
+    "ResNetConfig",
+    "ViT",
+    "ViTConfig",
 ]
