@@ -33,4 +33,5 @@ __all__ = [
     "ResNetConfig",
     "ViT",
     "ViTConfig",
+    "load_pretrained",
 ]

@@ -129,6 +129,7 @@ class ResNetConfig(PretrainedConfig):
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         values, rest = super()._fields_of(document, where)
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         values["activation"] = read_activation(rest, "hidden_act", "relu", where)
         return values, rest
 

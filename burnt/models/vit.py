@@ -126,6 +126,7 @@ class ViTConfig(PretrainedConfig):
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         values, rest = super()._fields_of(document, where)
+        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         values["activation"] = read_activation(rest, "hidden_act", "gelu", where)
         values["pooler_activation"] = read_activation(rest, "pooler_act", "tanh", where)
         return values, rest
@@ -262,7 +263,7 @@ class ViT(Pretrained[ViTConfig]):
         """Return the positions ``[1, 1 + N, E]`` of a grid of patches."""
         if (rows, columns) == self._grid:
             return self.positions
-        grid = self.positions[:, 1:].unflatten(1, self._grid).permute(0, 3, 1, 2)
+        grid = self.positions[:, 1:].reshape(1, *self._grid, -1).permute(0, 3, 1, 2)
         grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)
         return torch.cat((self.positions[:, :1], grid.flatten(2).transpose(1, 2)), dim=1)
 
@@ -329,4 +330,4 @@ class ViT(Pretrained[ViTConfig]):
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
