@@ -7,7 +7,9 @@ from burnt.models.generation import Generation, TokenStream
 from burnt.models.gpt2 import Gpt2, Gpt2Config
 from burnt.models.llama import Llama, LlamaConfig
 from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
+from burnt.models.resnet import ResNet, ResNetConfig
 from burnt.models.tokenizer import TextStream, Tokenizer
+from burnt.models.vit import ViT, ViTConfig
 
 __all__ = [
     "Bert",
@@ -15,22 +17,15 @@ __all__ = [
     "Generation",
     "Gpt2",
     "Gpt2Config",
-__all__ = ["Llama", "LlamaConfig", "Pretrained", "PretrainedConfig", "load_pretrained"]
-from burnt.models.pretrained import Pretrained, PretrainedConfig
-from burnt.models.resnet import ResNet, ResNetConfig
-from burnt.models.vit import ViT, ViTConfig
-
-__all__ = [
     "Llama",
     "LlamaConfig",
     "Pretrained",
     "PretrainedConfig",
-    "TextStream",
-    "Tokenizer",
-    "TokenStream",
-    "load_pretrained",
     "ResNet",
     "ResNetConfig",
+    "TextStream",
+    "TokenStream",
+    "Tokenizer",
     "ViT",
     "ViTConfig",
     "load_pretrained",
