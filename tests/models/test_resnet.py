@@ -228,7 +228,7 @@ def test_errors(tmp_path: Path) -> None:
         "  expected  4 numbers, as many as channels",
         "  found     (3, 4)",
     ]
-    with pytest.raises(ConfigError, match="has no|expected") as layer:
+    with pytest.raises(ConfigError, match=r"has no|expected") as layer:
         ResNetConfig.from_hugging_face({"model_type": "resnet", "layer_type": "wide"})
     assert "'basic' | 'bottleneck'" in str(layer.value)
     with pytest.raises(ConfigError) as activation:

@@ -222,7 +222,7 @@ def timm_state(config: ViTConfig) -> dict[str, Tensor]:
 
 
 def timm_logits(state: dict[str, Tensor], images: Tensor, num_layers: int, num_heads: int) -> Tensor:
-    """What timm computes: one Linear for q, k and v, whose rows are these three, of each the heads in order."""
+    """What timm computes: one Linear for q, k and v, whose rows are these three, each by heads."""
 
     def linear(name: str, x: Tensor) -> Tensor:
         return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
