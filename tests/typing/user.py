@@ -8,6 +8,7 @@ from torch import Tensor
 import burnt
 from burnt import nn, optim
 from burnt.data import Batch, Loader, TensorDataset
+from burnt.models import Llama, LlamaConfig
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -108,7 +109,15 @@ def activations(config: NetConfig) -> torch.nn.Module:
     return nn.Sequential(*layers, nn.build_activation("mish"), NetConfig(activation=slope).init())
 
 
+def pretrained(tokens: Tensor) -> Tensor:
+    model = Llama.from_pretrained("snapshot", dtype="stored", head="classification").train()
+    logits: Tensor = model(tokens, cache=model.new_cache(max_len=model.config.max_len))
+    return logits
+
+
 def mistakes() -> None:
+    LlamaConfig(head="logits")  # error: arg-type
+    Llama.from_pretrained("snapshot", dtype="half")  # error: arg-type
     Net(nn.Linear(8, 4), nn.Conv2d(1, 2, 3))  # error: arg-type
     Net(nn.Linear(8, 4), nn.Linear(4, 2), scale="large")  # error: arg-type
     Net(nn.Linear(8, 4))  # error: call-arg
