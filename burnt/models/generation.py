@@ -376,8 +376,9 @@ def left_padded(
 
     Padding repeats the last token; without any, its mask is None. Errors are those of `Decoder.generate`.
     """
+    has_padding = padding is not None
     if not isinstance(prompts, Tensor):
-        if padding is not None:
+        if has_padding:
             raise InputValueError(
                 "padding is for prompts in one tensor", where="prompts", found="lists, which have none"
             )
@@ -414,7 +415,9 @@ def left_padded(
             "a prompt is empty",
             where="prompts" if not tokens.numel() else f"prompts[{int(lengths.argmin())}]",
             expected="at least one token",
-            hint="start with the tokenizer's token for the beginning of a text",
+            hint="padding is True at tokens to ignore, unlike transformers' attention_mask"
+            if has_padding
+            else "start with the tokenizer's token for the beginning of a text",
         )
     order = (~hidden).int().argsort(dim=1, stable=True)[:, -int(lengths.max()) :]
     tokens, hidden = tokens.gather(1, order), hidden.gather(1, order)
@@ -425,7 +428,7 @@ def left_padded(
 
 
 def _as_lists(prompts: Any) -> list[Any]:
-    rows = list(prompts)
+    rows = [prompts] if isinstance(prompts, str) else list(prompts)
     return rows if rows and not isinstance(rows[0], int) else [rows]
 
 
@@ -437,12 +440,17 @@ def _as_tensor(row: Any) -> Tensor:
     if not tensor.numel() and tensor.dim() == 1:
         return tensor.long()
     if tensor.dim() != 1 or tensor.is_floating_point():
+        hint = None
+        if isinstance(row, str):
+            hint = "model.generate([tokenizer.encode(text)], ...)"
+        elif isinstance(row, Tensor) and row.dim() == 2:
+            hint = "tokens, padding = tokenizer.batch(texts); model.generate(tokens, padding=padding, ...)"
         raise InputTypeError(
             "prompts are token ids",
             where="prompts",
             expected="integers [batch, length], or lists of integers",
-            found=repr(row)[:80],
-            hint="tokenizer.encode(text).ids" if isinstance(row, str) else None,
+            found=f"a tensor {(*row.shape,)}" if isinstance(row, Tensor) else repr(row)[:80],
+            hint=hint,
         )
     return tensor
 

@@ -323,9 +323,24 @@ def test_padding_has_to_fit() -> None:
     with pytest.raises(InputValueError, match="a prompt is empty") as empty:
         model.generate(prompts, 5, padding=torch.tensor([[False] * 3, [True] * 3]))
     assert empty.value.where == "prompts[1]"
+    assert "unlike transformers' attention_mask" in str(empty.value.hint)
     with pytest.raises(ShapeError, match="prompt and new tokens are too long") as length:
         model.generate([1] * 36, 5)
     assert length.value.hint == "max_new_tokens=4"
+
+
+def test_prompts_of_the_wrong_kind_are_told_how_to_be_made() -> None:
+    with pytest.raises(InputTypeError, match="prompts are token ids") as text:
+        small().generate("text", 5)
+    assert text.value.found == "'text'"
+    assert text.value.hint == "model.generate([tokenizer.encode(text)], ...)"
+    with pytest.raises(InputTypeError, match="prompts are token ids") as pair:
+        small().generate((torch.ones(2, 3).long(), torch.zeros(2, 3).bool()), 5)
+    assert pair.value.found == "a tensor (2, 3)"
+    assert "model.generate(tokens, padding=padding, ...)" in str(pair.value.hint)
+    with pytest.raises(InputValueError, match="a prompt is empty") as empty:
+        small().generate([[1], []], 5)
+    assert "the beginning of a text" in str(empty.value.hint)
 
 
 @pytest.mark.parametrize("head", [None, "classification"])
