@@ -14,7 +14,7 @@ from torch import Tensor
 from burnt import nn
 from burnt.errors import ConfigError, ShapeError
 from burnt.models.activation import Activation, name_activation, read_activation
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
 from burnt.module import Module
 from burnt.record import Drop, Join, Layout, Step
 
@@ -324,7 +324,9 @@ class Bert(Pretrained[BertConfig]):
         Raises:
             ShapeError: a sequence longer than the positions, or padding of another shape.
             InputIndexError: a token or segment that the model does not have.
+            InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
         """
+        check_tokens(tokens, padding, type(self).__name__, single=True)
         segments = torch.zeros_like(tokens) if segments is None else segments
         x = self.embedding(tokens) + self.segments(segments) + self.positions(self._positions(tokens))
         x = self.dropout(self.norm(x))

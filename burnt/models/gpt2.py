@@ -15,7 +15,7 @@ from torch import Tensor
 from burnt import nn
 from burnt.errors import ConfigError, ShapeError
 from burnt.models.generation import Decoder, last_of_each
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
 from burnt.module import Module
 from burnt.record import Drop, Layout, Rename, Step
 
@@ -265,7 +265,9 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
 
         Raises:
             ShapeError: a sequence longer than the positions, or padding of another shape.
+            InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
         """
+        check_tokens(tokens, padding, type(self).__name__)
         positions = self._positions(tokens, padding, cache)
         x = self.dropout(self.embedding(tokens) + self.positions(positions))
         for index, layer in enumerate(self.layers):

@@ -14,7 +14,7 @@ from torch import Tensor
 from burnt import nn
 from burnt.errors import ConfigError
 from burnt.models.generation import Decoder, last_of_each
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
 from burnt.models.rope import read_rope, write_rope
 from burnt.module import Module
 from burnt.nn import rope_scaling
@@ -330,7 +330,9 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         Raises:
             ShapeError: `padding` or `cache` do not fit.
             InputIndexError: a token outside the vocabulary, on the CPU.
+            InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
         """
+        check_tokens(tokens, padding, type(self).__name__)
         hidden = self._outside_window(tokens, 0 if cache is None else cache[0].length)
         windowed = self.config._windowed()
         x = self.embedding(tokens)

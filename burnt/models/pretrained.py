@@ -20,13 +20,16 @@ from burnt._json import parse_json
 from burnt._patterns import matches
 from burnt.config import Config, field_values
 from burnt.device import as_device
-from burnt.errors import ConfigError, RecordError
+from burnt.errors import ConfigError, InputTypeError, RecordError, ShapeError
 from burnt.models.hub import download_snapshot
 from burnt.module import Module
 from burnt.record import Layout, LoadReport, Record, load_weights, record_of
 from burnt.record.sources import open_source
 
 __all__ = ["Pretrained", "PretrainedConfig", "build", "load_pretrained"]
+
+_OTHER_NAMES = {"num_labels": "num_classes", "torch_dtype": "dtype", "device_map": "device"}
+"""Arguments of transformers' `from_pretrained` that have another name here."""
 
 _C = TypeVar("_C", bound="PretrainedConfig")
 _M = TypeVar("_M", bound="Pretrained[Any]")
@@ -205,11 +208,20 @@ class Pretrained(Module, Generic[_C]):
             ConfigError: the snapshot is of another model, or has a feature that this one has not.
             RecordError: there is no such snapshot, or its weights are damaged or do not fit.
             DeviceError: there is no such device.
+            InputTypeError: `dtype` is no floating-point dtype.
             OSError: a file cannot be read.
         """
         place = torch.get_default_device() if device is None else as_device(device)
+        _check_dtype(dtype)
         folder = snapshot(source, download=download, revision=revision)
-        config = cls.config_class.load_hugging_face(folder / "config.json").replace(**changes)
+        config = cls.config_class.load_hugging_face(folder / "config.json")
+        try:
+            config = config.replace(**changes)
+        except ConfigError as error:
+            names = {key: name for name, key in config._KEYS.items()} | _OTHER_NAMES
+            if error.where in names:
+                error.hint = f"in burnt: {names[error.where]}"
+            raise
         with torch.device("meta"), _WithoutInit():
             model = cls(cast(_C, config))
         model._remember_config(config)
@@ -226,7 +238,7 @@ class Pretrained(Module, Generic[_C]):
                 if changes:
                     error.hint = f"without {', '.join(changes)}, the sizes are those of config.json"
             raise
-        _check_fit(model, report, warn=not is_new_head)
+        _check_fit(model, report, changes, warn=not is_new_head)
         _fill(model, place, dtype)
         model.load_report = replace(report, meta=())
         if (folder / "generation_config.json").is_file():
@@ -242,8 +254,8 @@ class Pretrained(Module, Generic[_C]):
             shard_bytes: the size of a file of weights; only a single larger tensor makes a larger one.
 
         Raises:
-            RecordError: the model has LoRA adapters that are not merged, or the folder has weights that
-                cannot be replaced at once.
+            RecordError: the model has LoRA adapters that are not merged, or `folder` is a file or has weights
+                that cannot be replaced at once.
             OSError: the folder cannot be written or is full; a snapshot in it is as before.
         """
         record = record_of(self)
@@ -260,6 +272,10 @@ class Pretrained(Module, Generic[_C]):
         document.pop("torch_dtype", None)
         document["dtype"] = str(dtypes[0]).removeprefix("torch.")
         folder = Path(folder)
+        if folder.is_file():
+            raise RecordError(
+                "a snapshot is a folder", where=os.fspath(folder), expected="a folder", found="a file"
+            )
         folder.mkdir(exist_ok=True)
         # The old config.json is replaced only when the weights are.
         with replacing(folder / "config.json") as temporary:
@@ -303,6 +319,39 @@ def load_pretrained(
             hint="burnt.load_weights loads the weights into any torch.nn.Module that you build",
         )
     return model_classes()[kind].from_pretrained(folder, device=device, dtype=dtype, **changes)
+
+
+def check_tokens(tokens: object, padding: object, where: str, *, single: bool = False) -> None:
+    """Refuse what is no batch of token ids (or, if `single`, a sequence), and padding that is not boolean.
+
+    Raises:
+        InputTypeError: `tokens` is no tensor, or `padding` no boolean one.
+        ShapeError: `tokens` has another number of axes.
+    """
+    if not isinstance(tokens, Tensor):
+        raise InputTypeError(
+            "tokens are a tensor",
+            where=where,
+            expected="integers [B, L]",
+            found=type(tokens).__name__,
+            hint="tokens, padding = tokenizer.batch(texts), or torch.tensor([ids])",
+        )
+    if tokens.dim() != 2 and not (single and tokens.dim() == 1):
+        raise ShapeError(
+            "tokens are a batch of sequences",
+            where=where,
+            expected="[B, L]",
+            found=tuple(tokens.shape),
+            hint="tokens[None] is a batch of one sequence" if tokens.dim() == 1 else None,
+        )
+    if padding is not None and not (isinstance(padding, Tensor) and padding.dtype == torch.bool):
+        raise InputTypeError(
+            "padding is boolean",
+            where=where,
+            expected="True at tokens to ignore",
+            found=str(padding.dtype) if isinstance(padding, Tensor) else type(padding).__name__,
+            hint="padding=attention_mask == 0, of a tokenizer's attention_mask",
+        )
 
 
 def model_classes() -> dict[str, type[Pretrained[Any]]]:
@@ -381,12 +430,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> None:
+def _check_dtype(dtype: Any) -> None:
+    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
+        return
+    if dtype in (None, "stored"):
+        return
+    is_name = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
+    raise InputTypeError(
+        "this is no dtype of parameters",
+        where="dtype",
+        expected="a floating-point torch.dtype, 'stored' or None",
+        found=repr(dtype),
+        hint=f"dtype=torch.{dtype}" if is_name else "dtype='stored'" if dtype == "auto" else None,
+    )
+
+
+def _check_fit(model: Pretrained[Any], report: LoadReport, changes: Mapping[str, Any], *, warn: bool) -> None:
     """Refuse a snapshot that lacks more than a head, or has more of what the model has.
 
     Args:
         model: the model.
         report: what was loaded into it.
+        changes: fields of the Config that are not those of the snapshot.
         warn: whether to warn of a new head; new parts beside it, such as a pooler, are always warned of.
     """
     children = {name for name, _ in model.named_children()}
@@ -402,6 +467,7 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, *, warn: bool) -> Non
                 *(f"missing     {report.describe_missing(path)}" for path in missing[:12]),
                 *(f"unexpected  {name}" for name in unexpected[:12]),
             ],
+            hint=f"without {', '.join(changes)}, the sizes are those of config.json" if changes else None,
         )
     if unasked := [path for path in new if warn or not matches("head", path)]:
         warnings.warn(

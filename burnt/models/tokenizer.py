@@ -225,8 +225,14 @@ class Tokenizer:
 
         Raises:
             InputIndexError: an id is negative.
+            InputTypeError: it is a text.
             ShapeError: a tensor has not one axis.
         """
+        given: object = tokens
+        if isinstance(given, str):
+            raise InputTypeError(
+                "tokens are ids", where="Tokenizer.decode", expected="a list of ids", found=repr(given)[:80]
+            )
         if isinstance(tokens, Tensor) and tokens.dim() != 1:
             raise ShapeError(
                 "the tokens of one text are decoded at a time",

@@ -241,6 +241,14 @@ class ViT(Pretrained[ViTConfig]):
             ShapeError: the images have another size, or other channels.
         """
         height, width = images.shape[-2:]
+        if images.dim() != 4:
+            raise ShapeError(
+                "images come in a batch",
+                where=type(self).__name__,
+                expected="(batch, channels, height, width)",
+                found=tuple(images.shape),
+                hint="images[None] is a batch of one image" if images.dim() == 3 else None,
+            )
         if not interpolate and (height, width) != self._image_hw:
             raise ShapeError(
                 "the images do not have the size of the training",

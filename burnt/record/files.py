@@ -258,11 +258,10 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     path = Path(path)
     if path.is_dir():
         inside = path / "model.safetensors"
-        raise RecordError(
-            "this is a folder, not a tensor file",
-            where=str(path),
-            hint=f"a checkpoint's model is {inside}" if inside.exists() else "name a .safetensors file in it",
-        )
+        hint = f"a checkpoint's model is {inside}" if inside.exists() else "name a .safetensors file in it"
+        if inside.exists() and (path / "config.json").exists():  # a run has the one, a checkpoint the other
+            hint = "burnt.models.load_pretrained(folder) loads a snapshot of Hugging Face"
+        raise RecordError("this is a folder, not a tensor file", where=str(path), hint=hint)
     with path.open("rb", buffering=0) as file:
         return parse_document(_read_header(file, path).metadata, path)
 

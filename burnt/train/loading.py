@@ -141,8 +141,14 @@ class RunFiles:
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RunError("a run's configuration is damaged", where=str(path), found=str(error)) from None
         if not isinstance(document, dict) or "model" not in document:
+            is_snapshot = isinstance(document, dict) and "model_type" in document
             raise RunError(
-                "this is not the configuration of a run", where=str(path), found=str(document)[:80]
+                "this is not the configuration of a run",
+                where=str(path),
+                found=str(document)[:80],
+                hint="burnt.models.load_pretrained(folder) loads a snapshot of Hugging Face"
+                if is_snapshot
+                else None,
             )
         return cls(Path(folder), document)
 

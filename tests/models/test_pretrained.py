@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import burnt
-from burnt.errors import ConfigError, DeviceError, RecordError
-from burnt.models import Llama, LlamaConfig, Pretrained, load_pretrained
+from burnt.errors import ConfigError, DeviceError, InputTypeError, RecordError, RunError, ShapeError
+from burnt.models import BertConfig, Gpt2Config, Llama, LlamaConfig, Pretrained, load_pretrained
 from burnt.record import Record
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -164,6 +164,71 @@ def test_another_number_of_layers_is_refused(layers: int, line: str, snapshot: P
     with pytest.raises(RecordError, match="the weights do not fit the config") as caught:
         Llama.from_pretrained(snapshot)
     assert caught.value.origin[0].startswith(line)
+    assert caught.value.hint is None
+    change(snapshot, num_hidden_layers=2)
+    with pytest.raises(RecordError, match="the weights do not fit the config") as caught:
+        Llama.from_pretrained(snapshot, num_layers=layers)
+    assert caught.value.hint == "without num_layers, the sizes are those of config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_labels", "in burnt: num_classes"),
+        ("torch_dtype", "in burnt: dtype"),
+        ("num_hidden_layers", "in burnt: num_layers"),
+        ("num_layer", "did you mean 'num_layers'?"),
+    ],
+)
+def test_a_field_by_the_name_of_transformers_is_translated(name: str, hint: str, snapshot: Path) -> None:
+    with pytest.raises(ConfigError, match="LlamaConfig has no such field") as caught:
+        Llama.from_pretrained(snapshot, **{name: 3})
+    assert str(caught.value.hint).startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hint"),
+    [
+        ("bfloat16", "dtype=torch.bfloat16"),
+        ("auto", "dtype='stored'"),
+        ("half-ish", None),
+        (torch.int32, None),
+    ],
+)
+def test_what_is_no_dtype_of_parameters_is_refused(dtype: Any, hint: str | None, snapshot: Path) -> None:
+    with pytest.raises(InputTypeError, match="this is no dtype of parameters") as caught:
+        Llama.from_pretrained(snapshot, dtype=dtype)
+    assert (caught.value.where, caught.value.found, caught.value.hint) == ("dtype", repr(dtype), hint)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(vocab_size=20, d_model=16, d_ff=24, num_layers=1, num_heads=2),
+        Gpt2Config(vocab_size=20, d_model=16, num_layers=1, num_heads=2),
+        BertConfig(vocab_size=20, d_model=16, d_ff=24, num_layers=1, num_heads=2),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_what_is_no_batch_of_tokens_is_refused(config: Any) -> None:
+    model: Any = config.init()
+    name = type(model).__name__
+    with pytest.raises(InputTypeError, match="tokens are a tensor") as kind:
+        model([[1, 2, 3]])
+    assert (kind.value.where, kind.value.found) == (name, "list")
+    assert "tokenizer.batch(texts)" in str(kind.value.hint)
+    with pytest.raises(ShapeError, match="tokens are a batch of sequences") as shape:
+        model(TOKENS[None])
+    assert (shape.value.found, shape.value.hint) == ((1, 2, 3), None)
+    if name != "Bert":  # which takes one sequence, too
+        with pytest.raises(ShapeError, match="tokens are a batch of sequences") as shape:
+            model(TOKENS[0])
+        assert shape.value.hint == "tokens[None] is a batch of one sequence"
+    for padding, found in ((torch.ones(2, 3).long(), "torch.int64"), (torch.ones(2, 3), "torch.float32")):
+        with pytest.raises(InputTypeError, match="padding is boolean") as mask:
+            model(TOKENS, padding=padding)
+        assert mask.value.found == found
+        assert mask.value.hint == "padding=attention_mask == 0, of a tokenizer's attention_mask"
 
 
 def test_other_models_are_named(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +271,13 @@ def test_a_folder_without_a_config_is_no_snapshot(
     assert hint in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("load", [burnt.load, Llama.load])
+def test_who_loads_a_snapshot_as_something_else_is_told_how(load: Any, snapshot: Path) -> None:
+    with pytest.raises((RunError, RecordError)) as caught:
+        load(snapshot)
+    assert caught.value.hint == "burnt.models.load_pretrained(folder) loads a snapshot of Hugging Face"
+
+
 def test_what_is_no_folder_is_refused(snapshot: Path) -> None:
     with pytest.raises(RecordError, match="there is no such snapshot") as caught:
         Llama.from_pretrained("owner/name")
@@ -215,6 +287,9 @@ def test_what_is_no_folder_is_refused(snapshot: Path) -> None:
     assert caught.value.hint == "pass the folder that it is in"
     with pytest.raises(DeviceError):
         Llama.from_pretrained(snapshot, device="cudax")
+    with pytest.raises(RecordError, match="a snapshot is a folder") as caught:
+        small().save_pretrained(snapshot / "config.json")
+    assert (caught.value.where, caught.value.found) == (str(snapshot / "config.json"), "a file")
 
 
 def test_a_folder_without_weights_is_refused(snapshot: Path) -> None:

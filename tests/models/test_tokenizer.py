@@ -316,6 +316,7 @@ class TestErrors:
         assert "expected  1 pairs" in text
         self.refused(InputValueError, "padding has two sides", ours.batch, ["a"], side="top")
         self.refused(InputIndexError, "a token id is negative", ours.decode, [3, -1])
+        self.refused(InputTypeError, "tokens are ids", ours.decode, "hello")
 
         text = self.refused(ShapeError, "one text", ours.decode, torch.zeros(2, 3, dtype=torch.int64))
         assert "found     (2, 3)" in text

@@ -297,6 +297,9 @@ def test_errors(tmp_path: Path) -> None:
         "  found     (2, 3, 16, 12)",
         "  hint      model(images, interpolate=True) interpolates the positions for images of other sizes",
     ]
+    with pytest.raises(ShapeError, match="images come in a batch") as single:
+        SMALL.init()(torch.zeros(3, 12, 12))
+    assert single.value.hint == "images[None] is a batch of one image"
     with pytest.raises(ConfigError, match="an image has no patch"):
         ViTConfig(image_size=(8, 32), patch_size=16)
     with pytest.raises(ConfigError) as activation:
