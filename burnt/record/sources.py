@@ -8,7 +8,7 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ _PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.bpk")
 
 _SHARD = re.compile(r"-[0-9]{5}-of-(?!00001)[0-9]{5}[.]")
 """The end of the name of one file of several."""
+
+_MOST_ATTEMPTS = 20
+"""How often a folder is opened again whose weights were replaced meanwhile."""
 
 _OTHERS = {b"GGUF": "GGUF", b"\x89HDF": "HDF5", b"\x1f\x8b": "gzip", b"{": "JSON"}
 """Formats that people try, by the first bytes."""
@@ -144,10 +147,42 @@ def _is_npz(path: Path) -> bool:
             names = archive.namelist()
     except Exception:  # a damaged one is refused when it is opened
         return path.suffix == ".npz"
-    return bool(names) and all(name.endswith(".npy") for name in names)
+    return all(name.endswith(".npy") for name in names) if names else path.suffix == ".npz"
 
 
 def _open_folder(folder: Path, stack: ExitStack) -> Source:
+    """Open a folder of which `write_folder` may replace the weights meanwhile."""
+    for _ in range(_MOST_ATTEMPTS):
+        before = _indexes(folder)
+        with ExitStack() as files:
+            try:
+                source = _find_in_folder(folder, files)
+            except (RecordError, FileNotFoundError):
+                if _indexes(folder) == before:
+                    raise
+                continue
+            # Names of shards are used again: those of one index are complete while it is there.
+            if _indexes(folder) == before:
+                stack.enter_context(files.pop_all())
+                return source
+    raise RecordError(
+        "the weights of a folder are replaced again and again",
+        where=os.fspath(folder),
+        hint="load them when the program that saves them has ended",
+    )
+
+
+def _indexes(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return what changes whenever an index in a folder is replaced."""
+    found = {}
+    for path in folder.glob("*" + _INDEX):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found[path.name] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+def _find_in_folder(folder: Path, stack: ExitStack) -> Source:
     """Open a folder as Hugging Face lays it out: one file, or shards and their index."""
     for name in _FILES:
         index = folder / (name + _INDEX)

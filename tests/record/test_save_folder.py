@@ -9,7 +9,7 @@ import torch
 import burnt
 from burnt import nn
 from burnt.errors import RecordError
-from burnt.record import load_weights, read_weights, record_of
+from burnt.record import Record, load_weights, read_weights, record_of, sources
 
 
 class Tied(burnt.Module):
@@ -136,3 +136,43 @@ def test_an_interrupt_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tied().into_record().save_folder(tmp_path, shard_bytes=100)
     assert list(contents(tmp_path)) == ["config.json"]
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3])
+@pytest.mark.parametrize("size", [16, 1000])
+def test_a_folder_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch, saves, size):
+    values = iter(range(1, 9))
+    left = [saves]
+    open_file = sources._open_file
+
+    def save():
+        value = float(next(values))
+        Record({name: torch.full((4,), value) for name in "abc"}).save_folder(tmp_path, shard_bytes=size)
+
+    def and_replace(path, stack):
+        opened = open_file(path, stack)
+        while left[0]:  # a second one has names of shards that the reader knows
+            left[0] -= 1
+            save()
+        return opened
+
+    Record({name: torch.zeros(4) for name in "abc"}).save_folder(tmp_path, shard_bytes=16)
+    monkeypatch.setattr(sources, "_open_file", and_replace)
+    loaded = read_weights(tmp_path).tensors
+    assert {name: value.unique().tolist() for name, value in loaded.items()} == {
+        name: [float(saves)] for name in "abc"
+    }
+
+
+def test_a_folder_that_is_replaced_all_the_time(tmp_path, monkeypatch):
+    record = Record({name: torch.zeros(4) for name in "abc"})
+    record.save_folder(tmp_path, shard_bytes=16)
+    open_file = sources._open_file
+
+    def and_replace(path, stack):
+        record.save_folder(tmp_path, shard_bytes=16)
+        return open_file(path, stack)
+
+    monkeypatch.setattr(sources, "_open_file", and_replace)
+    with pytest.raises(RecordError, match="replaced again and again"):
+        read_weights(tmp_path)
