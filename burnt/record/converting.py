@@ -15,6 +15,7 @@ from torch import Tensor
 
 from burnt.errors import RecordError, nearest, quantity
 from burnt.record.casting import DTYPES, can_overflow, cast_tensors
+from burnt.record.files import check_dense
 from burnt.record.folder import SHARD_BYTES, find_weights, write_folder
 from burnt.record.loading import RenameStep, Selection, rename_tensors, strip_prefixes
 from burnt.record.record import Record
@@ -132,6 +133,10 @@ def convert_weights(
         selection = Selection(only, skip)
         selection.check(_modules(names), names)
         tensors = {name: stored for name, stored in tensors.items() if selection.takes(name)}
+        for name, stored in tensors.items():
+            if isinstance(stored, MemoryTensor):
+                check_dense(name, stored.tensor)
+            stored.verify(name if opened.path is None else f"{opened.path}: {name}")
         tied = _tied(tensors)
         read = {name: stored for name, stored in tensors.items() if name not in tied}
         if on_read is not None:
@@ -250,7 +255,8 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
         key: object = id(stored)
         if isinstance(stored, MemoryTensor) and stored.tensor.data_ptr():
             tensor = stored.tensor
-            key = (tensor.data_ptr(), tensor.device, stored.shape, tensor.stride(), stored.dtype)
+            bits = (tensor.is_conj(), tensor.is_neg())
+            key = (tensor.data_ptr(), tensor.device, stored.shape, tensor.stride(), stored.dtype, *bits)
         if first.setdefault(key, name) != name:
             tied[name] = first[key]
     return tied

@@ -34,6 +34,9 @@ MOST_HEADER_BYTES = 100_000_000
 DOCUMENT = "burnt"
 """The key of burnt's own document in the metadata of a file or an index."""
 
+_METADATA = "__metadata__"
+"""The key of the metadata in a header, beside the names of the tensors."""
+
 _CHUNK = 32 << 20
 """How many bytes are read at once where they are converted."""
 
@@ -159,13 +162,15 @@ def write_stored(
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder {target.parent} of {target.name} does not exist")
+    if _METADATA in tensors:
+        raise name_refused(_METADATA, "safetensors")
     for name, stored in tensors.items():
         check_storable(name, stored, _DTYPE_NAMES)
     # Descending sizes of elements align all values after an aligned header.
     ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ends = list(itertools.accumulate(tensors[name].nbytes for name in ordered))
     starts = dict(zip(ordered, [0, *ends], strict=False))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     for name, stored in tensors.items():
         header[name] = {
             "dtype": _DTYPE_NAMES[stored.dtype],
@@ -194,7 +199,9 @@ def with_document(metadata: Mapping[str, str], document: Mapping[str, Any] | Non
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, without a copy."""
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+    # A contiguous tensor of one element may have any stride, which views of another dtype refuse.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def check_storable(name: str, stored: StoredTensor, dtypes: Container[torch.dtype]) -> None:
@@ -218,6 +225,13 @@ def check_dense(name: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
         found = f"a {type(tensor).__name__} of layout {tensor.layout}"
         raise _not_storable(name, found, "save tensor.to_dense(), or the tensors that it holds")
+
+
+def name_refused(name: str, file_format: str) -> RecordError:
+    """Return the error for a name that a format has another use for."""
+    return RecordError(
+        f"a {file_format} file cannot hold a tensor of this name", where=repr(name), hint="rename the tensor"
+    )
 
 
 def _not_storable(name: str, found: str, hint: str) -> RecordError:
@@ -306,7 +320,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
     check_count(text.count(b'"data_offsets"'), str(path))
     try:
         tensors = msgspec.convert(parse_json(text), dict[str, Any])
-        metadata = msgspec.convert(tensors.pop("__metadata__", {}), dict[str, str])
+        metadata = msgspec.convert(tensors.pop(_METADATA, {}), dict[str, str])
         entries = msgspec.convert(tensors, dict[str, _Entry])
     except (json.JSONDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise _damaged_header(path, str(error)) from None

@@ -203,6 +203,13 @@ def parse_metadata(
         metadata = msgspec.structs.asdict(msgspec.convert(document, _Metadata))
     except msgspec.ValidationError as error:
         raise RecordError("the metadata of a record is damaged", where=where, found=str(error)) from None
+    if both := sorted(set(metadata["aliases"]) & set(names)):
+        raise RecordError(
+            "the metadata of a record is damaged",
+            where=where,
+            expected="other names of tensors that are not names of tensors themselves",
+            found=repr(both[0][:200]),
+        )
     missing_sources = sorted(set(metadata["aliases"].values()) - set(names))
     if missing_sources:
         raise RecordError(
@@ -253,7 +260,8 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
             )
         sharded: Any = value if isinstance(value, _sharded()) else None
         local = value if sharded is None else sharded.to_local()
-        identity = (local.data_ptr(), value.shape, local.stride(), value.dtype, value.device)
+        bits = (local.is_conj(), local.is_neg())
+        identity = (local.data_ptr(), value.shape, local.stride(), value.dtype, value.device, *bits)
         if local.data_ptr() and identity in first_paths:
             aliases[path] = first_paths[identity]
         else:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from burnt._files import replacing
 from burnt.record.burnpack_file import SUFFIX, write_burnpack
-from burnt.record.files import check_storable, with_document, write_stored
+from burnt.record.files import check_storable, name_refused, with_document, write_stored
 from burnt.record.record import Record
 from burnt.record.stored import StoredTensor
 
@@ -50,6 +50,8 @@ def write_npz(path: Path, weights: Weights) -> None:
     for name, stored in weights.tensors.items():
         check_storable(name, stored, _NUMPY_DTYPES)
     names = {name: name for name in weights.tensors} | dict(weights.record.aliases)
+    if ended := next((name for name in names if "\0" in name), None):  # where zipfile cuts a name off
+        raise name_refused(ended, ".npz")
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, source in names.items():
             member = zipfile.ZipInfo(f"{name}.npy")  # without the time, so that equal weights are equal files

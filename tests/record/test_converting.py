@@ -11,7 +11,7 @@ import torch
 
 from burnt import nn
 from burnt.errors import RecordError
-from burnt.record import Renumber, convert_weights, load_weights, read_weights
+from burnt.record import Record, Renumber, convert_weights, load_weights, read_weights, record_of
 from burnt.record.statistics import statistics_of
 from burnt.record.stored import MemoryTensor
 from tests.faults import operations
@@ -230,3 +230,72 @@ def test_progress(tmp_path):
 def test_statistics(values, expected):
     found = statistics_of(MemoryTensor.of(values))
     assert (found.min, found.max, found.mean, found.nans) == expected
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_element_of_any_stride(tmp_path, target):
+    pairs = {"x": torch.arange(4).view(2, 2)[:1, ::2], "y": torch.arange(2.0).double()[::2]}
+    assert same(read_weights(convert(pairs, target, tmp_path)), pairs)
+    module = torch.nn.Module()
+    module.register_buffer("x", torch.zeros(1, 4, dtype=torch.int64)[:, ::4])
+    module.register_buffer("y", torch.zeros(2, dtype=torch.float64)[::2])
+    load_weights(module, tmp_path / target)
+    assert all(torch.equal(module.get_buffer(name), value) for name, value in pairs.items())
+
+
+@pytest.mark.parametrize("target", ["m.safetensors", "m.npz", "m.pt", "shards/"])
+def test_a_conjugate_is_not_the_same_tensor(tmp_path, target):
+    value = torch.tensor([1 + 2j, 3j])
+    state = {"x": value, "conjugate": value.conj(), "negative": torch._neg_view(value)}
+    loaded = read_weights(convert(state, target, tmp_path))
+    assert not loaded.aliases
+    assert same(loaded, state)
+    module = torch.nn.Module()
+    for name, tensor in state.items():
+        module.register_buffer(name, tensor)
+    assert not record_of(module).aliases
+
+
+def test_no_tensors(tmp_path):
+    for target in TARGETS:
+        assert not read_weights(convert({}, target, tmp_path)).tensors
+
+
+def test_damaged_values_are_not_converted(tmp_path):
+    convert_weights({"x": torch.arange(1000.0)}, tmp_path / "m.npz")
+    content = bytearray((tmp_path / "m.npz").read_bytes())
+    content[2000] ^= 1
+    (tmp_path / "m.npz").write_bytes(content)
+    with pytest.raises(RecordError, match="an array of a .npz file is damaged"):
+        convert_weights(tmp_path / "m.npz", tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.empty(2, device="meta"), "on the meta device has no values"),
+        (torch.eye(2).to_sparse(), "cannot be stored as plain values"),
+    ],
+)
+def test_what_has_no_values_is_not_converted(tmp_path, value, text):
+    for target in TARGETS:
+        with pytest.raises(RecordError, match=text):
+            convert({"x": value}, target, tmp_path)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_name_that_safetensors_reserves(tmp_path):
+    with pytest.raises(RecordError, match="safetensors file cannot hold a tensor of this name"):
+        convert_weights({"__metadata__": torch.ones(1)}, tmp_path / "m.safetensors")
+
+
+def test_a_name_with_a_zero_in_npz(tmp_path):
+    state = {"x\0y": torch.ones(1), "x\0z": torch.zeros(1)}
+    with pytest.raises(RecordError, match=r"\.npz file cannot hold a tensor of this name"):
+        convert_weights(state, tmp_path / "m.npz")
+
+
+def test_another_name_may_not_be_that_of_a_tensor(tmp_path):
+    Record({"x": torch.ones(1), "y": torch.zeros(1)}, {"y": "x"}).save(tmp_path / "m.safetensors")
+    with pytest.raises(RecordError, match="the metadata of a record is damaged"):
+        read_weights(tmp_path / "m.safetensors")
