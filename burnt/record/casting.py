@@ -99,15 +99,18 @@ def beside_statistics(paths: Iterable[str]) -> set[str]:
 
 
 def can_overflow(old: torch.dtype, new: torch.dtype) -> bool:
-    """Whether floating-point values of one dtype may be infinite in another one.
+    """Whether real values of one dtype may be infinite in another, floating-point one.
 
     bfloat16 passes for as wide as float32: only the last 0.4 % of that range round to infinity.
     """
-    return old.is_floating_point and torch.finfo(old).max >= 2 * torch.finfo(new).max
+    if old.is_complex or old == torch.bool:
+        return False
+    largest = torch.finfo(old).max if old.is_floating_point else torch.iinfo(old).max
+    return largest >= 2 * torch.finfo(new).max
 
 
 def check_range(tensors: Mapping[str, StoredTensor], dtype: torch.dtype, hint: str) -> None:
-    """Refuse finite values that would become infinite in a dtype.
+    """Refuse finite values that are beyond the range of a dtype.
 
     Args:
         tensors: by path.
@@ -121,13 +124,19 @@ def check_range(tensors: Mapping[str, StoredTensor], dtype: torch.dtype, hint: s
     for path, stored in tensors.items():
         if not can_overflow(stored.dtype, dtype):
             continue
-        converted = torch.empty(stored.shape, dtype=dtype, device="cpu")
-        stored.read_into(converted)
-        if converted.isinf().any():  # most have none, and are not read twice
+        if dtype.itemsize == 1:  # some have no infinity: larger values become the largest
             values = stored.read()
-            overflowed = values[converted.isinf() & values.isfinite()]
-            if overflowed.numel():
-                largest[path] = overflowed.abs().max().item()
+            is_larger = values.abs() > torch.finfo(dtype).max
+        else:
+            converted = torch.empty(stored.shape, dtype=dtype, device="cpu")
+            stored.read_into(converted)
+            if not converted.isinf().any():  # most have none, and are not read twice
+                continue
+            values = stored.read()
+            is_larger = converted.isinf()
+        overflowed = values[is_larger & values.isfinite()]
+        if overflowed.numel():
+            largest[path] = overflowed.double().abs().max().item()
     if largest:
         shown = [f"{path}: {value:.3g}" for path, value in list(largest.items())[:_MOST_NAMES]]
         more = len(largest) - len(shown)

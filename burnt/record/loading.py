@@ -311,6 +311,14 @@ def _load(
     partial: bool,
     dtype: torch.dtype | Literal["stored"] | None,
 ) -> LoadReport:
+    if not (
+        dtype is None or dtype == "stored" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    ):
+        raise RecordError(
+            f"weights are not loaded in {dtype!r}",
+            expected="a floating-point dtype such as torch.bfloat16, 'stored' or None",
+            found=repr(dtype),
+        )
     inner = unwrapped(model)
     source = incoming.source
     targets = _targets(inner)
@@ -440,9 +448,12 @@ def _read(
         for path, stored in tensors.items():
             own = targets[path].tensor
             wanted = wanted_dtypes[path]
-            if own.is_meta or own.dtype != wanted:
+            # An expanded tensor has one value for several elements, and cannot be written to.
+            is_expanded = any(s == 0 and n > 1 for s, n in zip(own.stride(), own.shape, strict=True))
+            if own.is_meta or own.dtype != wanted or is_expanded:
                 # `empty_like` of a meta tensor would import sympy, which takes a second.
-                new = torch.empty_strided(own.shape, own.stride(), dtype=wanted, device=_device(own))
+                stride = own.new_empty(own.shape, device="meta").stride() if is_expanded else own.stride()
+                new = torch.empty_strided(own.shape, stride, dtype=wanted, device=_device(own))
                 stored.read_into(new)
                 _replace(module, by_key[targets[path].key], new)
             else:
@@ -560,6 +571,28 @@ def _check_ranges(tensors: Mapping[str, StoredTensor], wanted: Mapping[str, torc
         check_range(
             converted, dtype, "dtype=torch.bfloat16 has the range of float32; skip='{}' leaves a tensor out"
         )
+    for path, stored in tensors.items():
+        if _loses_values(stored, wanted[path]):
+            raise RecordError(
+                f"values of a tensor do not exist in {wanted[path]}",
+                where=path,
+                expected=f"a tensor of {wanted[path]}, or its values in another dtype",
+                found=str(stored.dtype),
+                hint=f"skip={path!r} leaves it out",
+            )
+
+
+def _loses_values(stored: StoredTensor, dtype: torch.dtype) -> bool:
+    """Whether integers would be cut or wrapped, or complex numbers lose a part: what torch does silently."""
+    old = stored.dtype
+    if old == dtype or dtype == torch.bool or dtype.is_complex:
+        return False
+    if dtype.is_floating_point and not old.is_complex:
+        return False
+    if old.is_complex:
+        return True
+    values = stored.read()
+    return not torch.equal(values.to(dtype).to(old), values)
 
 
 def _device(tensor: Tensor) -> torch.device:

@@ -266,7 +266,7 @@ def test_damaged_values_are_not_converted(tmp_path):
     content = bytearray((tmp_path / "m.npz").read_bytes())
     content[2000] ^= 1
     (tmp_path / "m.npz").write_bytes(content)
-    with pytest.raises(RecordError, match="an array of a .npz file is damaged"):
+    with pytest.raises(RecordError, match="an array of a"):
         convert_weights(tmp_path / "m.npz", tmp_path / "m.safetensors")
 
 

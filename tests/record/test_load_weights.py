@@ -469,3 +469,57 @@ class TestMeta:
             model = Net()
             load_weights(model, net.state_dict())
         assert model.head.weight.device.type == "cpu"
+
+
+class Buffer(torch.nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("x", value)
+
+
+LOST = {
+    "imaginary part": (torch.ones(1), torch.tensor([1 + 2j])),
+    "fraction": (torch.ones(2, dtype=torch.int64), torch.tensor([1.0, 2.5])),
+    "NaN": (torch.ones(2, dtype=torch.int64), torch.tensor([1.0, torch.nan])),
+    "range of integers": (torch.ones(1, dtype=torch.int8), torch.tensor([300])),
+    "integer in float16": (torch.ones(1, dtype=torch.float16), torch.tensor([70000])),
+    "8 bits without infinity": (torch.ones(1).to(torch.float8_e4m3fn), torch.tensor([1e6])),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_values_that_the_dtype_lacks_are_refused(case):
+    own, value = LOST[case]
+    module = Buffer(own)
+    with pytest.raises(RecordError, match=r"do not exist in|are too large for"):
+        load_weights(module, {"x": value})
+    assert torch.equal(module.x.double(), torch.ones(own.shape, dtype=torch.float64))
+
+
+def test_values_that_the_dtype_has_are_converted():
+    for own, value in [
+        (torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 3.0])),
+        (torch.zeros(2, dtype=torch.bool), torch.tensor([1, 0], dtype=torch.uint8)),
+        (torch.zeros(2, dtype=torch.uint32), torch.tensor([1, 2**31])),
+        (torch.zeros(2, dtype=torch.int64), torch.tensor([1, 2]).to(torch.uint64)),
+        (torch.zeros(2, dtype=torch.float16), torch.tensor([1, 2])),
+        (torch.zeros(2).to(torch.float8_e4m3fn), torch.tensor([1.0, 2.0])),
+    ]:
+        module = Buffer(own)
+        load_weights(module, {"x": value})
+        assert module.x.dtype == own.dtype
+        assert torch.equal(module.x.double(), value.double())
+
+
+@pytest.mark.parametrize("dtype", ["storde", torch.int32])
+def test_dtypes_of_weights(dtype):
+    with pytest.raises(RecordError, match="weights are not loaded in"):
+        load_weights(Buffer(torch.ones(1)), {"x": torch.ones(1)}, dtype=dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_expanded_buffer_is_replaced(device):
+    module = Buffer(torch.ones(1, device=device).expand(2, 3))
+    value = torch.arange(6.0).view(2, 3)
+    load_weights(module, {"x": value})
+    assert torch.equal(module.x, value)
