@@ -128,7 +128,7 @@ def convert_weights(
     with ExitStack() as stack:
         opened = open_source(source, stack)
         tensors, notes = strip_prefixes(opened, ())
-        tensors, _ = rename_tensors(tensors, rename)
+        tensors, _, unused = rename_tensors(tensors, rename)
         names = list(tensors)
         selection = Selection(only, skip)
         selection.check(_modules(names), names)
@@ -162,7 +162,7 @@ def convert_weights(
         tuple(n for n, t in written.items() if dtype and t.dtype.is_floating_point and t.dtype != dtype),
         tied,
         tuple(name for name in names if name not in tensors),
-        notes,
+        (*notes, *unused),
         sum(file.stat().st_size for file in files),
     )
 

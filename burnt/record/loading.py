@@ -94,8 +94,8 @@ def load_weights(
         skip: patterns on paths in the model that are left out in the same way.
         layout: how the program that wrote the source arranges the tensors: a `Layout`, ``"burn"``, or the
             name of one in the model's ``layouts``, such as ``"hugging_face"`` of those in `burnt.models`.
-        rename: applied in order to each name of the source, after `layout`: pairs of a regular expression and
-            what replaces it, as in `re.sub`, or `Renumber` for indices.
+        rename: applied in order to each name of the source, before `layout`: pairs of a regular expression
+            and what replaces it, as in `re.sub`, or `Renumber` for indices.
         partial: load what fits by name, and report what is missing or unexpected instead of raising.
         dtype: of the loaded floating-point tensors in the model afterwards; ``"stored"`` is what each has
             in the source, None what it has in the model. With float16 and bfloat16, modules with running
@@ -112,6 +112,12 @@ def load_weights(
     ...                    rename=[(r"^net\\.", "")]))
     2 tensors loaded from a state dict
     """
+    if not (dtype in (None, "stored") or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
+        raise RecordError(
+            f"weights are not loaded in {dtype!r}",
+            expected="a floating-point dtype such as torch.bfloat16, 'stored' or None",
+            found=repr(dtype),
+        )
     with ExitStack() as stack:
         opened = open_source(source, stack)
         tensors, notes = strip_prefixes(opened, unwrapped(model).state_dict())
@@ -130,6 +136,13 @@ def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
         return layout
     inner = unwrapped(model)
     known = _layout_names(inner)
+    if not isinstance(layout, str):
+        raise RecordError(
+            "layout= is no layout",
+            expected="a Layout, or one of " + ", ".join(map(repr, known)),
+            found=repr(layout),
+            hint="burnt.record.Layout([...]) takes a list of steps",
+        )
     if layout not in known:
         raise RecordError(
             f"{type(model).__name__} has no layout {layout!r}",
@@ -165,21 +178,21 @@ class _Incoming:
 
     Args:
         source: where they come from.
-        tensors: by the names that `layout` and ``rename=`` give them.
+        tensors: by the names that ``rename=`` and `layout` give them.
+        named: by the names that ``rename=`` gives them, as a layout would find them.
         origins: the names in the source, where they are others.
         notes: what was found out about the source.
         layout: the one in use, None without one.
         prefixed: whether the source has the layout's prefix.
-        is_renamed: whether ``rename=`` was given.
     """
 
     source: Source
     tensors: dict[str, StoredTensor]
+    named: dict[str, StoredTensor]
     origins: dict[str, tuple[str, ...]]
     notes: tuple[str, ...]
     layout: Layout | None
     prefixed: bool
-    is_renamed: bool
 
     @classmethod
     def of(
@@ -190,16 +203,16 @@ class _Incoming:
         layout: Layout | None,
         rename: Sequence[RenameStep],
     ) -> _Incoming:
+        named, old, unused = rename_tensors(tensors, rename)
         try:
-            arranged = (layout or Layout([])).arrange(tensors)
+            arranged = (layout or Layout([])).arrange(named)
         except RecordError as error:
             if source.path is not None:
                 error.where = f"{source.path}: {error.where}"
             raise
-        renamed, old = rename_tensors(arranged.tensors, rename)
-        origins = {name: arranged.origins[old[name]] for name in renamed}
+        origins = {name: tuple(old[part] for part in parts) for name, parts in arranged.origins.items()}
         changed = {name: origin for name, origin in origins.items() if origin != (name,)}
-        return cls(source, renamed, changed, notes, layout, arranged.prefixed, bool(rename))
+        return cls(source, arranged.tensors, named, changed, (*notes, *unused), layout, arranged.prefixed)
 
     def keeps(self, path: str) -> bool:
         """Whether the source need not have a tensor of the model."""
@@ -207,7 +220,7 @@ class _Incoming:
 
     def parts_of(self, path: str) -> tuple[list[str], list[str]]:
         """Return what a missing tensor would come from: the names that the source has, and those it lacks."""
-        if self.layout is None or self.is_renamed:  # regular expressions have no inverse
+        if self.layout is None:
             return [], []
         names = self.layout.names_of(path)
         present = [name for name in names if name in self.tensors]
@@ -271,19 +284,26 @@ def strip_prefixes(source: Source, own: Iterable[str]) -> tuple[dict[str, Stored
 
 def rename_tensors(
     tensors: dict[str, StoredTensor], rename: Sequence[RenameStep]
-) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Return tensors by their names after the steps of ``rename=``, and the old name of each.
+) -> tuple[dict[str, StoredTensor], dict[str, str], tuple[str, ...]]:
+    """Return tensors by their names after the steps of ``rename=``, the old name of each, and notes.
+
+    A step that matches nothing is a note, no error: one list may be for several files.
 
     Raises:
         RecordError: a step cannot be applied, or gives two tensors one name.
     """
     names = list(tensors)
-    for step in rename:
+    notes = []
+    for step in [rename] if isinstance(rename, str) else rename:
         try:
+            if isinstance(step, str):
+                raise TypeError("text that is in no pair")
+            pattern = re.compile(step.pattern if isinstance(step, Renumber) else step[0])
+            if not any(map(pattern.search, names)):
+                notes.append(f"{step!r} of rename= matches no name")
             if isinstance(step, Renumber):
                 names = step(names)
             else:
-                pattern = re.compile(step[0])
                 names = [pattern.sub(step[1], name) for name in names]
         except (re.error, IndexError, ValueError, TypeError) as error:
             raise RecordError(
@@ -301,7 +321,7 @@ def rename_tensors(
             )
         renamed[new] = tensors[old]
         first[new] = old
-    return renamed, first
+    return renamed, first, tuple(notes)
 
 
 def _load(
@@ -382,6 +402,8 @@ def _misfit(fit: Fit, model: torch.nn.Module, incoming: _Incoming, partial: bool
         hints += [hint for hint in (lora_hint, layout_hint) if hint]
     elif fit.rename_hint:
         hints.append(fit.rename_hint)
+    elif 2 * len(fit.mismatched) > len(fit.shared) > 3:
+        hints.append("build the model with the sizes of the file")
     elif fit.mismatched:
         hints.append(f"skip={'|'.join(fit.mismatched[:3])!r} leaves out tensors of another shape")
     if (fit.missing or fit.unexpected) and not (partial or lora_hint or layout_hint):
@@ -399,14 +421,12 @@ def _misfit(fit: Fit, model: torch.nn.Module, incoming: _Incoming, partial: bool
 
 
 def _layout_hint(fit: Fit, model: torch.nn.Module, incoming: _Incoming) -> str | None:
-    """Return the ``layout=`` with which most tensors fit that do not fit without one."""
-    if incoming.layout is not None or incoming.is_renamed:
-        return None
+    """Return the ``layout=`` with which most tensors fit that do not fit as they are."""
     best, most = None, max(len(fit.shared) - len(fit.mismatched), len(fit.own) // 2)
     for name in _layout_names(model):
         layout = find_layout(model, name)
         try:
-            arranged = layout.arrange(incoming.tensors).tensors
+            arranged = layout.arrange(incoming.named).tensors
         except RecordError:  # sizes that do not fit
             continue
         fits = sum(

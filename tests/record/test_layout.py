@@ -384,7 +384,7 @@ class TestFiles:
         load_weights(model, tmp_path / "w.safetensors", layout=Layout([Join(("a", "b"), "c")]))
         assert model.c._version > version
 
-    def test_tied_tensors_and_renaming_after_the_layout(self):
+    def test_tied_tensors_and_renaming_before_the_layout(self):
         model = torch.nn.ModuleDict(
             {"embed": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5, bias=False)}
         )
@@ -393,9 +393,7 @@ class TestFiles:
         for names in (["wte.weight"], ["lm.weight"], ["wte.weight", "lm.weight"]):
             load_weights(model, dict.fromkeys(names, numbered(5, 3)), layout=layout)
             assert torch.equal(model["embed"].weight, numbered(5, 3))
-        load_weights(
-            model, {"wte.weight": numbered(5, 3)}, layout=Layout([("wte", "x")]), rename=[("x", "embed")]
-        )
+        load_weights(model, {"x.weight": numbered(5, 3) + 1}, layout=layout, rename=[(r"^x\.", "wte.")])
 
 
 class TestMessages:
@@ -553,6 +551,15 @@ class TestHints:
         )
         assert "layout='timm' fits 5 of the model's 5 tensors" in text
 
+    def test_another_layout_is_named_and_one_after_renaming(self):
+        state = self.state({"embed": "wte", "norm": "ln"})
+        named = "layout='gpt' fits 5 of the model's 5 tensors"
+        assert named in refused("does not fit", load_weights, WithLayouts(), state, layout="timm")
+        prefixed = {f"net.{name}": value for name, value in state.items()}
+        options = {"rename": [(r"^net\.", "")]}
+        assert named in refused("does not fit", load_weights, WithLayouts(), prefixed, **options)
+        load_weights(WithLayouts(), prefixed, layout="gpt", **options)
+
     def test_no_layout_is_named_that_fits_no_better(self):
         assert "layout=" not in refused(
             "does not fit", load_weights, WithLayouts(), self.state({"norm": "n"})
@@ -563,6 +570,12 @@ class TestHints:
         assert "layout=" not in refused(
             "does not fit", load_weights, WithLayouts(), self.state({"norm": "n"}), layout="gpt"
         )
+
+    @pytest.mark.parametrize("layout", [[("a", "b")], 3])
+    def test_what_is_no_layout(self, layout):
+        text = refused("layout= is no layout", load_weights, WithLayouts(), {}, layout=layout)
+        assert "expected  a Layout, or one of 'gpt', 'timm', 'burn'" in text
+        assert "hint      burnt.record.Layout([...]) takes a list of steps" in text
 
     def test_burn_is_named_where_every_tensor_would_fit(self):
         model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))

@@ -326,6 +326,27 @@ class TestFit:
         assert "'a' and 'b'" in refused("two tensors one name", fresh, both, rename=[("a|b", "c")])
         for step in [("(", ""), ("a", r"\9"), ("a",), Renumber("a")]:
             assert repr(step) in refused("rename= cannot be applied", fresh, {"a": both["a"]}, rename=[step])
+        for steps in ["ab", ("a", "b"), {"a": "b"}]:  # no list of pairs
+            assert "text that is in no pair" in refused(
+                "rename= cannot be applied", fresh, {"a": both["a"]}, rename=steps
+            )
+
+    def test_a_step_of_rename_that_matches_nothing_is_noted(self, net, fresh):
+        steps = [(r"^modle\.", ""), Renumber(r"^layers\.(\d+)"), ("head", "head")]
+        report = load_weights(fresh, net.state_dict(), rename=steps)
+        assert report.notes == tuple(f"{step!r} of rename= matches no name" for step in steps[:2])
+        state = {f"model.{name}": value for name, value in net.state_dict().items()}
+        assert report.notes[0] in refused("does not fit", fresh, state, rename=steps)
+
+    @pytest.mark.parametrize("dtype", ["float16", torch.int8, float])
+    def test_a_dtype_that_weights_do_not_have(self, net, fresh, dtype):
+        text = refused(f"not loaded in {dtype!r}", fresh, net.state_dict(), dtype=dtype)
+        assert "expected  a floating-point dtype such as torch.bfloat16, 'stored' or None" in text
+
+    def test_sizes_of_another_model(self, net):
+        assert "; build the model with the sizes of the file" in refused(
+            "does not fit", Net(hidden=5), net.state_dict()
+        )
 
     def test_renumber_counts_each_list_by_itself(self):
         names = ["a.3.x", "a.3.y", "a.7.x", "b.1.x", "c"]
