@@ -294,9 +294,9 @@ def rename_tensors(
     """
     names = list(tensors)
     notes = []
-    for step in [rename] if isinstance(rename, str) else rename:
+    for step in rename:
         try:
-            if isinstance(step, str):
+            if isinstance(step, str):  # rename=("a", "b") for [("a", "b")]
                 raise TypeError("text that is in no pair")
             pattern = re.compile(step.pattern if isinstance(step, Renumber) else step[0])
             if not any(map(pattern.search, names)):

@@ -85,7 +85,13 @@ def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[st
     state = {key: item for key, item in value.items() if isinstance(item, Tensor) and isinstance(key, str)}
     if value and not state:
         raise RecordError(
-            "this is no state dict", where=where, expected="tensors by name", found="no tensors"
+            "this is no state dict",
+            where=where,
+            expected="tensors by name",
+            found="no tensors",
+            hint="torch.from_numpy makes tensors of arrays"
+            if any(hasattr(item, "__array__") for item in value.values())
+            else None,
         )
     ignored = [repr(key)[:80] for key in value if key not in state]
     if ignored:

@@ -19,7 +19,7 @@ from torch import Tensor
 from burnt._json import parse_json
 from burnt.errors import RecordError
 from burnt.record.burnpack_file import MAGIC, open_burnpack
-from burnt.record.files import DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors
+from burnt.record.files import CUT, DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors
 from burnt.record.npz_file import open_npz
 from burnt.record.record import Record, parse_metadata
 from burnt.record.source import Source, find_state_dict
@@ -36,8 +36,18 @@ _SHARD = re.compile(r"-[0-9]{5}-of-(?!00001)[0-9]{5}[.]")
 _MOST_ATTEMPTS = 20
 """How often a folder is opened again whose weights were replaced meanwhile."""
 
-_OTHERS = {b"GGUF": "GGUF", b"\x89HDF": "HDF5", b"\x1f\x8b": "gzip", b"{": "JSON"}
-"""Formats that people try, by the first bytes."""
+_OTHERS = {
+    b"GGUF": ("a GGUF file", "transformers' from_pretrained(..., gguf_file=...) reads it"),
+    b"\x89HDF": ("a HDF5 file", "read it with Keras or h5py, and numpy.savez its arrays"),
+    b"\x1f\x8b": ("a gzip file", "unpack it first"),
+    b"{": ("a JSON file", "load its folder: the index names the shards"),
+    b"\x93NUMPY": ("a .npy file", "numpy.savez(path, **arrays) gives each array a name"),
+    b"version https://git-lfs": ("a pointer of Git LFS", "git lfs pull fetches the file"),
+    b"<": ("a web page", "download the file itself: the address was that of a page"),
+}
+"""What people try, by the first bytes, and how to get on."""
+
+_FORMATS = "a safetensors, PyTorch, .npz or burnpack file"
 
 
 class _Index(msgspec.Struct):
@@ -123,22 +133,25 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
 
 
 def _refuse_other_formats(start: bytes, where: str) -> None:
-    expected = "a safetensors, PyTorch, .npz or burnpack file"
-    for magic, name in _OTHERS.items():
+    for magic, (name, hint) in _OTHERS.items():
         if start.startswith(magic):
             raise RecordError(
-                f"weights cannot be loaded from a {name} file",
-                where=where,
-                expected=expected,
-                hint="load its folder: the index names the shards" if name == "JSON" else None,
+                f"weights cannot be loaded from {name}", where=where, expected=_FORMATS, hint=hint
             )
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise RecordError(
             "this is a pickle that torch.save did not write; it is not unpickled",
             where=where,
-            expected=expected,
+            expected=_FORMATS,
             hint="where you trust the file: load it with pickle, and torch.save its tensors as a dict",
         )
+    raise RecordError(
+        "this is no tensor file, or only its beginning",
+        where=where,
+        expected=_FORMATS,
+        found=f"bytes that start with {start[:4]!r}",
+        hint=f"the program that wrote it can save its arrays with numpy.savez; or {CUT}",
+    )
 
 
 def _is_npz(path: Path) -> bool:
@@ -218,6 +231,9 @@ def _find_in_folder(folder: Path, stack: ExitStack) -> Source:
         where=os.fspath(folder),
         expected=" or ".join((*_FILES, _FILES[0] + _INDEX)),
         found=", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing",
+        hint="a checkpoint of TensorFlow or JAX: read it there, and numpy.savez its arrays"
+        if any((folder / name).exists() for name in ("checkpoint", "_METADATA", "_CHECKPOINT_METADATA"))
+        else None,
     )
 
 

@@ -142,10 +142,17 @@ class TestSources:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"GGUF\3\0\0\0" + bytes(100), "from a GGUF file"),
-            (b"\x89HDF\r\n\x1a\n" + bytes(100), "from a HDF5 file"),
+            (b"GGUF\3\0\0\0" + bytes(100), "from a GGUF file(?s:.)*gguf_file="),
+            (b"\x89HDF\r\n\x1a\n" + bytes(100), "from a HDF5 file(?s:.)*hint +read it with Keras or h5py"),
             (b'{\n "weight_map": {}}', "from a JSON file"),
+            (b"\x93NUMPY\1\0v\0{'descr", "from a .npy file(?s:.)*gives each array a name"),
+            (b"version https://git-lfs.github.com/spec/v1", "from a pointer of Git LFS(?s:.)*git lfs pull"),
+            (b"<!DOCTYPE html><html>", "from a web page(?s:.)*that of a page"),
             (b"\x80\x04\x95\x1c\0\0\0\0\0\0\0", "a pickle that torch.save did not write"),
+            (
+                b"some text",
+                "no tensor file(?s:.)*PyTorch(?s:.)*b'some'(?s:.)*numpy.savez; or the file was cut",
+            ),
             (b"", "no tensor file, or only its beginning"),
         ],
     )
@@ -244,6 +251,12 @@ class TestFolders:
     def test_a_folder_without_weights(self, fresh, tmp_path):
         (tmp_path / "config.json").write_text("{}")
         assert "found     config.json" in refused("a folder has no weights", fresh, tmp_path)
+        (tmp_path / "_CHECKPOINT_METADATA").touch()
+        assert "a checkpoint of TensorFlow or JAX" in refused("a folder has no weights", fresh, tmp_path)
+
+    def test_a_dict_of_arrays(self, fresh):
+        arrays = {"weight": np.ones((2, 3))}
+        assert "torch.from_numpy makes tensors" in refused("no state dict", fresh, arrays)
 
 
 class TestNestedKeysAndPrefixes:
