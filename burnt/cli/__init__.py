@@ -142,8 +142,8 @@ examples:
   burnt show checkpoint.pt --only 'encoder*' --values
   burnt show snapshots/gpt2 --json | jq '.totals'
 
-FILE is a .safetensors, .pt, .pth, .bin or .npz file, or a folder with one or
-with shards and their index. Only names and shapes are read, unless --values
+FILE is a .safetensors, .pt, .pth, .bin, .ckpt, .npz or .bpk file, or a folder
+with one or with shards and their index. Only names and shapes are read, unless --values
 asks for the smallest, largest and mean value and the number of NaN.
 """
 
@@ -153,8 +153,8 @@ examples:
   burnt convert model.safetensors model/ --shard 2GB --dtype bfloat16
   burnt convert snapshots/bert bert.npz --only encoder --rename '^bert\\.='
 
-The name of TARGET says the format: .safetensors, .npz, .pt, .pth, .bin, or a
-folder, which gets shards of safetensors and their index. Tied tensors are
+The name of TARGET says the format: .safetensors, .npz, .pt, .pth, .bin, .bpk,
+or a folder, which gets shards of safetensors and their index. Tied tensors are
 stored once. With --dtype float16 or bfloat16, modules with running statistics
 (BatchNorm) keep their dtype.
 """
