@@ -14,6 +14,9 @@ Shape = tuple[int, ...]
 MOST_LINES = 12
 """How many tensors of a kind are printed; guesses are made for these alone."""
 
+_OTHER_NAMES = {"weight": ("gamma", "kernel"), "bias": ("beta",)}
+"""What TensorFlow and Burn call weights and biases."""
+
 _MOST_CANDIDATES = 300
 """How many names are compared with a missing one: some 20 ms."""
 
@@ -97,6 +100,10 @@ class Fit:
             shorter = (".".join(parts[first:]) for first in range(1, len(parts)))
             guess = next((name for name in left if name.endswith(f".{path}")), None)
             guess = guess or next((name for name in shorter if name in left), None)
+            others = _OTHER_NAMES.get(parts[-1], ())
+            guess = guess or next(
+                (n for n in (".".join([*parts[:-1], o]) for o in others) if n in left), None
+            )
             if guess is None:
                 shapes = (self.own[path], self.own[path][::-1])
                 same_shape = islice((name for name in left if self.found[name] in shapes), _MOST_CANDIDATES)

@@ -356,6 +356,14 @@ class TestFit:
         text = refused(f"not loaded in {dtype!r}", fresh, net.state_dict(), dtype=dtype)
         assert "expected  a floating-point dtype such as torch.bfloat16, 'stored' or None" in text
 
+    def test_other_names_of_weights_and_biases_are_guessed(self):
+        model = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 3, bias=False))
+        state = {"0.beta": torch.ones(3), "0.gamma": torch.ones(3), "1.kernel": torch.ones(3, 3)}
+        text = refused("does not fit", model, state)
+        for path, name in [("0.weight", "0.gamma"), ("0.bias", "0.beta"), ("1.weight", "1.kernel")]:
+            assert f"{path}: {tuple(model.state_dict()[path].shape)} in the module, nothing" in text
+            assert f"(is {name!r} it?)" in text.split(f"{path}: ")[1].split("\n")[0]
+
     def test_sizes_of_another_model(self, net):
         assert "; build the model with the sizes of the file" in refused(
             "does not fit", Net(hidden=5), net.state_dict()
