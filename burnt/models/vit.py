@@ -22,8 +22,8 @@ from burnt.record import Drop, Join, Layout, Rename, Step
 
 __all__ = ["ViT", "ViTConfig"]
 
-_HEADS: dict[str, Literal["classes"] | None] = {
-    "ForImageClassification": "classes",
+_HEADS: dict[str, Literal["classification"] | None] = {
+    "ForImageClassification": "classification",
     "ForMaskedImageModeling": None,
     "Model": None,
 }
@@ -46,7 +46,7 @@ class ViTConfig(PretrainedConfig):
         attention_dropout: probability, of an attention weight.
         eps: added to the variance in the norms; the weights of timm need 1e-6.
         qkv_bias: whether the projections of queries, keys and values have biases.
-        head: ``"classes"`` for logits of the classes, None for the last vectors.
+        head: ``"classification"`` for logits of the classes, None for the last vectors.
         num_classes: number K of classes.
         pooler: whether a model without a head has a `ViTPooler`.
         pooler_size: size of what the pooler returns; None is `d_model`.
@@ -66,7 +66,7 @@ class ViTConfig(PretrainedConfig):
     attention_dropout: float = 0.0
     eps: float = 1e-12
     qkv_bias: bool = True
-    head: Literal["classes"] | None = "classes"
+    head: Literal["classification"] | None = "classification"
     num_classes: int = 2
     pooler: bool = True
     pooler_size: int | None = None
