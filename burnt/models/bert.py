@@ -266,7 +266,7 @@ class Bert(Pretrained[BertConfig]):
         has_pooler = self._pools or (c.head is None and c.pooler)
         self.pooler = BertPooler(nn.Linear(c.d_model, c.d_model)) if has_pooler else None
         self.head = self._build_head()
-        self._initialize()
+        self._initialize(c.init_std)
         if isinstance(self.head, MaskedHead) and c.tied:
             self.head.decoder.weight = self.embedding.weight
 
@@ -293,18 +293,6 @@ class Bert(Pretrained[BertConfig]):
                 )
             case _:
                 return LinearHead(nn.Dropout(dropout), nn.Linear(c.d_model, c.num_classes))
-
-    def _initialize(self) -> None:
-        """Fill matrices with normal numbers, and biases with zeros; the vectors of padding stay zero."""
-        with torch.no_grad():
-            for path, parameter in self.named_parameters():
-                if parameter.dim() == 2:
-                    parameter.normal_(std=self.config.init_std)
-                elif path.endswith("bias"):
-                    parameter.zero_()
-            for table in (self.embedding, self.positions):
-                if table.padding_idx is not None:
-                    table.weight[table.padding_idx] = 0.0
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, padding: Tensor | None = None
