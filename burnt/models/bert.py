@@ -37,14 +37,14 @@ class BertConfig(PretrainedConfig):
         activation: between the Linears of a feed-forward, and in BERT's head ``"mlm"``.
         dropout: probability, after the embeddings, attention and feed-forward.
         attention_dropout: probability, of an attention weight.
-        classifier_dropout: probability, before the Linears of the heads ``"classes"`` and ``"tokens"``; None
-            is `dropout`.
+        classifier_dropout: probability, before the Linears of the heads ``"classification"`` and
+            ``"tokens"``; None is `dropout`.
         layer_norm_eps: added to the variance in the norms.
         padding_idx: token whose embedding stays zero; 1 is usual for RoBERTa, which also counts its
             positions from there.
         init_std: standard deviation of the initial weights.
         tied: whether the Linear of the head ``"mlm"`` has the weight of the embedding.
-        head: ``"mlm"`` for logits over the vocabulary, ``"classes"`` over the classes of a sequence,
+        head: ``"mlm"`` for logits over the vocabulary, ``"classification"`` over the classes of a sequence,
             ``"tokens"`` over those of each token, ``"answer"`` for the logits that an answer starts and ends
             at each token; None for the last vectors.
         num_classes: number C of classes.
@@ -67,7 +67,7 @@ class BertConfig(PretrainedConfig):
     padding_idx: int | None = 0
     init_std: float = 0.02
     tied: bool = True
-    head: Literal["mlm", "classes", "tokens", "answer"] | None = None
+    head: Literal["mlm", "classification", "tokens", "answer"] | None = None
     num_classes: int = 2
     pooler: bool = True
     kind: Literal["bert", "roberta", "xlm-roberta"] = "bert"
@@ -100,7 +100,7 @@ class BertConfig(PretrainedConfig):
     _HEADS: ClassVar[Mapping[str, str | None]] = {
         "ForMaskedLM": "mlm",
         "ForPreTraining": "mlm",
-        "ForSequenceClassification": "classes",
+        "ForSequenceClassification": "classification",
         "ForTokenClassification": "tokens",
         "ForQuestionAnswering": "answer",
         "Model": None,
@@ -223,9 +223,9 @@ class Bert(Pretrained[BertConfig]):
     Liu et al., 2019, "RoBERTa: A Robustly Optimized BERT Pretraining Approach".
 
     >>> import torch
-    >>> config = BertConfig(vocab_size=50, d_model=8, d_ff=16, num_layers=2, num_heads=2, head="classes")
+    >>> config = BertConfig(vocab_size=50, d_model=8, d_ff=16, num_layers=2, num_heads=2, head="tokens")
     >>> config.init()(torch.tensor([[3, 14, 15, 9]])).shape
-    torch.Size([1, 2])
+    torch.Size([1, 4, 2])
     """
 
     config_class = BertConfig
@@ -245,7 +245,7 @@ class Bert(Pretrained[BertConfig]):
         c = config
         self._longest = c.longest
         self._counts_tokens = c.kind != "bert"  # RoBERTa's positions count the tokens that are no padding
-        self._pools = c.kind == "bert" and c.head == "classes"
+        self._pools = c.kind == "bert" and c.head == "classification"
         self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.padding_idx)
         self.positions = nn.Embedding(c.max_len, c.d_model, c.padding_idx if self._counts_tokens else None)
         self.segments = nn.Embedding(c.num_segments, c.d_model)
@@ -266,7 +266,7 @@ class Bert(Pretrained[BertConfig]):
         has_pooler = self._pools or (c.head is None and c.pooler)
         self.pooler = BertPooler(nn.Linear(c.d_model, c.d_model)) if has_pooler else None
         self.head = self._build_head()
-        self._initialize()
+        self._initialize(c.init_std)
         if isinstance(self.head, MaskedHead) and c.tied:
             self.head.decoder.weight = self.embedding.weight
 
@@ -285,7 +285,7 @@ class Bert(Pretrained[BertConfig]):
                 )
             case "answer":
                 return LinearHead(nn.Dropout(0.0), nn.Linear(c.d_model, 2))
-            case "classes" if c.kind != "bert":
+            case "classification" if c.kind != "bert":
                 return RobertaHead(
                     pooler=BertPooler(nn.Linear(c.d_model, c.d_model)),
                     dropout=nn.Dropout(dropout),
@@ -293,18 +293,6 @@ class Bert(Pretrained[BertConfig]):
                 )
             case _:
                 return LinearHead(nn.Dropout(dropout), nn.Linear(c.d_model, c.num_classes))
-
-    def _initialize(self) -> None:
-        """Fill matrices with normal numbers, and biases with zeros; the vectors of padding stay zero."""
-        with torch.no_grad():
-            for path, parameter in self.named_parameters():
-                if parameter.dim() == 2:
-                    parameter.normal_(std=self.config.init_std)
-                elif path.endswith("bias"):
-                    parameter.zero_()
-            for table in (self.embedding, self.positions):
-                if table.padding_idx is not None:
-                    table.weight[table.padding_idx] = 0.0
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, padding: Tensor | None = None
@@ -318,8 +306,9 @@ class Bert(Pretrained[BertConfig]):
             padding: booleans ``[B, L]``, True at tokens to ignore (transformers' ``attention_mask == 0``).
 
         Returns:
-            logits, ``[B, L, V]`` with the head ``"mlm"``, ``[B, C]`` with ``"classes"``, ``[B, L, C]`` with
-            ``"tokens"``, ``[B, L, 2]`` with ``"answer"``; the last vectors ``[B, L, E]`` without a head.
+            logits, ``[B, L, V]`` with the head ``"mlm"``, ``[B, C]`` with ``"classification"``,
+            ``[B, L, C]`` with ``"tokens"``, ``[B, L, 2]`` with ``"answer"``; the last vectors
+            ``[B, L, E]`` without a head.
 
         Raises:
             ShapeError: a sequence longer than the positions, or padding of another shape.
@@ -392,12 +381,12 @@ class Bert(Pretrained[BertConfig]):
     def _head_steps(self) -> list[Step]:
         bert = self.config.kind == "bert"
         match self.config.head:
-            case "classes" if not bert:
+            case "classification" if not bert:
                 return [
                     ("classifier.dense", "head.pooler.dense"),
                     ("classifier.out_proj", "head.linear"),
                 ]
-            case "classes" | "tokens":
+            case "classification" | "tokens":
                 return [("classifier", "head.linear")]
             case "answer":
                 return [("qa_outputs", "head.linear")]

@@ -227,20 +227,16 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
         self.norm = nn.LayerNorm(c.d_model, c.eps)
         outputs = {"lm": c.vocab_size, "classification": c.num_classes}
         self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
-        self._initialize()
+        self._initialize(c.init_std)
         if self.head is not None and c.head == "lm" and c.tied:
             self.head.weight = self.embedding.weight
 
-    def _initialize(self) -> None:
+    def _initialize(self, std: float) -> None:
         """Fill the weights as in the paper: those that add to the residuals are smaller in deeper models."""
-        std = self.config.init_std
+        super()._initialize(std)
         for path, parameter in self.named_parameters():
             if path.endswith(("out_proj.weight", "linear2.weight")):
                 torch.nn.init.normal_(parameter, std=std / math.sqrt(2 * self.config.num_layers))
-            elif parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=std)
-            elif path.endswith("bias"):
-                torch.nn.init.zeros_(parameter)
 
     def forward(
         self,

@@ -39,6 +39,7 @@ class LlamaConfig(PretrainedConfig):
         activation: of the gate of a feed-forward.
         eps: added to the mean square in the norms.
         dropout: probability of dropping an attention weight while training.
+        init_std: standard deviation of the initial weights.
         rope_base: base of the rotary encoding.
         rope: scaling of the rotary encoding.
         window: how many tokens a token sees, itself included; None is all before it. For Mistral and Qwen2.
@@ -68,6 +69,7 @@ class LlamaConfig(PretrainedConfig):
     activation: GateActivation = "silu"
     eps: float = 1e-6
     dropout: float = 0.0
+    init_std: float = 0.02
     rope_base: float = 10000.0
     rope: rope_scaling.Scaling | None = None
     window: int | None = None
@@ -97,6 +99,7 @@ class LlamaConfig(PretrainedConfig):
         "max_len": "max_position_embeddings",
         "eps": "rms_norm_eps",
         "dropout": "attention_dropout",
+        "init_std": "initializer_range",
         "pad_token": "pad_token_id",
         "tied": "tie_word_embeddings",
         "kind": "model_type",
@@ -303,6 +306,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         self.norm = nn.RmsNorm(c.d_model, c.eps)
         outputs = {"lm": c.vocab_size, "classification": c.num_classes}
         self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
+        self._initialize(c.init_std)
         if self.head is not None and c.head == "lm" and c.tied:
             self.head.weight = self.embedding.weight
 

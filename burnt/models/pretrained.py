@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from burnt import nn
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt._patterns import matches
@@ -160,6 +161,14 @@ class Pretrained(Module, Generic[_C]):
         """What `from_pretrained` loaded, and what the snapshot had besides."""
         self.generation_config: dict[str, Any] = {}
         """The ``generation_config.json`` of the snapshot, such as the tokens that end a text; saved too."""
+
+    def _initialize(self, std: float) -> None:
+        """Fill matrices with normal numbers, and biases with zeros; the vectors of padding stay zero."""
+        _fill_normal(self.named_parameters(), std)
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                    module.weight[module.padding_idx] = 0.0
 
     @property
     def config(self) -> _C:
@@ -507,8 +516,18 @@ def _resized_heads(model: Pretrained[Any], folder: Path) -> list[str]:
     ]
 
 
+def _fill_normal(parameters: Iterable[tuple[str, Tensor]], std: float) -> None:
+    """Fill what has several axes with normal numbers, and biases with zeros; norms keep their ones."""
+    with torch.no_grad():
+        for path, parameter in parameters:
+            if parameter.dim() > 1:
+                parameter.normal_(std=std)
+            elif path.endswith("bias"):
+                parameter.zero_()
+
+
 def _fill(
-    model: torch.nn.Module, device: torch.device, dtype: torch.dtype | Literal["stored"] | None
+    model: Pretrained[Any], device: torch.device, dtype: torch.dtype | Literal["stored"] | None
 ) -> None:
     """Give memory and values to what no file holds: a new head, and tables that sizes determine.
 
@@ -516,6 +535,7 @@ def _fill(
     """
     loaded_dtypes = (p.dtype for p in model.parameters() if not p.is_meta and p.is_floating_point())
     new_dtype = next(loaded_dtypes, None) if dtype == "stored" else dtype
+    std = getattr(model.config, "init_std", None)  # a ResNet has none
     created: dict[Tensor, Tensor] = {}
     for module in model.modules():
         own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
@@ -532,6 +552,9 @@ def _fill(
             else:
                 setattr(module, name, value)
         module.reset_parameters()  # type: ignore[operator]
+        if std is not None:
+            new = ((name, p) for name, p in module.named_parameters(recurse=False) if name not in loaded)
+            _fill_normal(new, std)
         module.to(dtype=new_dtype)
         for name, value in loaded.items():
             getattr(module, name).data = value

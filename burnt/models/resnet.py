@@ -38,7 +38,7 @@ class ResNetConfig(PretrainedConfig):
         downsample_in_first_stage: whether the first stage halves height and width, as the others do.
         downsample_in_bottleneck: whether the first 1x1 convolution of a bottleneck has the stride, as in the
             paper, and not the 3x3, as in torchvision ("v1.5").
-        head: ``"classes"`` for logits of the classes, None for the last feature maps.
+        head: ``"classification"`` for logits of the classes, None for the last feature maps.
         num_classes: number K of classes.
     """
 
@@ -50,7 +50,7 @@ class ResNetConfig(PretrainedConfig):
     activation: Activation = "relu"
     downsample_in_first_stage: bool = False
     downsample_in_bottleneck: bool = False
-    head: Literal["classes"] | None = "classes"
+    head: Literal["classification"] | None = "classification"
     num_classes: int = 2
 
     _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("resnet",)
@@ -64,7 +64,7 @@ class ResNetConfig(PretrainedConfig):
         "downsample_in_bottleneck": "downsample_in_bottleneck",
     }
     _HEADS: ClassVar[Mapping[str, str | None]] = {
-        "ForImageClassification": "classes",
+        "ForImageClassification": "classification",
         "Model": None,
         "Backbone": None,
     }

@@ -22,8 +22,8 @@ from burnt.record import Drop, Join, Layout, Rename, Step
 
 __all__ = ["ViT", "ViTConfig"]
 
-_HEADS: dict[str, Literal["classes"] | None] = {
-    "ForImageClassification": "classes",
+_HEADS: dict[str, Literal["classification"] | None] = {
+    "ForImageClassification": "classification",
     "ForMaskedImageModeling": None,
     "Model": None,
 }
@@ -45,8 +45,9 @@ class ViTConfig(PretrainedConfig):
         dropout: probability, after the embeddings, attention and feed-forward.
         attention_dropout: probability, of an attention weight.
         eps: added to the variance in the norms; the weights of timm need 1e-6.
+        init_std: standard deviation of the initial weights.
         qkv_bias: whether the projections of queries, keys and values have biases.
-        head: ``"classes"`` for logits of the classes, None for the last vectors.
+        head: ``"classification"`` for logits of the classes, None for the last vectors.
         num_classes: number K of classes.
         pooler: whether a model without a head has a `ViTPooler`.
         pooler_size: size of what the pooler returns; None is `d_model`.
@@ -65,8 +66,9 @@ class ViTConfig(PretrainedConfig):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     eps: float = 1e-12
+    init_std: float = 0.02
     qkv_bias: bool = True
-    head: Literal["classes"] | None = "classes"
+    head: Literal["classification"] | None = "classification"
     num_classes: int = 2
     pooler: bool = True
     pooler_size: int | None = None
@@ -85,6 +87,7 @@ class ViTConfig(PretrainedConfig):
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
         "eps": "layer_norm_eps",
+        "init_std": "initializer_range",
         "qkv_bias": "qkv_bias",
         "pooler_size": "pooler_output_size",
     }
@@ -197,8 +200,6 @@ class ViT(Pretrained[ViTConfig]):
         self.patches = nn.Conv2d(c.in_channels, c.d_model, c.patch_hw, stride=c.patch_hw)
         self.class_token = Parameter(torch.empty(1, 1, c.d_model))
         self.positions = Parameter(torch.empty(1, 1 + rows * columns, c.d_model))
-        for parameter in (self.class_token, self.positions):
-            torch.nn.init.trunc_normal_(parameter, std=0.02)
         self.dropout = nn.Dropout(c.dropout)
         self.layers = [
             ViTLayer(
@@ -225,6 +226,7 @@ class ViT(Pretrained[ViTConfig]):
             size = c.d_model if c.pooler_size is None else c.pooler_size
             self.pooler = ViTPooler(nn.Linear(c.d_model, size), nn.build_activation(c.pooler_activation))
         self.head = None if c.head is None else nn.Linear(c.d_model, c.num_classes)
+        self._initialize(c.init_std)
 
     def forward(self, images: Tensor, *, interpolate: bool = False) -> Tensor:
         """Compute the logits of the classes.

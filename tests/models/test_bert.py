@@ -42,11 +42,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 HEADS = {
     "none": "Model",
     "mlm": "ForMaskedLM",
-    "classes": "ForSequenceClassification",
+    "classification": "ForSequenceClassification",
     "tokens": "ForTokenClassification",
     "answer": "ForQuestionAnswering",
 }
-OUTPUTS = {"mlm": (3, LENGTH, 40), "tokens": (3, LENGTH, 2), "answer": (3, LENGTH, 2), "classes": (3, 2)}
+OUTPUTS = {
+    "mlm": (3, LENGTH, 40),
+    "tokens": (3, LENGTH, 2),
+    "answer": (3, LENGTH, 2),
+    "classification": (3, 2),
+}
 
 
 def build_peer(variant: str = "bert", head: str = "none", name: str | None = None, **options: Any) -> Any:
@@ -226,7 +231,7 @@ def test_activation_keeps_its_name_in_the_file() -> None:
 def test_snapshot_of_the_body_gets_a_new_head(tmp_path: Path) -> None:
     peer = build_peer()
     peer.save_pretrained(tmp_path)
-    model = Bert.from_pretrained(tmp_path, head="classes", num_classes=3)
+    model = Bert.from_pretrained(tmp_path, head="classification", num_classes=3)
     new = model.get_parameter("head.linear.weight")
     assert new.shape == (3, 16)
     assert new.isfinite().all()
@@ -245,7 +250,7 @@ def test_snapshot_of_the_body_gets_a_new_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["bert", "roberta"])
 def test_snapshot_of_another_head(variant: str, tmp_path: Path) -> None:
-    peer = build_peer(variant, "classes", num_labels=4)
+    peer = build_peer(variant, "classification", num_labels=4)
     peer.save_pretrained(tmp_path)
     body = Bert.from_pretrained(tmp_path, head=None, pooler=False)
     inputs = inputs_for(peer, "right")
@@ -268,7 +273,7 @@ def test_snapshot_without_a_pooler(tmp_path: Path) -> None:
     assert_close(run(model, *inputs)[0], outputs_of(peer, *inputs)[0])
 
 
-@pytest.mark.parametrize("head", [None, "classes"])
+@pytest.mark.parametrize("head", [None, "classification"])
 def test_new_pooler_is_warned_of_when_another_head_is_asked_for(head: Any, tmp_path: Path) -> None:
     small(head="mlm").init().save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match=r"has no pooler.dense.weight, pooler.dense.bias: these weights"):
@@ -278,7 +283,9 @@ def test_new_pooler_is_warned_of_when_another_head_is_asked_for(head: Any, tmp_p
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout", "classifier_dropout"])
 def test_each_dropout_is_applied_in_training(field: str, kind: Any) -> None:
-    config = small(kind=kind, head="classes", dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0)
+    config = small(
+        kind=kind, head="classification", dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0
+    )
     tokens = torch.arange(2, 10)[None]
     model = config.init()
     assert torch.equal(model.train()(tokens), model.eval()(tokens))
@@ -377,8 +384,8 @@ def test_new_weights() -> None:
     assert not model.get_parameter("head.decoder.bias").any()
 
 
-@pytest.mark.sample(keep=("classes",))
-@pytest.mark.parametrize("head", [None, "mlm", "classes", "tokens", "answer"])
+@pytest.mark.sample(keep=("classification",))
+@pytest.mark.parametrize("head", [None, "mlm", "classification", "tokens", "answer"])
 def test_record_check_and_summary(head: Any, tmp_path: Path) -> None:
     config = small(head=head, kind="roberta" if head == "tokens" else "bert")
     model = config.init().eval()
@@ -395,7 +402,7 @@ def test_record_check_and_summary(head: Any, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_compile_and_export(kind: Any) -> None:
-    model = small(kind=kind, head="classes").init().eval()
+    model = small(kind=kind, head="classification").init().eval()
     tokens = torch.randint(4, 40, (3, LENGTH))
     padding = torch.arange(LENGTH).expand(3, -1) > 6
     expected = model(tokens, padding=padding)
@@ -406,7 +413,7 @@ def test_compile_and_export(kind: Any) -> None:
 
 
 def test_lora_attaches() -> None:
-    model = small(head="classes").init().eval()
+    model = small(head="classification").init().eval()
     tokens = torch.randint(4, 40, (3, LENGTH))
     before = model(tokens)
     paths = nn.lora(model, rank=2, targets="*.attention")
@@ -427,7 +434,7 @@ def test_a_classifier_learns_a_few_sentences(kind: Any) -> None:
     tokens = torch.tensor([row + [padding_idx] * (4 - len(row)) for row in rows])
     labels = torch.tensor([1, 0, 1, 0, 1, 0])
     torch.manual_seed(0)
-    model = small(kind=kind, head="classes", dropout=0.0, attention_dropout=0.0, init_std=0.2).init()
+    model = small(kind=kind, head="classification", dropout=0.0, attention_dropout=0.0, init_std=0.2).init()
     optimizer = optim.AdamW()
     for _ in range(25):
         loss = F.cross_entropy(model(tokens, padding=tokens == padding_idx), labels)

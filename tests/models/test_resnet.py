@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SMALL = ResNetConfig(stem_channels=8, channels=(8, 16), depths=(2, 1))
 
 
-def build_peer(variant: str = "bottleneck", head: str | None = "classes", **options: Any) -> Any:
+def build_peer(variant: str = "bottleneck", head: str | None = "classification", **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(**{**SIZES, **VARIANTS[variant], **options})
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def test_feature_maps_are_those_of_transformers(variant: str, tmp_path: Path) ->
 
 @pytest.mark.sample(keep=("basic",))
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("head", ["classes", None])
+@pytest.mark.parametrize("head", ["classification", None])
 def test_round_trip(variant: str, head: str | None, tmp_path: Path) -> None:
     peer = build_peer(variant, head)
     peer.save_pretrained(tmp_path / "theirs")

@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SMALL = ViTConfig(image_size=12, patch_size=4, d_model=24, d_ff=40, num_layers=2, num_heads=3)
 
 
-def build_peer(variant: str = "plain", head: str | None = "classes", **options: Any) -> Any:
+def build_peer(variant: str = "plain", head: str | None = "classification", **options: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(**{**SIZES, **VARIANTS[variant], **options})
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_dropout_is_where_transformers_has_it(key: str) -> None:
 
 @pytest.mark.sample(keep=("labels",))
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("head", ["classes", None])
+@pytest.mark.parametrize("head", ["classification", None])
 def test_round_trip(variant: str, head: str | None, tmp_path: Path) -> None:
     peer = build_peer(variant, head)
     peer.save_pretrained(tmp_path / "theirs")
