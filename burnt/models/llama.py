@@ -244,11 +244,21 @@ class LlamaLayer(Module):
     feed_forward: nn.GatedFeedForward
 
     def forward(
-        self, x: Tensor, padding: Tensor | None, hidden: Tensor | None, cache: nn.KeyValueCache | None
+        self,
+        x: Tensor,
+        padding: Tensor | None,
+        hidden: Tensor | None,
+        cache: nn.KeyValueCache | None,
+        cos_sin: tuple[Tensor, Tensor],
     ) -> Tensor:
         """Map ``[B, L, E]`` to the same shape; `hidden` is the mask of a window, ``[L, S]``."""
         x = x + self.attention(
-            self.norm1(x), attn_mask=hidden, key_padding_mask=padding, is_causal=True, cache=cache
+            self.norm1(x),
+            attn_mask=hidden,
+            key_padding_mask=padding,
+            is_causal=True,
+            cache=cache,
+            offset=cos_sin,
         )
         out: Tensor = x + self.feed_forward(self.norm2(x))
         return out
@@ -273,6 +283,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
     HEADS = ("head",)
 
     embedding: nn.Embedding
+    rotary: nn.RotaryEncoding
     layers: list[LlamaLayer]
     norm: nn.RmsNorm
     head: nn.Linear | None
@@ -281,8 +292,8 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         super().__init__(config)
         c = config
         head_dim = c.d_model // c.num_heads if c.head_dim is None else c.head_dim
-        rotary = nn.RotaryEncoding(head_dim, c.rope_base, scaling=c.rope)
         self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.pad_token)
+        self.rotary = nn.RotaryEncoding(head_dim, c.rope_base, scaling=c.rope)
         self.layers = [
             LlamaLayer(
                 norm1=nn.RmsNorm(c.d_model, c.eps),
@@ -294,7 +305,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
                     dropout=c.dropout,
                     bias=c.attention_bias or c.kind == "qwen2",
                     out_bias=c.attention_bias,
-                    rotary=rotary,
+                    rotary=self.rotary,
                 ),
                 norm2=nn.RmsNorm(c.d_model, c.eps),
                 feed_forward=nn.GatedFeedForward(
@@ -337,12 +348,14 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
             InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
         """
         check_tokens(tokens, padding, type(self).__name__)
-        hidden = self._outside_window(tokens, 0 if cache is None else cache[0].length)
+        start = cache[0].length if cache else 0
+        hidden = self._outside_window(tokens, start)
+        cos_sin = self.rotary.cos_sin(tokens.shape[1], start)
         windowed = self.config._windowed()
         x = self.embedding(tokens)
         for index, layer in enumerate(self.layers):
             mask = hidden if index in windowed else None
-            x = layer(x, padding, mask, None if cache is None else cache[index])
+            x = layer(x, padding, mask, None if cache is None else cache[index], cos_sin)
         if self.config.head == "classification":
             x = last_of_each(x, padding)
         elif last:

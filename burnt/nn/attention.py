@@ -489,6 +489,7 @@ class MultiHeadAttention(_Attention):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
         cache: KeyValueCache | None = None,
+        offset: int | Tensor | tuple[Tensor, Tensor] | None = None,
         need_weights: Literal[False] = False,
     ) -> Tensor: ...
 
@@ -503,6 +504,7 @@ class MultiHeadAttention(_Attention):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
         cache: KeyValueCache | None = None,
+        offset: int | Tensor | tuple[Tensor, Tensor] | None = None,
         need_weights: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
 
@@ -516,6 +518,7 @@ class MultiHeadAttention(_Attention):
         key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
         cache: KeyValueCache | None = None,
+        offset: int | Tensor | tuple[Tensor, Tensor] | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend.
@@ -532,6 +535,8 @@ class MultiHeadAttention(_Attention):
             cache: the keys and values of earlier tokens, to which those of these are added. The queries come
                 after all keys in the cache and see these and those of their own up to themselves, whatever
                 `is_causal` says. S of the masks counts the keys in the cache, too.
+            offset: what `rotary` is called with, such as its ``cos_sin(L, cache.length)``, computed once for
+                several layers; None is the length of the cache, 0 without one.
             need_weights: return the weights, too.
 
         Returns:
@@ -556,7 +561,8 @@ class MultiHeadAttention(_Attention):
             )
         q_BHLD, k_BKSD, v_BKSD = self._project(query, key, value)
         if self.rotary is not None:
-            offset = 0 if cache is None else cache.length
+            if offset is None:
+                offset = 0 if cache is None else cache.length
             q_BHLD, k_BKSD = self.rotary(q_BHLD, offset), self.rotary(k_BKSD, offset)
         if cache is not None:
             k_BKSD, v_BKSD = cache.append(k_BKSD, v_BKSD)

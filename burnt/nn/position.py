@@ -216,13 +216,14 @@ class RotaryEncoding(Module):
         """Recompute the frequencies; needed after `to_empty`, as for torch's layers."""
         self.inv_freq = self._frequencies(self.inv_freq.device)
 
-    def forward(self, input: Tensor, offset: int | Tensor = 0) -> Tensor:
+    def forward(self, input: Tensor, offset: int | Tensor | tuple[Tensor, Tensor] = 0) -> Tensor:
         """Rotate `input` ``[..., L, head_dim]``.
 
         Args:
             input: queries or keys.
             offset: the position of the first vector, as when keys before it are cached; or one for each
-                sequence of a batch, integers ``[B]`` for an input ``[B, H, L, head_dim]``.
+                sequence of a batch, integers ``[B]`` for an input ``[B, H, L, head_dim]``; or what `cos_sin`
+                returned for these.
         """
         if isinstance(offset, Tensor) and offset.dim() == 1:
             batch = offset.shape[0]
@@ -236,7 +237,8 @@ class RotaryEncoding(Module):
                 expected=f"{expected}{self.head_dim})",
                 found=tuple(input.shape),
             )
-        return kernels.rope(input, *self.cos_sin(input.shape[-2], offset), self.interleaved)
+        cos, sin = offset if isinstance(offset, tuple) else self.cos_sin(input.shape[-2], offset)
+        return kernels.rope(input, cos, sin, self.interleaved)
 
     def cos_sin(self, length: int, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the angles, to share them between queries, keys and layers.

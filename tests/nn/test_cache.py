@@ -24,6 +24,15 @@ def sequence() -> Tensor:
     return torch.randn(BATCH, LENGTH, SIZE)
 
 
+def test_layers_share_the_angles_of_a_rotary_encoding() -> None:
+    rotary = nn.RotaryEncoding(SIZE // HEADS - 1)
+    layer = trained(nn.MultiHeadAttention(SIZE, HEADS, head_dim=rotary.head_dim, rotary=rotary))
+    x = sequence()
+    expected = layer(x, is_causal=True)
+    assert torch.equal(layer(x, is_causal=True, offset=rotary.cos_sin(LENGTH)), expected)
+    assert not torch.allclose(layer(x, is_causal=True, offset=rotary.cos_sin(LENGTH)[::-1]), expected)
+
+
 @torch.no_grad()
 @pytest.mark.sample
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

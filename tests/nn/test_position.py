@@ -123,6 +123,7 @@ def test_rotates_as_the_papers_say(name: str, rotary_dim: int, interleaved: bool
         ]
     )
     torch.testing.assert_close(layer(x, starts).double(), expected, atol=2e-5, rtol=1e-5)
+    assert torch.equal(layer(x, layer.cos_sin(30, starts)), layer(x, starts))
     torch.testing.assert_close(layer(x, torch.tensor(50)), layer(x, 50))
 
 
