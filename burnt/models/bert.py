@@ -32,15 +32,15 @@ class BertConfig(PretrainedConfig):
         d_ff: size between the Linears of a feed-forward.
         num_layers: number of layers.
         num_heads: heads of the attention.
-        max_len: number of learned positions; RoBERTa's longest sequence has ``padding_idx + 1`` tokens fewer.
+        max_len: number of learned positions; RoBERTa's longest sequence has ``pad_token + 1`` tokens fewer.
         num_segments: number of segments, such as a question and a text.
         activation: between the Linears of a feed-forward, and in BERT's head ``"mlm"``.
         dropout: probability, after the embeddings, attention and feed-forward.
         attention_dropout: probability, of an attention weight.
         classifier_dropout: probability, before the Linears of the heads ``"classification"`` and
             ``"tokens"``; None is `dropout`.
-        layer_norm_eps: added to the variance in the norms.
-        padding_idx: token whose embedding stays zero; 1 is usual for RoBERTa, which also counts its
+        eps: added to the variance in the norms.
+        pad_token: token whose embedding stays zero; 1 is usual for RoBERTa, which also counts its
             positions from there.
         init_std: standard deviation of the initial weights.
         tied: whether the Linear of the head ``"mlm"`` has the weight of the embedding.
@@ -63,8 +63,8 @@ class BertConfig(PretrainedConfig):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     classifier_dropout: float | None = None
-    layer_norm_eps: float = 1e-12
-    padding_idx: int | None = 0
+    eps: float = 1e-12
+    pad_token: int | None = 0
     init_std: float = 0.02
     tied: bool = True
     head: Literal["mlm", "classification", "tokens", "answer"] | None = None
@@ -84,8 +84,8 @@ class BertConfig(PretrainedConfig):
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
         "classifier_dropout": "classifier_dropout",
-        "layer_norm_eps": "layer_norm_eps",
-        "padding_idx": "pad_token_id",
+        "eps": "layer_norm_eps",
+        "pad_token": "pad_token_id",
         "init_std": "initializer_range",
         "tied": "tie_word_embeddings",
         "kind": "model_type",
@@ -110,7 +110,7 @@ class BertConfig(PretrainedConfig):
         """Build the model, with new weights.
 
         Raises:
-            ConfigError: RoBERTa without a `padding_idx`, or with too few positions.
+            ConfigError: RoBERTa without a `pad_token`, or with too few positions.
             ShapeError: `d_model` is no multiple of `num_heads`.
         """
         return build(Bert, self, device, dtype)
@@ -120,18 +120,18 @@ class BertConfig(PretrainedConfig):
         """Number of tokens of the longest sequence.
 
         Raises:
-            ConfigError: RoBERTa without a `padding_idx`, or with too few positions.
+            ConfigError: RoBERTa without a `pad_token`, or with too few positions.
         """
         if self.kind == "bert":
             return self.max_len
-        if self.padding_idx is None or not 0 <= self.padding_idx < self.max_len - 1:
+        if self.pad_token is None or not 0 <= self.pad_token < self.max_len - 1:
             raise ConfigError(
-                "RoBERTa counts positions from its padding_idx on",
-                where="BertConfig.padding_idx",
+                "RoBERTa counts positions from its pad_token on",
+                where="BertConfig.pad_token",
                 expected=f"0 to {self.max_len - 2}, for max_len={self.max_len}",
-                found=repr(self.padding_idx),
+                found=repr(self.pad_token),
             )
-        return self.max_len - self.padding_idx - 1
+        return self.max_len - self.pad_token - 1
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Return the contents of the ``config.json`` of this model."""
@@ -246,19 +246,19 @@ class Bert(Pretrained[BertConfig]):
         self._longest = c.longest
         self._counts_tokens = c.kind != "bert"  # RoBERTa's positions count the tokens that are no padding
         self._pools = c.kind == "bert" and c.head == "classification"
-        self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.padding_idx)
-        self.positions = nn.Embedding(c.max_len, c.d_model, c.padding_idx if self._counts_tokens else None)
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.pad_token)
+        self.positions = nn.Embedding(c.max_len, c.d_model, c.pad_token if self._counts_tokens else None)
         self.segments = nn.Embedding(c.num_segments, c.d_model)
-        self.norm = nn.LayerNorm(c.d_model, c.layer_norm_eps)
+        self.norm = nn.LayerNorm(c.d_model, c.eps)
         self.dropout = nn.Dropout(c.dropout)
         self.layers = [
             BertLayer(
                 attention=nn.MultiHeadAttention(c.d_model, c.num_heads, dropout=c.attention_dropout),
-                norm1=nn.LayerNorm(c.d_model, c.layer_norm_eps),
+                norm1=nn.LayerNorm(c.d_model, c.eps),
                 feed_forward=nn.PositionWiseFeedForward(
                     c.d_model, c.d_ff, dropout=0.0, activation=c.activation
                 ),
-                norm2=nn.LayerNorm(c.d_model, c.layer_norm_eps),
+                norm2=nn.LayerNorm(c.d_model, c.eps),
                 dropout=nn.Dropout(c.dropout),
             )
             for _ in range(c.num_layers)
@@ -280,7 +280,7 @@ class Bert(Pretrained[BertConfig]):
                 return MaskedHead(
                     dense=nn.Linear(c.d_model, c.d_model),
                     activation=nn.build_activation(c.activation if c.kind == "bert" else "gelu"),
-                    norm=nn.LayerNorm(c.d_model, c.layer_norm_eps),
+                    norm=nn.LayerNorm(c.d_model, c.eps),
                     decoder=nn.Linear(c.d_model, c.vocab_size),
                 )
             case "answer":

@@ -7,41 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError, ShapeError
+from burnt.models.activation import Activation, name_activation, read_activation
 from burnt.models.generation import Decoder, last_of_each
 from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
 from burnt.module import Module
 from burnt.record import Drop, Layout, Rename, Step
 
 __all__ = ["Gpt2", "Gpt2Config"]
-
-Activation: TypeAlias = Literal[
-    "gelu_tanh", "gelu", "relu", "relu2", "relu6", "silu", "tanh", "sigmoid", "mish"
-]
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "relu6": "relu6",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-    "mish": "mish",
-}
-"""burnt's names of transformers' activations; the first of several is the one that is written."""
 
 _ALIASES = {
     "hidden_size": "n_embd",
@@ -138,25 +117,14 @@ class Gpt2Config(PretrainedConfig):
             if alias in document:
                 document[key] = document.pop(alias)
         values, rest = super()._fields_of(document, where)
-        activation = rest.get("activation_function", "gelu_new")
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(
-                f"{cls.__name__} has no such activation",
-                where=f"{where}: activation_function",
-                expected=", ".join(_ACTIVATIONS),
-                found=repr(activation),
-            )
-        values["activation"] = _ACTIVATIONS[activation]
+        values["activation"] = read_activation(rest, "activation_function", "gelu_new", where)
         return values, rest
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Return the contents of the ``config.json`` of this model."""
         document = super().to_hugging_face()
-        if _ACTIVATIONS.get(document.get("activation_function", "")) != self.activation:
-            document["activation_function"] = next(
-                name for name, ours in _ACTIVATIONS.items() if ours == self.activation
-            )
-        return document
+        key = "activation_function"
+        return {**document, key: name_activation(document, key, self.activation)}
 
     def init(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Gpt2:
         """Build the model, with new weights as in the paper."""

@@ -297,8 +297,8 @@ def test_each_dropout_is_applied_in_training(field: str, kind: Any) -> None:
 
 def small(**options: Any) -> BertConfig:
     sizes = {"vocab_size": 40, "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 4, "max_len": 20}
-    padding_idx = 0 if options.get("kind", "bert") == "bert" else 1
-    return BertConfig(**{**sizes, "padding_idx": padding_idx, **options})
+    pad_token = 0 if options.get("kind", "bert") == "bert" else 1
+    return BertConfig(**{**sizes, "pad_token": pad_token, **options})
 
 
 @pytest.mark.parametrize(
@@ -366,11 +366,11 @@ def test_inputs_that_the_model_does_not_have() -> None:
         model(torch.tensor([[4, 5]]), padding=torch.tensor([[False]]))
 
 
-@pytest.mark.parametrize("padding_idx", [None, -1, 19])
-def test_roberta_needs_a_padding_token(padding_idx: int | None) -> None:
+@pytest.mark.parametrize("pad_token", [None, -1, 19])
+def test_roberta_needs_a_padding_token(pad_token: int | None) -> None:
     with pytest.raises(ConfigError) as caught:
-        small(kind="roberta", padding_idx=padding_idx).init()
-    assert "BertConfig.padding_idx\n  expected  0 to 18, for max_len=20" in str(caught.value)
+        small(kind="roberta", pad_token=pad_token).init()
+    assert "BertConfig.pad_token\n  expected  0 to 18, for max_len=20" in str(caught.value)
 
 
 def test_new_weights() -> None:
@@ -429,14 +429,14 @@ SENTENCES = ["a good film", "a bad film", "good and warm", "bad and cold", "warm
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_classifier_learns_a_few_sentences(kind: Any) -> None:
     words = sorted({word for sentence in SENTENCES for word in sentence.split()})
-    padding_idx = 0 if kind == "bert" else 1
+    pad_token = 0 if kind == "bert" else 1
     rows = [[3, *(4 + words.index(word) for word in sentence.split())] for sentence in SENTENCES]
-    tokens = torch.tensor([row + [padding_idx] * (4 - len(row)) for row in rows])
+    tokens = torch.tensor([row + [pad_token] * (4 - len(row)) for row in rows])
     labels = torch.tensor([1, 0, 1, 0, 1, 0])
     torch.manual_seed(0)
     model = small(kind=kind, head="classification", dropout=0.0, attention_dropout=0.0, init_std=0.2).init()
     optimizer = optim.AdamW()
     for _ in range(25):
-        loss = F.cross_entropy(model(tokens, padding=tokens == padding_idx), labels)
+        loss = F.cross_entropy(model(tokens, padding=tokens == pad_token), labels)
         optimizer.step(0.01, model, burnt.Gradients.of(loss, model))
     assert loss < 0.05
