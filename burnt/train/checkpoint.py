@@ -150,20 +150,22 @@ class Checkpoints:
     def __init__(self, folder: Path, keepers: Sequence[Keeper] = ()) -> None:
         self.folder = folder
         self.keepers = keepers
+        self._known: dict[tuple[Path, int, int], Saved | None] = {}
 
     def saved(self) -> list[Saved]:
         """Return the readable checkpoints, oldest first; damaged ones are neither listed nor removed."""
-        found: list[Saved] = []
+        known: dict[tuple[Path, int, int], Saved | None] = {}
         for path in self._folders():
             try:
-                document = read_document(path / _TRAINING)
+                status = (path / _TRAINING).stat()
+                # Read once: a document grows with the kernels selected in the process, and each save asks.
+                key = (path, status.st_ino, status.st_mtime_ns)
+                known[key] = self._known[key] if key in self._known else _read_saved(path)
             except (RecordError, OSError):
                 # A damaged checkpoint must not make the next save fail; loading it raises the error.
                 continue
-            if document is not None and document.keys() >= _KEYS:
-                position = Position(**document["position"])
-                found.append(Saved(path, position, document["values"], bool(document.get("kept"))))
-        return found
+        self._known = known
+        return [saved for saved in known.values() if saved is not None]
 
     def is_best(self, position: Position, values: Mapping[str, float]) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of this position with these metric values."""
@@ -311,6 +313,14 @@ class Checkpoints:
             for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
         )
         return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
+
+
+def _read_saved(path: Path) -> Saved | None:
+    """Read what keepers ask of a checkpoint; None if it is none."""
+    document = read_document(path / _TRAINING)
+    if document is None or not document.keys() >= _KEYS:
+        return None
+    return Saved(path, Position(**document["position"]), document["values"], bool(document.get("kept")))
 
 
 def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1237,8 +1237,7 @@ def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: p
 def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await asyncio.to_thread(live.close, "finished")
-        await until(app, lambda: isinstance(app.screen, EndScreen))
-        assert "Press any key" in screen_text(app)
+        await until(app, lambda: isinstance(app.screen, EndScreen) and "Press any key" in screen_text(app))
         await pilot.press("x")
         async with asyncio.timeout(PATIENCE):
             while app.is_running:

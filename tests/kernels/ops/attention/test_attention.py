@@ -544,4 +544,4 @@ def test_layers_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     real = kernels.attention
     monkeypatch.setattr(kernels, "attention", lambda *a, **k: called.append(k) or real(*a, **k))
     layer(randn(1, 3, 8, dtype=torch.float32), is_causal=True)
-    assert called == [{"window": (None, 0), "bottom_right": False, "dropout": 0.0}]
+    assert called == [{"window": (None, 0), "bottom_right": False, "scale": None, "dropout": 0.0}]
