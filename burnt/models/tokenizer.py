@@ -52,7 +52,7 @@ class Tokenizer:
     Args:
         tokenizer: one of the `tokenizers` library.
         special: the names of special tokens (``"bos"``, ``"eos"``, ``"pad"``, ...) and their text.
-        padding_side: where `batch` pads, unless it is told otherwise.
+        padding_side: where `batch` pads by default.
         truncation_side: where longer texts are cut.
 
     >>> import tokenizers
@@ -432,7 +432,7 @@ class TextStream:
 
 
 def _truncated_sizes(first: int, second: int, most: int) -> tuple[int, int]:
-    """Return how many tokens of each text are left: those of the longer one are cut, then both alike."""
+    """Return how many tokens of each text are left: those of the longer one are cut, then both equally."""
     if first + second <= most:
         return first, second
     short = min(first, second)

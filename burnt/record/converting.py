@@ -168,7 +168,7 @@ def convert_weights(
 
 
 class _Progress:
-    """Calls `on_read` with the sum of the bytes that it is told of."""
+    """Adds up the bytes that were read, and passes the sum to `on_read`."""
 
     def __init__(self, on_read: Callable[[int, int], object], total: int) -> None:
         self.on_read = on_read
@@ -182,7 +182,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class _Watched(StoredTensor):
-    """A tensor of which the progress is told when it is read."""
+    """A tensor whose reading reports its progress."""
 
     source: StoredTensor = field(repr=False)
     progress: _Progress
