@@ -119,9 +119,7 @@ def value_of(stored: StoredTensor) -> Tensor:
         return stored.tensor
     if isinstance(stored, ArrangedTensor):
         return stored.value()
-    out = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-    stored.read_into(out)
-    return out
+    return stored.read()
 
 
 def _grouped(tensor: Tensor, dim: int, groups: int) -> Tensor:
