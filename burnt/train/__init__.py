@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from burnt.train.batch_norm import update_batch_norm
     from burnt.train.checkpoint import Checkpoints, KeepBest, KeepLast, Saved
     from burnt.train.duration import Duration, Position
+    from burnt.train.evaluation import evaluate
     from burnt.train.interrupt import Interrupted
     from burnt.train.learner import Learner
     from burnt.train.plateau import Plateau
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
     from burnt.train.system import SystemSampler
-    from burnt.train.training import SupervisedTraining, TrainingResult, evaluate
+    from burnt.train.training import SupervisedTraining, TrainingResult
 
 _HOMES = {
     "Checkpoints": "burnt.train.checkpoint",
@@ -42,7 +43,7 @@ _HOMES = {
     "SupervisedTraining": "burnt.train.training",
     "SystemSampler": "burnt.train.system",
     "TrainingResult": "burnt.train.training",
-    "evaluate": "burnt.train.training",
+    "evaluate": "burnt.train.evaluation",
     "find_runs": "burnt.train.store",
     "metrics": "burnt.train.metrics",
     "store": "burnt.train.store",

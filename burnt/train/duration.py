@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 from burnt.errors import ConfigError
@@ -17,7 +18,7 @@ class Position:
     Args:
         step: optimizer steps done.
         epoch: epochs done.
-        batch: batches done in the current epoch.
+        batch: batches done in the current epoch; a step has several if the training accumulates gradients.
         pending: whether the validation due at this position was interrupted and runs when the run is resumed.
     """
 
@@ -91,7 +92,7 @@ class Duration:
             return epoch_ended and position.epoch % self.count == 0
         return position.step > 0 and position.step % self.count == 0
 
-    def last_step(self, position: Position, batches: int | None) -> int | None:
+    def last_step(self, position: Position, batches: int | None, *, accumulate: int = 1) -> int | None:
         """Return the step at which the duration is over; None if the number of batches is unknown.
 
         Epochs are counted from `position` on: before a resume, they may have had another number of batches.
@@ -99,10 +100,11 @@ class Duration:
         Args:
             position: the position of the training.
             batches: the number of batches of an epoch.
+            accumulate: the number of batches of a step; the last step of an epoch may have fewer.
         """
         if self.unit == "steps":
             return max(self.count, position.step)
         if batches is None:
             return None
-        left = (self.count - position.epoch) * batches - position.batch
-        return position.step + max(left, 0)
+        steps, done = math.ceil(batches / accumulate), math.ceil(position.batch / accumulate)
+        return position.step + max((self.count - position.epoch) * steps - done, 0)

@@ -1,14 +1,14 @@
 """The training loop: epochs, steps, validation, checkpoints and run commands.
 
 Read this file to see what a training does, or copy it as the start of a custom loop. It calls small objects:
-a loader, the Learner's steps, metrics, checkpoints, early stopping, the run store and a reporter.
+a loader, the update that steps the optimizer, metrics, checkpoints, early stopping, callbacks, the run store
+and a reporter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +25,16 @@ from burnt.gradients import Gradients
 from burnt.train.checkpoint import Checkpoints
 from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
+from burnt.train.events import (
+    Callbacks,
+    CheckpointSaved,
+    EpochEnded,
+    GradientsComputed,
+    Logged,
+    Started,
+    Stepped,
+    Validated,
+)
 from burnt.train.learner import Learner, Steps
 from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.plateau import Plateau
@@ -34,6 +44,7 @@ from burnt.train.run_tables import KernelTables
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
+from burnt.train.update import GradientUpdate
 
 __all__ = ["Loop", "run_validation"]
 
@@ -42,28 +53,35 @@ __all__ = ["Loop", "run_validation"]
 class Loop:
     """One training, from `position` to its end.
 
-    The first of `train_metrics` is the loss. `values` holds the last metric values, ``{"valid/loss": 0.1}``,
-    and `measured` the keys of those that were measured at `position`. `epoch_rng` holds the random states at
-    the start of the epoch: when a training resumes in the middle of an epoch, a loader that cannot skip
-    batches repeats the earlier ones, and must draw the same random numbers for them.
+    A step is one update of the parameters, by a window of `accumulate` batches; the last window of an epoch
+    has those that are left. Everything between two steps happens at whole windows.
+
+    `valid` and `valid_metrics` are by the name of the split. The first of `train_metrics` is the loss.
+    `values` holds the last metric values, ``{"valid/loss": 0.1}``, and `measured` the keys of those that were
+    measured at `position`. `loader_state` is what the loader of a resumed training said of its position.
+    `epoch_rng` holds the random states at the start of the epoch: when a training resumes in the middle of an
+    epoch, a loader that cannot skip batches repeats the earlier ones, and must draw the same random numbers
+    for them.
     """
 
     learner: Learner
     steps: Steps
     train: EpochLoader[Any]
-    valid: EpochLoader[Any] | None
+    valid: Mapping[str, EpochLoader[Any]]
     train_metrics: Sequence[Metric]
-    valid_metrics: Sequence[Metric]
+    valid_metrics: Mapping[str, Sequence[Metric]]
     duration: Duration
     validate_every: Duration
     checkpoint_every: Duration
     log_every: int
+    accumulate: int
     clip_norm: float | None
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
     stopping: EarlyStopping | None
     plateaus: Mapping[Plateau, str]
+    callbacks: Callbacks
     writer: RunWriter
     reporter: Reporter
     control: Control
@@ -73,14 +91,23 @@ class Loop:
     measured: Collection[str]
     document: Callable[[], Mapping[str, Any]]
     epoch_rng: RandomStates
+    loader_state: Any
 
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
         self.control.attach(functools.partial(self.save, kept=True), self.show_activity)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
-        # A user's optimizer may not accept the optional argument clip_norm.
-        self.step_clips_norm = "clip_norm" in inspect.signature(self.learner.optimizer.step).parameters
+        self.batch_iterator: Iterator[Any] = iter(())
+        self.update = GradientUpdate(
+            self.learner,
+            self.steps,
+            clip_norm=self.clip_norm,
+            autocast=self.autocast,
+            on_gradients=self.show_gradients if self.callbacks.wants(GradientsComputed) else None,
+        )
+        self.step_output: StepOutput | None = None
+        self.stop_reason: str | None = None
         self.logged_sums: Sequence[Sums] = read(self.train_metrics)
         self.clock, self.activity = TrainingClock(), "training"
         self.before_validation: RandomStates | None = None
@@ -94,6 +121,7 @@ class Loop:
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
         self.steps.train()
         self.report_progress()
+        self.callbacks(Started(self))
         reason = None
         if self.position.pending:
             self.position.pending = False
@@ -111,15 +139,11 @@ class Loop:
         """Run the remaining steps of the epoch; return why the training ends, or None to continue."""
         position = self.position
         first_batch = position.batch
+        self.batch_iterator = self.batches()
         wait_start = perf_counter()
-        for batch in self.batches():
+        while window := list(itertools.islice(self.batch_iterator, self.accumulate)):
             self.data_wait_seconds += perf_counter() - wait_start
-            output = self.step(self.to_device(batch))
-            for metric in self.train_metrics:
-                metric.update(output)
-            del output  # free this step's outputs before the next step allocates its own
-            position.step += 1
-            position.batch += 1
+            self.step([self.to_device(batch) for batch in window])
             if position.step % self.log_every == 0:
                 self.log()
             # After the last batch, the due tasks run below, once the epoch is counted.
@@ -136,48 +160,48 @@ class Loop:
         self.end_epoch()
         return self.run_due_tasks(epoch_ended=True)
 
-    def step(self, batch: Any) -> StepOutput:
-        """Update the parameters by a batch; return the output of its training step."""
-        optimizer = self.learner.optimizer
-        if optimizer.needs_closure:
-            outputs: list[StepOutput] = []
-
-            def closure() -> tuple[torch.Tensor, Gradients]:
-                with torch.enable_grad(), self.autocast():
-                    output = self.steps(batch)
-                if not outputs:  # the metrics are of the parameters before the step
-                    outputs.append(output)
-                return output.loss.detach(), Gradients.of(output.loss, self.params)
-
-            self.set_learning_rate()
-            optimizer.step_with(self.learning_rate, self.params, closure, clip_norm=self.clip_norm)
-            return outputs[0]
-        with self.autocast():
-            output: StepOutput = self.steps(batch)
-        grads = Gradients.of(output.loss, self.params)
-        self.set_learning_rate()
-        if self.clip_norm is None:
-            optimizer.step(self.learning_rate, self.params, grads)
-        elif self.step_clips_norm:
-            optimizer.step(self.learning_rate, self.params, grads, clip_norm=self.clip_norm)
-        else:
-            optimizer.step(self.learning_rate, self.params, grads.clip_norm(self.clip_norm))
-        return output
-
-    def set_learning_rate(self) -> None:
-        """Set the learning rate of the next step, and the factor of rates that the optimizer schedules."""
+    def step(self, window: Sequence[Any]) -> None:
+        """Update the parameters by a window of batches."""
         self.learning_rate = self.control.learning_rate(self.position.step)
+        # Of rates that the optimizer schedules itself.
         self.learner.optimizer.rate_factor = self.control.rate_factor
+        self.update(window, self.learning_rate, self.observe)
+        self.position.step += 1
+        self.position.batch += len(window)
+        if self.step_output is not None:
+            self.callbacks(Stepped(self, window[-1], self.step_output, self.learning_rate))
+            self.step_output = None
+
+    def observe(self, output: StepOutput) -> None:
+        """Update the metrics by the output of a training step."""
+        for metric in self.train_metrics:
+            metric.update(output)
+        if self.callbacks.wants(Stepped):
+            self.step_output = output
+
+    def show_gradients(self, gradients: Gradients) -> Gradients:
+        """Give the gradients of a step to the callbacks; return them, or those that a callback put there."""
+        event = GradientsComputed(self, gradients)
+        self.callbacks(event)
+        return event.gradients
+
+    def stop(self, reason: str) -> None:
+        """End the training after the step in progress; its checkpoint is saved."""
+        self.stop_reason = reason
 
     def batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
         epoch, batch = self.position.epoch, self.position.batch
+        state, self.loader_state = self.loader_state, None
         current_rng = RandomStates.capture()
         if batch == 0:
             self.epoch_rng = current_rng
             return self.train.epoch(epoch, batch)
         self.epoch_rng.restore()
-        remaining = self.train.epoch(epoch, batch)
+        if state is None:
+            remaining = self.train.epoch(epoch, batch)
+        else:
+            remaining = self.train.resume(epoch, batch, state)  # type: ignore[attr-defined]  # it gave the state
         current_rng.restore()
         return remaining
 
@@ -188,7 +212,7 @@ class Loop:
         updated_splits = {"train"} if epoch_ended else set()
         if over or self.validate_every.due(position, epoch_ended=epoch_ended):
             position.pending = not self.validate()
-            updated_splits.add("valid")
+            updated_splits |= self.valid.keys()
         if not position.pending:
             self.update_plateaus(updated_splits)
         stop = False
@@ -201,6 +225,7 @@ class Loop:
         if (
             over
             or stop
+            or self.stop_reason is not None
             or self.checkpoint_every.due(position, epoch_ended=epoch_ended)
             or (updated_splits and not position.pending and self.is_best())
         ):
@@ -208,7 +233,7 @@ class Loop:
         if not self.control.process_commands():
             self.save()
             return "interrupted"
-        return "finished" if over else "stopped early" if stop else None
+        return "finished" if over else "stopped early" if stop else self.stop_reason
 
     def log(self) -> None:
         """Write the metrics to the run store and the reporter; raise if the loss is not finite."""
@@ -228,6 +253,7 @@ class Loop:
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
         self.reporter.step(position, values, speed)
+        self.callbacks(Logged(self, values, speed))
         loss = values.get("loss", 0.0)  # batches without items have no loss
         if not math.isfinite(loss):
             raise self.non_finite_error("the loss", loss, self.logged_step)
@@ -244,7 +270,9 @@ class Loop:
         self.writer.progress(
             self.position.step,
             self.position.current_epoch,
-            total_steps=self.duration.last_step(self.position, self.batches_per_epoch),
+            total_steps=self.duration.last_step(
+                self.position, self.batches_per_epoch, accumulate=self.accumulate
+            ),
             total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
             activity=self.activity,
             paused_seconds=self.control.paused_seconds,
@@ -306,6 +334,7 @@ class Loop:
         self.set_values("train", values)
         self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
         self.reporter.epoch(self.position, "train", values)
+        self.callbacks(EpochEnded(self, values))
 
     def set_values(self, split: str, values: Mapping[str, float]) -> None:
         """Set the last metric values of a split, measured at the current step."""
@@ -318,29 +347,37 @@ class Loop:
         return {key: value for key, value in self.values.items() if self.measured_at.get(key) == step}
 
     def validate(self) -> bool:
-        """Run the validation and record its values; return False if a stop request interrupted it."""
-        if self.valid is None or self.validated_step == self.position.step:
+        """Run the validations and record their values; return False if a stop request interrupted them."""
+        if not self.valid or self.validated_step == self.position.step:
             return True
-        for metric in self.valid_metrics:
-            metric.reset()
         self.before_validation = RandomStates.capture()
         with self.show_activity("validating"), self.evaluating():
-            batches_until_stop = itertools.takewhile(
-                lambda _: self.control.process_commands(), self.valid.epoch(0)
-            )
-            run_validation(
-                self.steps, map(self.to_device, batches_until_stop), self.valid_metrics, self.autocast
-            )
+            for split, loader in self.valid.items():
+                for metric in self.valid_metrics[split]:
+                    metric.reset()
+                batches_until_stop = itertools.takewhile(
+                    lambda _: self.control.process_commands(), loader.epoch(0)
+                )
+                run_validation(
+                    self.steps,
+                    map(self.to_device, batches_until_stop),
+                    self.valid_metrics[split],
+                    self.autocast,
+                )
+                if self.control.is_ending:
+                    break
         rng, self.before_validation = self.before_validation, None
         if self.control.is_ending:
-            rng.restore()  # a resumed run repeats this validation with the same random numbers
+            rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
-        values = intervals(self.valid_metrics, read(self.valid_metrics), None)
-        self.set_values("valid", values)
-        self.writer.log(self.position.step, self.position.current_epoch, values, "valid")
-        for metric in self.valid_metrics:
-            metric.record(self.writer, "valid", self.position.step)
-        self.reporter.epoch(self.position, "valid", values)
+        for split, metrics in self.valid_metrics.items():
+            values = intervals(metrics, read(metrics), None)
+            self.set_values(split, values)
+            self.writer.log(self.position.step, self.position.current_epoch, values, split)
+            for metric in metrics:
+                metric.record(self.writer, split, self.position.step)
+            self.reporter.epoch(self.position, split, values)
+            self.callbacks(Validated(self, split, values))
         self.validated_step = self.position.step
         return True
 
@@ -418,7 +455,11 @@ class Loop:
                     dataclasses.replace(position, pending=position.pending or validating),
                     self.values_here(),
                     self.epoch_rng,
-                    {"last_values": dict(self.values), **self.document()},
+                    {
+                        "last_values": dict(self.values),
+                        "loader_state": self.state_of_loader(),
+                        **self.document(),
+                    },
                     rng=self.before_validation,
                     kept=kept,
                 )
@@ -426,6 +467,12 @@ class Loop:
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
         self.saved_step, self.saved_state = position.step, None if validating else state
         self.is_saved_kept = saved.kept
+        self.callbacks(CheckpointSaved(self, saved))
+
+    def state_of_loader(self) -> Any:
+        """Return what the loader says of its position in the epoch; None if batches are enough."""
+        state = getattr(self.batch_iterator, "state", None)
+        return state() if self.position.batch and callable(state) else None
 
     def to_device(self, batch: Any) -> Any:
         """Return the batch on the training's device."""

@@ -7,7 +7,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -17,23 +17,15 @@ import torch
 
 from burnt import inspect, memory
 from burnt._hints import explain_arguments
-from burnt._torch import compiled_in_place
 from burnt.config import Config
-from burnt.data import as_loader, move
+from burnt.data import as_loader
+from burnt.data.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import (
-    BurntError,
     CheckpointError,
     ConfigError,
-    DataError,
-    DefinitionError,
-    MetricError,
-    ShapeError,
-    UnsupportedError,
     quantity,
 )
-from burnt.inspect.signature import Signature, SignatureRecorder
-from burnt.inspect.specs import tensors_in
 from burnt.module import loading_problem
 from burnt.optim.schedules.base import stable_text
 from burnt.record import record_of
@@ -41,24 +33,25 @@ from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Load
 from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
+from burnt.train.evaluation import evaluate, loss_first
+from burnt.train.events import Callbacks, Ended, Failed
 from burnt.train.final_summary import format_summary
+from burnt.train.first_batches import check_first_batches
 from burnt.train.format import values_text
 from burnt.train.interrupt import Interruption
-from burnt.train.learner import Learner, StepFunction, Steps, checked_output, model_step
-from burnt.train.loop import Loop, run_validation
-from burnt.train.metrics import Loss, Metric, intervals, read
+from burnt.train.learner import Learner, Steps
+from burnt.train.loop import Loop
+from burnt.train.metrics import Loss, Metric
 from burnt.train.plateau import plateaus_of
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
 from burnt.train.source import Source, refuse_while_importing
-from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
-from burnt.train.target_shapes import TargetShapes
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -99,7 +92,8 @@ class SupervisedTraining:
     Args:
         folder: the run folder; one folder holds one run.
         train: a `burnt.data.Loader`, or any iterable of batches that can be iterated more than once.
-        valid: the same for validation.
+        valid: the same for validation, or several by name: ``{"valid": loader, "rotated": other}``. The names
+            are the splits of their metrics, ``"rotated/loss"``.
         duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
@@ -117,6 +111,9 @@ class SupervisedTraining:
         device: where to train; by default the fastest device available.
         seed: seed of torch's generators, set before the first step of a new run.
         clip_norm: maximum global norm of the gradients.
+        accumulate: the number of batches of a step. Their gradients are added up to those of the mean loss
+            over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
+        callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
         log_every: steps between two readings of the metrics.
         validate_every: how often to validate.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
@@ -138,7 +135,6 @@ class SupervisedTraining:
         model="the model belongs to the Learner: run(Learner(model, ...))",
         optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
         loss="the loss is computed in the step of the Learner",
-        callbacks="checkpoints=, stopping= and metrics= do what most are for; or copy burnt/train/loop.py",
         logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
         num_workers="worker processes belong to the loader: a torch.utils.data.DataLoader as train=",
     )
@@ -158,6 +154,8 @@ class SupervisedTraining:
         device: torch.device | str | None = None,
         seed: int | None = None,
         clip_norm: float | None = None,
+        accumulate: int = 1,
+        callbacks: Sequence[Any] = (),
         log_every: int = 20,
         validate_every: str | Duration = "1 epoch",
         checkpoint_every: str | Duration = "1 epoch",
@@ -168,7 +166,7 @@ class SupervisedTraining:
     ) -> None:
         self.folder = Path(folder)
         self.train = as_loader(train, "train")
-        self.valid = None if valid is None else as_loader(valid, "valid")
+        self.valid = _validation_loaders(valid)
         self.duration = Duration.parse(duration)
         self.validate_every = Duration.parse(validate_every, "validate_every")
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
@@ -187,14 +185,23 @@ class SupervisedTraining:
                 raise ConfigError(
                     "a training setting is invalid", where=name, expected="above 0", found=value
                 )
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise ConfigError(
+                "a training setting is invalid",
+                where="accumulate",
+                expected="the number of batches of a step, at least 1",
+                found=accumulate,
+            )
+        self.accumulate = accumulate
+        self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
         self.clip_norm = clip_norm
-        self.metrics = _loss_first(metrics)
+        self.metrics = loss_first(metrics)
         self.stopping = stopping
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         self.keepers: Sequence[Keeper] | None = checkpoints
         if checkpoints is not None and not checkpoints:
-            self.keepers = [KeepLast(2)] + ([KeepBest(Loss())] if self.valid is not None else [])
+            self.keepers = [KeepLast(2), *self._keep_best()]
         for watcher in [stopping, *(self.keepers or ())]:
             if isinstance(watcher, EarlyStopping | KeepBest):
                 watcher.metric = watcher.monitored.resolve(
@@ -218,7 +225,7 @@ class SupervisedTraining:
         steps = Steps(model, learner.step, learner.validation_step)
         learner.precision = self.precision
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
-        valid_metrics = [metric.fresh() for metric in self.metrics]
+        valid_metrics = {split: [metric.fresh() for metric in self.metrics] for split in self.valid}
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
@@ -281,12 +288,14 @@ class SupervisedTraining:
                 validate_every=self.validate_every,
                 checkpoint_every=self.checkpoint_every,
                 log_every=self.log_every,
+                accumulate=self.accumulate,
                 clip_norm=self.clip_norm,
                 device=self.device,
                 autocast=functools.partial(autocast, self.precision, self.device),
                 checkpoints=checkpoints,
                 stopping=self.stopping,
                 plateaus=plateaus_of(learner),
+                callbacks=self.callbacks,
                 writer=writer,
                 reporter=self.reporter,
                 control=control,
@@ -296,15 +305,21 @@ class SupervisedTraining:
                 measured=() if loaded is None else loaded.document["values"],
                 document=functools.partial(self._checkpoint_document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
+                loader_state=None if loaded is None else loaded.document.get("loader_state"),
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
             self.reporter.start(
                 self._title(learner, position),
                 position,
                 self.duration.count if self.duration.unit == "epochs" else None,
-                self.duration.last_step(position, self.train.num_batches()),
+                self.duration.last_step(position, self.train.num_batches(), accumulate=self.accumulate),
             )
-            reason = ending.reason = loop.run()
+            try:
+                reason = ending.reason = loop.run()
+            except BaseException as error:
+                self.callbacks(Failed(loop, error))
+                raise
+            self.callbacks(Ended(loop, reason))
             seconds = perf_counter() - start_time
             if control.is_ending:
                 ending.reason = control.reason
@@ -326,7 +341,11 @@ class SupervisedTraining:
         return TrainingResult(model, self.folder, reason, position, loop.values, saved)
 
     def _splits(self) -> tuple[str, ...]:
-        return ("train",) if self.valid is None else ("train", "valid")
+        return ("train", *self.valid)
+
+    def _keep_best(self) -> list[Keeper]:
+        """Return the keeper of the best checkpoint that a training has by default."""
+        return [KeepBest(Loss(), split) for split in list(self.valid)[:1]]
 
     def _restore_checkpoint(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
@@ -343,6 +362,7 @@ class SupervisedTraining:
         learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
+        self.callbacks.load_state(document.get("callbacks", {}))
         states = document.get("plateaus", {})  # checkpoints of burnt 0.1.0 lack them
         plateaus = plateaus_of(learner)
         if isinstance(states, list):  # as they were first stored
@@ -364,6 +384,7 @@ class SupervisedTraining:
             # Checkpoints of burnt 0.1.0 lack the other two, earlier ones all three.
             ("the optimizer", document.get("built", repr(learner.optimizer)), repr(learner.optimizer)),
             ("precision=", document.get("precision", self.precision), self.precision),
+            ("accumulate=", document.get("accumulate", 1), self.accumulate),
             ("clip_norm=", document.get("clip_norm", self.clip_norm), self.clip_norm),
         ):
             if old != now:
@@ -373,97 +394,23 @@ class SupervisedTraining:
         return loaded
 
     def _check_first_batches(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
-        """Run a training and a validation step on one batch, to raise errors before the training starts.
-
-        Random states are restored. Returns the output shapes of the modules, by path.
-        """
-        rng = RandomStates.capture()
-        try:
-            if self.keepers is not None:
-                record_of(learner.model).check()
-                if (problem := loading_problem(learner.model)) is not None:
-                    self.reporter.message(f"Warning: {problem}.")
-            shapes = self._check_training_step(learner, position)
-            if self.valid is not None:
-                self._check_validation_step(steps)
-            return shapes
-        finally:
-            rng.restore()
-
-    def _check_training_step(self, learner: Learner, position: Position) -> Mapping[str, str]:
-        batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
-        if batch is None:
-            if position.batch == 0:
-                raise _no_batches("train")
-            return {}
-        target_shapes, signature = TargetShapes(), SignatureRecorder()
-        step = signature.recorded(target_shapes.recorded(learner.step))
-        report = inspect.check(learner.model, batch, call=step)
-        try:
-            self._signature = signature.signature().to_dict()
-        except UnsupportedError as error:
-            self._signature = {"unknown": f"{error.what}: {error.found}"}
-        trainable = [p for p in learner.model.parameters() if p.requires_grad]
-        if not report.unchecked:
-            output = checked_output(report.outputs, learner.step, "training")
-            _check_loss(output, "training", report.batch_sizes[-1:])
-            target_shapes.check(output, "the training step")
-            if len(report.without_gradient) == len(trainable):
-                raise BurntError(
-                    "the loss depends on no trainable parameter",
-                    found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
-                    hint="is the model frozen, or the loss detached or computed under no_grad?",
-                )
-        for line in report.unchecked:
-            self.reporter.message(f"Warning: not checked: {line}")
-        for path in report.without_gradient:
-            self.reporter.message(
-                f"Warning: {path} will not be trained, because the loss does not depend on it."
-            )
-        return report.shapes
-
-    def _check_validation_step(self, steps: Steps) -> None:
-        assert self.valid is not None
-        batch = next(iter(self.valid.epoch(0)), None)
-        if batch is None:
-            raise _no_batches("valid")
-        seen: list[StepOutput] = []
-        inputs: list[Any] = []
-        fresh_metrics = [metric.fresh() for metric in self.metrics]
-        hooks = [
-            steps.register_forward_hook(lambda module, inputs, output: seen.append(output)),
-            steps.model.register_forward_pre_hook(
-                lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
-            ),
-        ]
-        try:
-            run_validation(
-                steps,
-                [move(batch, self.device)],
-                fresh_metrics,
-                functools.partial(autocast, self.precision, self.device),
-            )
-        except BurntError:
-            raise
-        except Exception as error:
-            raise BurntError(
-                "the validation step fails on its first batch",
-                where=f"{type(steps.model).__name__}, {batch!r}"[:200],
-                found=f"{type(error).__name__}: {error}",
-                hint="this check ran before the first training step; nothing was written",
-            ) from error
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for output in seen:
-            _check_loss(output, "validation")
-        self._add_ranges(inputs)
-
-    def _add_ranges(self, calls: Sequence[Any]) -> None:
-        """Add the ranges of the values that the model was given in the validation step to its signature."""
-        tensors = list(tensors_in(calls[:1]))
-        if "unknown" not in self._signature and len(tensors) == len(self._signature["inputs"]):
-            self._signature = Signature.from_dict(self._signature).with_ranges(tensors).to_dict()
+        """Run one batch of each loader through its step; return the output shapes of the modules, by path."""
+        if self.keepers is not None:
+            record_of(learner.model).check()
+            if (problem := loading_problem(learner.model)) is not None:
+                self.reporter.message(f"Warning: {problem}.")
+        found = check_first_batches(
+            learner,
+            steps,
+            self.train,
+            self.valid,
+            self.metrics,
+            position,
+            self.precision,
+            self.reporter.message,
+        )
+        self._signature = found.signature
+        return found.shapes
 
     def _ranking(self) -> dict[str, Any] | None:
         """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
@@ -486,6 +433,7 @@ class SupervisedTraining:
             "schedule": stable_text(learner.schedule),
             "duration": str(self.duration),
             "precision": self.precision,
+            "accumulate": self.accumulate,
             "device": str(self.device),
             "loader": self.train.state(),
             "seed": self.seed,
@@ -512,6 +460,8 @@ class SupervisedTraining:
             "built": repr(learner.optimizer),
             "precision": self.precision,
             "clip_norm": self.clip_norm,
+            "accumulate": self.accumulate,
+            "callbacks": self.callbacks.state(),
             "stopping": None if self.stopping is None else self.stopping.state(),
             "plateaus": {group: plateau.state() for plateau, group in plateaus_of(learner).items()},
             "learning_rate": control.override,
@@ -539,90 +489,26 @@ class SupervisedTraining:
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 
-@explain_arguments(device="the model is evaluated where it is: model.to(device)")
-def evaluate(
-    model: Learner | torch.nn.Module,
-    batches: Any,
-    metrics: Sequence[Metric] = (),
-    *,
-    step: StepFunction | None = None,
-    precision: str | None = None,
-) -> dict[str, float]:
-    """Compute metrics over batches, without gradients and in evaluation mode.
-
-    Args:
-        model: a model, or the Learner that trains it; it stays on its device, and its training mode is
-            restored. Its parameters are those in place: after a training the averages of `optim.Ema`; in a
-            loop of your own, call `optimizer.eval(model)` before.
-        batches: a loader, or any iterable of batches.
-        metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
-        step: ``step(model, batch) -> StepOutput``; by default the validation step of the Learner, or the
-            model's method `validation_step` or `training_step`.
-        precision: as in `SupervisedTraining`; by default that of the Learner's last training, and
-            ``"float32"`` for a model.
-
-    Returns:
-        name -> value, for the loss and the metrics that are a single number.
+def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
+    """Return the validation loaders by split.
 
     Raises:
-        DefinitionError: `model` is neither a Learner nor a module, or it has no step and none was given.
-
-    >>> import torch
-    >>> from burnt.train import StepOutput, evaluate
-    >>> def step(model, batch):
-    ...     return StepOutput(loss=model(batch["x"]).mean(), targets=batch["x"])
-    >>> evaluate(torch.nn.Identity(), [{"x": torch.tensor([1.0, 3.0])}], step=step)
-    {'loss': 2.0}
+        DataError: one is no loader.
+        ConfigError: a name is that of the training split, or no text.
     """
-    if isinstance(model, Learner):
-        module, step = model.model, step or model.validation_step
-        precision = precision or model.precision
-    elif isinstance(model, torch.nn.Module):
-        module, step = compiled_in_place(model), step or model_step(model, "validation_step", "training_step")
-    else:
-        raise DefinitionError(
-            "evaluate needs a model", expected="a torch.nn.Module, or a Learner", found=type(model).__name__
-        )
-    loader = as_loader(batches, "batches")
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    measured = _loss_first(metrics)
-    for metric in measured:
-        metric.reset()
-    context = functools.partial(autocast, check_precision(precision or "float32"), device)
-    on_device = (move(batch, device) for batch in loader.epoch(0))
-    run_validation(Steps(module, step, step), on_device, measured, context)
-    scalars = [metric for metric in measured if metric.scalar]
-    return intervals(scalars, read(scalars), None)
-
-
-def _loss_first(metrics: object) -> list[Metric]:
-    """Return the metrics with the loss first; add the loss if it is missing.
-
-    Raises:
-        MetricError: an item is not a metric, or two metrics have the same name.
-    """
-    if isinstance(metrics, Iterable):
-        metric_list = list(metrics)
-        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
-    else:
-        wrong = [metrics]
-    if wrong:
-        raise MetricError(
-            "metrics= takes metric objects",
-            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
-            found=repr(wrong[0]),
-        )
-    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
-    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
-    names = [metric.name for metric in ordered]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise MetricError(
-            "two metrics have the same name",
-            found=repr(duplicate),
-            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
-        )
-    return ordered
+    if valid is None:
+        return {}
+    if not isinstance(valid, Mapping):
+        return {"valid": as_loader(valid, "valid")}
+    for name in valid:
+        if not isinstance(name, str) or not name or "/" in name or name == "train":
+            raise ConfigError(
+                "a validation loader has an unusable name",
+                where="valid",
+                expected='a text without a slash, other than "train"',
+                found=repr(name),
+            )
+    return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
 
 
 def _class_names(loader: Any) -> list[str] | None:
@@ -641,21 +527,3 @@ def _is_burnt_train() -> bool:
     return sys.argv[1:2] == ["train"] and (
         program.stem == "burnt" or program.parts[-2:] == ("burnt", "__main__.py")
     )
-
-
-def _no_batches(name: str) -> DataError:
-    return DataError(
-        f"{name}= gave no batches", hint="is its dataset empty? Can it be iterated more than once?"
-    )
-
-
-def _check_loss(output: StepOutput, kind: str, batch_sizes: Sequence[int] = ()) -> None:
-    if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
-        raise ShapeError(
-            f"the loss of the {kind} step is not a scalar",
-            expected="a tensor of shape ()",
-            found=f"shape {tuple(output.loss.shape)}" + "".join(f" for a batch of {n}" for n in batch_sizes)
-            if isinstance(output.loss, torch.Tensor)
-            else type(output.loss).__name__,
-            hint="reduce it with .mean(); reduction='none' returns one value per item",
-        )

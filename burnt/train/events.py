@@ -1,0 +1,258 @@
+"""Events of a training, and the callbacks that receive them.
+
+A callback is any object with one or more of the methods in `HOOKS`. It may keep a state of its own in the
+checkpoints, by methods ``state() -> dict`` (JSON) and ``load_state(dict)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from burnt.errors import DefinitionError, nearest
+from burnt.gradients import Gradients
+from burnt.train.step import StepOutput
+
+if TYPE_CHECKING:
+    from burnt.train.checkpoint import Saved
+    from burnt.train.duration import Position
+    from burnt.train.learner import Learner
+    from burnt.train.store import RunWriter
+
+__all__ = [
+    "Callbacks",
+    "CheckpointSaved",
+    "Ended",
+    "EpochEnded",
+    "Event",
+    "Failed",
+    "GradientsComputed",
+    "Logged",
+    "Started",
+    "Stepped",
+    "Training",
+    "Validated",
+]
+
+
+class Training(Protocol):
+    """What callbacks see of the training, which is a `burnt.train.loop.Loop`.
+
+    Attributes:
+        learner: the model, its optimizer and its steps.
+        position: steps and epochs done.
+        values: the last metric values, ``{"valid/loss": 0.1}``.
+        writer: the run store; ``writer.folder`` is the run's folder.
+    """
+
+    learner: Learner
+    position: Position
+    values: dict[str, float]
+    writer: RunWriter
+
+    def stop(self, reason: str) -> None:
+        """End the training after the step in progress, for this reason; its checkpoint is saved."""
+        ...
+
+    def save(self, *, kept: bool = False) -> None:
+        """Write a checkpoint; with `kept`, it is never removed."""
+        ...
+
+
+@dataclasses.dataclass
+class Event:
+    """What every event has.
+
+    Args:
+        training: the training in which it happened.
+    """
+
+    training: Training
+
+
+@dataclasses.dataclass
+class Started(Event):
+    """The training begins, or goes on after a resume, at ``training.position``."""
+
+
+@dataclasses.dataclass
+class GradientsComputed(Event):
+    """The gradients of a step are known, before they are clipped.
+
+    Args:
+        gradients: of the mean loss over the window, by path; a callback may assign others.
+    """
+
+    gradients: Gradients
+
+
+@dataclasses.dataclass
+class Stepped(Event):
+    """A step is done, and counted in ``training.position``.
+
+    Args:
+        batch: its last micro-batch.
+        output: what the training step returned for it.
+        learning_rate: the learning rate of the step.
+    """
+
+    batch: Any
+    output: StepOutput
+    learning_rate: float
+
+
+@dataclasses.dataclass
+class Logged(Event):
+    """The metrics were read.
+
+    Args:
+        values: name -> value since the last reading, ``{"loss": 0.3}``.
+        speed: learning rate, steps and samples per second, share of the time spent waiting for data.
+    """
+
+    values: Mapping[str, float]
+    speed: Mapping[str, float]
+
+
+@dataclasses.dataclass
+class EpochEnded(Event):
+    """An epoch is done.
+
+    Args:
+        values: the metrics over the epoch, ``{"loss": 0.3}``.
+    """
+
+    values: Mapping[str, float]
+
+
+@dataclasses.dataclass
+class Validated(Event):
+    """A validation is done.
+
+    Args:
+        split: which, ``"valid"``.
+        values: its metrics, ``{"loss": 0.3}``.
+    """
+
+    split: str
+    values: Mapping[str, float]
+
+
+@dataclasses.dataclass
+class CheckpointSaved(Event):
+    """A checkpoint was written.
+
+    Args:
+        saved: the checkpoint.
+    """
+
+    saved: Saved
+
+
+@dataclasses.dataclass
+class Failed(Event):
+    """An exception ends the training.
+
+    Args:
+        error: the exception.
+    """
+
+    error: BaseException
+
+
+@dataclasses.dataclass
+class Ended(Event):
+    """The training is over, without an exception.
+
+    Args:
+        reason: why, ``"finished"``.
+    """
+
+    reason: str
+
+
+HOOKS: Mapping[str, type[Event]] = {
+    "on_start": Started,
+    "on_gradients": GradientsComputed,
+    "on_step": Stepped,
+    "on_log": Logged,
+    "on_epoch": EpochEnded,
+    "on_validation": Validated,
+    "on_checkpoint": CheckpointSaved,
+    "on_error": Failed,
+    "on_end": Ended,
+}
+"""The methods that a callback may have, and the event that each is given."""
+
+
+class Callbacks:
+    """The callbacks of a training, in the order they were given.
+
+    Raises:
+        DefinitionError: an object has none of the methods, or a misspelt one.
+
+    >>> class Printer:
+    ...     def on_end(self, event):
+    ...         print(event.reason)
+    >>> callbacks = Callbacks([Printer()])
+    >>> callbacks.wants(Stepped), callbacks.wants(Ended)
+    (False, True)
+    """
+
+    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        self.all = tuple(callbacks)
+        self._methods: dict[type[Event], list[Callable[[Any], object]]] = {}
+        for callback in self.all:
+            _check(callback)
+            for name, event in HOOKS.items():
+                if (method := getattr(callback, name, None)) is not None:
+                    self._methods.setdefault(event, []).append(method)
+
+    def wants(self, event: type[Event]) -> bool:
+        """Whether a callback has the method for an event, so that events nobody wants are never built."""
+        return event in self._methods
+
+    def __call__(self, event: Event) -> None:
+        """Give an event to each callback that has its method."""
+        for method in self._methods.get(type(event), ()):
+            method(event)
+
+    def state(self) -> dict[str, Any]:
+        """Return the states of the callbacks that have one, by name."""
+        return {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}
+
+    def load_state(self, states: Mapping[str, Any]) -> None:
+        """Restore the states of the callbacks that the checkpoint knows."""
+        for name, callback in self._named():
+            if name in states and hasattr(callback, "load_state"):
+                callback.load_state(states[name])
+
+    def _named(self) -> list[tuple[str, Any]]:
+        """Return the callbacks with their class's name, numbered from the second of a class on."""
+        named: dict[str, Any] = {}
+        for callback in self.all:
+            kind = type(callback).__name__
+            number = sum(type(other).__name__ == kind for other in named.values())
+            named[f"{kind}-{number + 1}" if number else kind] = callback
+        return list(named.items())
+
+
+def _check(callback: Any) -> None:
+    if isinstance(callback, type):
+        raise DefinitionError(
+            "callbacks= takes objects",
+            expected=f"{callback.__name__}(...)",
+            found=f"the class {callback.__name__}",
+        )
+    hooks = [name for name in dir(callback) if name.startswith("on_")]
+    wrong = next((name for name in hooks if name not in HOOKS), None)
+    if hooks and wrong is None:
+        return
+    guess = nearest(wrong, HOOKS) if wrong is not None else None
+    raise DefinitionError(
+        f"{type(callback).__name__} is no callback",
+        expected=f"an object with one or more of the methods {', '.join(HOOKS)}",
+        found="none of them" if wrong is None else f"a method {wrong}",
+        hint=f"did you mean {guess}?" if guess else None,
+    )

@@ -1,0 +1,173 @@
+"""The checks of a training before its first step: one batch of each loader through its step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from burnt import inspect
+from burnt.data import move
+from burnt.data.loader import EpochLoader
+from burnt.errors import BurntError, DataError, ShapeError, UnsupportedError
+from burnt.inspect.signature import Signature, SignatureRecorder
+from burnt.inspect.specs import tensors_in
+from burnt.train.duration import Position
+from burnt.train.learner import Learner, Steps, checked_output
+from burnt.train.loop import run_validation
+from burnt.train.metrics import Metric
+from burnt.train.precision import autocast
+from burnt.train.rng import RandomStates
+from burnt.train.step import StepOutput
+from burnt.train.target_shapes import TargetShapes
+
+__all__ = ["FirstBatches", "check_first_batches"]
+
+
+@dataclasses.dataclass
+class FirstBatches:
+    """What the checks have found out.
+
+    Args:
+        shapes: the output shapes of the modules, by path.
+        signature: what the model takes and returns, for config.json.
+    """
+
+    shapes: Mapping[str, str]
+    signature: dict[str, Any]
+
+
+def check_first_batches(
+    learner: Learner,
+    steps: Steps,
+    train: EpochLoader[Any],
+    valid: Mapping[str, EpochLoader[Any]],
+    metrics: Sequence[Metric],
+    position: Position,
+    precision: str,
+    message: Callable[[str], None],
+) -> FirstBatches:
+    """Run a training step and the validation steps on one batch each; random states are restored.
+
+    Args:
+        learner: the model with its steps.
+        steps: runs the steps on the training's device.
+        train: the training's loader.
+        valid: its validation loaders, by split.
+        metrics: those of the training; copies of them are updated.
+        position: where the training starts.
+        precision: of the training.
+        message: shows a warning.
+
+    Raises:
+        ShapeError: a shape does not fit, or a loss is not a scalar.
+        BurntError: no gradient reaches the parameters, or a validation step fails.
+        DataError: a loader gives no batches.
+    """
+    rng = RandomStates.capture()
+    try:
+        found = _check_training_step(learner, train, position, message)
+        inputs: list[Any] = []
+        for split, loader in valid.items():
+            inputs += _check_validation_step(steps, split, loader, metrics, precision)
+        # The ranges of the values that the model was given.
+        tensors = list(tensors_in(inputs[:1]))
+        if "unknown" not in found.signature and len(tensors) == len(found.signature["inputs"]):
+            found.signature = Signature.from_dict(found.signature).with_ranges(tensors).to_dict()
+        return found
+    finally:
+        rng.restore()
+
+
+def _check_training_step(
+    learner: Learner, train: EpochLoader[Any], position: Position, message: Callable[[str], None]
+) -> FirstBatches:
+    batch = next(iter(train.epoch(position.epoch, position.batch)), None)
+    if batch is None:
+        if position.batch == 0:
+            raise _no_batches("train")
+        return FirstBatches({}, {"unknown": "the run was resumed at the end of an epoch"})
+    target_shapes, recorder = TargetShapes(), SignatureRecorder()
+    step = recorder.recorded(target_shapes.recorded(learner.step))
+    report = inspect.check(learner.model, batch, call=step)
+    try:
+        signature = recorder.signature().to_dict()
+    except UnsupportedError as error:
+        signature = {"unknown": f"{error.what}: {error.found}"}
+    trainable = [p for p in learner.model.parameters() if p.requires_grad]
+    if not report.unchecked:
+        output = checked_output(report.outputs, learner.step, "training")
+        _check_loss(output, "training", report.batch_sizes[-1:])
+        target_shapes.check(output, "the training step")
+        if len(report.without_gradient) == len(trainable):
+            raise BurntError(
+                "the loss depends on no trainable parameter",
+                found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
+                hint="is the model frozen, or the loss detached or computed under no_grad?",
+            )
+    for line in report.unchecked:
+        message(f"Warning: not checked: {line}")
+    for path in report.without_gradient:
+        message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
+    return FirstBatches(report.shapes, signature)
+
+
+def _check_validation_step(
+    steps: Steps, split: str, loader: EpochLoader[Any], metrics: Sequence[Metric], precision: str
+) -> list[Any]:
+    """Run the validation step; return the arguments of the model's calls."""
+    batch = next(iter(loader.epoch(0)), None)
+    if batch is None:
+        raise _no_batches(split)
+    device = next((p.device for p in steps.parameters()), torch.device("cpu"))
+    seen: list[StepOutput] = []
+    inputs: list[Any] = []
+    hooks = [
+        steps.register_forward_hook(lambda module, inputs, output: seen.append(output)),
+        steps.model.register_forward_pre_hook(
+            lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
+        ),
+    ]
+    try:
+        run_validation(
+            steps,
+            [move(batch, device)],
+            [metric.fresh() for metric in metrics],
+            functools.partial(autocast, precision, device),
+        )
+    except BurntError:
+        raise
+    except Exception as error:
+        raise BurntError(
+            "the validation step fails on its first batch",
+            where=f"{type(steps.model).__name__}, {batch!r}"[:200],
+            found=f"{type(error).__name__}: {error}",
+            hint="this check ran before the first training step; nothing was written",
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for output in seen:
+        _check_loss(output, "validation")
+    return inputs
+
+
+def _no_batches(name: str) -> DataError:
+    return DataError(
+        f"{name}= gave no batches", hint="is its dataset empty? Can it be iterated more than once?"
+    )
+
+
+def _check_loss(output: StepOutput, kind: str, batch_sizes: Sequence[int] = ()) -> None:
+    if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
+        raise ShapeError(
+            f"the loss of the {kind} step is not a scalar",
+            expected="a tensor of shape ()",
+            found=f"shape {tuple(output.loss.shape)}" + "".join(f" for a batch of {n}" for n in batch_sizes)
+            if isinstance(output.loss, torch.Tensor)
+            else type(output.loss).__name__,
+            hint="reduce it with .mean(); reduction='none' returns one value per item",
+        )
