@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from burnt.record import Record, load_weights
     from burnt.swapping import swap, unswap
     from burnt.train.loading import load
+    from burnt.train.logged import log
 
 
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "kernels": "burnt.kernels",
     "load": "burnt.train.loading",
     "load_weights": "burnt.record",
+    "log": "burnt.train.logged",
     "memory": "burnt.memory",
     "models": "burnt.models",
     "nn": "burnt.nn",
@@ -79,6 +81,7 @@ __all__ = [
     "kernels",
     "load",
     "load_weights",
+    "log",
     "memory",
     "models",
     "nn",

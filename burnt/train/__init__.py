@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from burnt.train.evaluation import evaluate
     from burnt.train.interrupt import Interrupted
     from burnt.train.learner import Learner
+    from burnt.train.logged import Histogram, Image, Table
     from burnt.train.plateau import Plateau
     from burnt.train.step import ClassificationOutput, StepOutput
     from burnt.train.stopping import EarlyStopping
@@ -30,6 +31,8 @@ _HOMES = {
     "ClassificationOutput": "burnt.train.step",
     "Duration": "burnt.train.duration",
     "EarlyStopping": "burnt.train.stopping",
+    "Histogram": "burnt.train.logged",
+    "Image": "burnt.train.logged",
     "Interrupted": "burnt.train.interrupt",
     "KeepBest": "burnt.train.checkpoint",
     "KeepLast": "burnt.train.checkpoint",
@@ -42,6 +45,7 @@ _HOMES = {
     "StepOutput": "burnt.train.step",
     "SupervisedTraining": "burnt.train.training",
     "SystemSampler": "burnt.train.system",
+    "Table": "burnt.train.logged",
     "TrainingResult": "burnt.train.training",
     "evaluate": "burnt.train.evaluation",
     "find_runs": "burnt.train.store",
@@ -57,6 +61,8 @@ __all__ = [
     "ClassificationOutput",
     "Duration",
     "EarlyStopping",
+    "Histogram",
+    "Image",
     "Interrupted",
     "KeepBest",
     "KeepLast",
@@ -69,6 +75,7 @@ __all__ = [
     "StepOutput",
     "SupervisedTraining",
     "SystemSampler",
+    "Table",
     "TrainingResult",
     "evaluate",
     "find_runs",

@@ -36,6 +36,7 @@ from burnt.train.events import (
     Validated,
 )
 from burnt.train.learner import Learner, Steps
+from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
@@ -47,6 +48,8 @@ from burnt.train.store import RunWriter
 from burnt.train.update import GradientUpdate
 
 __all__ = ["Loop", "run_validation"]
+
+SPEED = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
 @dataclasses.dataclass
@@ -108,7 +111,10 @@ class Loop:
         )
         self.step_output: StepOutput | None = None
         self.stop_reason: str | None = None
+        self.is_stepping = False
         self.logged_sums: Sequence[Sums] = read(self.train_metrics)
+        names = {m.name for metrics in (self.train_metrics, *self.valid_metrics.values()) for m in metrics}
+        self.logged = StepLog(self.writer, [*names, *SPEED], self.step_in_progress)
         self.clock, self.activity = TrainingClock(), "training"
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
@@ -121,17 +127,18 @@ class Loop:
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
         self.steps.train()
         self.report_progress()
-        self.callbacks(Started(self))
         reason = None
-        if self.position.pending:
-            self.position.pending = False
-            reason = self.run_due_tasks(epoch_ended=self.position.batch == 0)
-        elif self.duration.over(self.position):
-            reason = "finished"  # a finished run was resumed: no steps are left
-        if reason is None and self.stopping is not None and self.stopping.over:
-            reason = "stopped early"
-        while reason is None:
-            reason = self.epoch()
+        with self.logged.active():
+            self.callbacks(Started(self))
+            if self.position.pending:
+                self.position.pending = False
+                reason = self.run_due_tasks(epoch_ended=self.position.batch == 0)
+            elif self.duration.over(self.position):
+                reason = "finished"  # a finished run was resumed: no steps are left
+            if reason is None and self.stopping is not None and self.stopping.over:
+                reason = "stopped early"
+            while reason is None:
+                reason = self.epoch()
         self.learner.optimizer.eval(self.params)
         return reason
 
@@ -165,7 +172,9 @@ class Loop:
         self.learning_rate = self.control.learning_rate(self.position.step)
         # Of rates that the optimizer schedules itself.
         self.learner.optimizer.rate_factor = self.control.rate_factor
+        self.is_stepping = True
         self.update(window, self.learning_rate, self.observe)
+        self.is_stepping = False
         self.position.step += 1
         self.position.batch += len(window)
         if self.step_output is not None:
@@ -176,7 +185,10 @@ class Loop:
         """Update the metrics by the output of a training step."""
         for metric in self.train_metrics:
             metric.update(output)
+        if output.log:
+            self.logged.add(output.log)
         if self.callbacks.wants(Stepped):
+            output.loss = output.loss.detach()
             self.step_output = output
 
     def show_gradients(self, gradients: Gradients) -> Gradients:
@@ -184,6 +196,11 @@ class Loop:
         event = GradientsComputed(self, gradients)
         self.callbacks(event)
         return event.gradients
+
+    def step_in_progress(self) -> tuple[int, bool]:
+        """Return the number of the step in progress, or of the last one between two; and if it is logged."""
+        step = self.position.step + self.is_stepping
+        return step, not self.is_stepping or step % self.log_every == 0
 
     def stop(self, reason: str) -> None:
         """End the training after the step in progress; its checkpoint is saved."""
@@ -241,7 +258,7 @@ class Loop:
         if not steps:
             return
         sums, now = read(self.train_metrics), self.clock.seconds()
-        values = intervals(self.train_metrics, sums, self.logged_sums)
+        values = {**intervals(self.train_metrics, sums, self.logged_sums), **self.logged.read()}
         seconds = max(now - self.logged_seconds, 1e-9)
         speed = {
             "learning_rate": self.learning_rate,
@@ -351,6 +368,7 @@ class Loop:
         if not self.valid or self.validated_step == self.position.step:
             return True
         self.before_validation = RandomStates.capture()
+        logged: dict[str, dict[str, float]] = {}
         with self.show_activity("validating"), self.evaluating():
             for split, loader in self.valid.items():
                 for metric in self.valid_metrics[split]:
@@ -358,12 +376,14 @@ class Loop:
                 batches_until_stop = itertools.takewhile(
                     lambda _: self.control.process_commands(), loader.epoch(0)
                 )
-                run_validation(
-                    self.steps,
-                    map(self.to_device, batches_until_stop),
-                    self.valid_metrics[split],
-                    self.autocast,
-                )
+                with self.logged.validating(split) as logged[split]:
+                    run_validation(
+                        self.steps,
+                        map(self.to_device, batches_until_stop),
+                        self.valid_metrics[split],
+                        self.autocast,
+                        self.logged.add,
+                    )
                 if self.control.is_ending:
                     break
         rng, self.before_validation = self.before_validation, None
@@ -371,7 +391,7 @@ class Loop:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
         for split, metrics in self.valid_metrics.items():
-            values = intervals(metrics, read(metrics), None)
+            values = {**intervals(metrics, read(metrics), None), **logged[split]}
             self.set_values(split, values)
             self.writer.log(self.position.step, self.position.current_epoch, values, split)
             for metric in metrics:
@@ -484,8 +504,11 @@ def run_validation(
     batches: Iterable[Any],
     metrics: Sequence[Metric],
     autocast: Callable[[], AbstractContextManager[object]],
+    log: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Update metrics with the validation step on every batch, without gradients and in evaluation mode.
+
+    `log` is given what the steps log.
 
     Each module's training mode is restored afterwards.
     """
@@ -498,6 +521,8 @@ def run_validation(
                     output = steps(batch, validating=True)
                 for metric in metrics:
                     metric.update(output)
+                if log is not None and output.log:
+                    log(output.log)
     finally:
         for module, training in modes:
             module.training = training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ class StepOutput:
         count: the number of items that `loss` averages; by default the size of the targets' first axis, or of
             the outputs' if the targets are not a tensor. It weights the means over an epoch. For a loss that
             leaves out padding, a mean over tokens: ``int((labels != ignore_index).sum())``.
+        log: values to log, by name, as `burnt.log` takes them.
 
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count
@@ -31,6 +33,7 @@ class StepOutput:
     outputs: Any = None
     targets: Any = None
     count: int | None = None
+    log: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.count is None:
@@ -57,4 +60,5 @@ class ClassificationOutput(StepOutput):
         outputs: logits, ``[n, classes]``, or with more axes, ``[n, *, classes]`` or ``[n, classes, *]``.
         targets: labels, ``[n]`` or ``[n, *]``, of an integer dtype.
         count: as in `StepOutput`.
+        log: as in `StepOutput`.
     """

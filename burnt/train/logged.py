@@ -1,0 +1,304 @@
+"""What steps log besides metrics: scalars, images, tables and histograms, into the run store.
+
+`log` works wherever the code runs, in a model's forward pass too; outside of a training it does nothing.
+Scalars stay on their device until the metrics are read, so that logging one never waits for the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.errors import MetricError
+
+__all__ = ["Histogram", "Image", "StepLog", "Table", "log"]
+
+_ACTIVE: ContextVar[StepLog | None] = ContextVar("_ACTIVE", default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An image to log.
+
+    Args:
+        pixels: ``[3, H, W]`` or ``[1, H, W]`` or ``[H, W]``, as uint8 or as floating-point numbers from 0
+            to 1 (values outside are clipped); or ``[n, C, H, W]``, drawn side by side. A tensor or an array.
+
+    Raises:
+        MetricError: another shape or dtype.
+
+    >>> Image(torch.rand(4, 1, 8, 8)).png()[:4]
+    b'\\x89PNG'
+    """
+
+    pixels: Any
+
+    def __post_init__(self) -> None:
+        pixels = torch.as_tensor(self.pixels).detach()
+        if pixels.dim() == 2:
+            pixels = pixels[None]
+        channels = pixels.shape[-3] if pixels.dim() in (3, 4) else 0
+        if channels not in (1, 3) or 0 in pixels.shape:
+            raise MetricError(
+                "this is no image",
+                expected="pixels of shape [H, W], [1, H, W], [3, H, W] or [n, C, H, W]",
+                found=f"shape {tuple(torch.as_tensor(self.pixels).shape)}",
+                hint="channels come first: pixels.permute(2, 0, 1)" if pixels.shape[-1:] == (3,) else None,
+            )
+        if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
+            raise MetricError(
+                "this is no image",
+                expected="uint8, or floating-point numbers from 0 to 1",
+                found=pixels.dtype,
+            )
+        # A copy: the step may go on to change its tensor.
+        object.__setattr__(self, "pixels", pixels.clone())
+
+    def png(self) -> bytes:
+        """Return the bytes of a PNG file."""
+        pixels = self.pixels
+        if pixels.dim() == 4:
+            pixels = torch.cat(list(pixels), dim=-1)
+        if pixels.is_floating_point():
+            pixels = pixels.float().nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return _encode_png(pixels.permute(1, 2, 0).cpu().contiguous().numpy())
+
+    def record(self, recorder: Recorder, name: str, step: int) -> None:
+        """Write the image to the run store."""
+        recorder.record_image(name, self.png(), step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table to log.
+
+    Args:
+        columns: the names of the columns.
+        rows: the rows, each with a value per column.
+
+    Raises:
+        MetricError: a row has another length than `columns`.
+
+    >>> Table(["word", "count"], [["to", 2], ["be", 2]]).columns
+    ('word', 'count')
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "rows", [list(row) for row in self.rows])
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise MetricError(
+                "a row does not fit the columns of its table",
+                expected=f"{len(self.columns)} values: {', '.join(self.columns)}",
+                found=f"{len(wrong)} values: {wrong}"[:200],
+            )
+
+    def record(self, recorder: Recorder, name: str, step: int) -> None:
+        """Write the table to the run store."""
+        recorder.record_table(name, self.columns, self.rows, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """The distribution of values to log.
+
+    Args:
+        values: a tensor or an array of any shape. Values that are not finite are left out.
+        bins: the number of bins, of equal width between the smallest and the largest value.
+
+    Raises:
+        MetricError: `bins` is below 1, or the values are no numbers.
+
+    >>> Histogram(torch.tensor([0.0, 0.1, 0.2, 1.0]), bins=2).counts()
+    ([3.0, 1.0], [0.0, 0.5, 1.0])
+    """
+
+    values: Any
+    bins: int = 64
+
+    def __post_init__(self) -> None:
+        if self.bins < 1:
+            raise MetricError("a histogram needs bins", expected="at least 1", found=self.bins)
+        values = torch.as_tensor(self.values).detach()
+        if values.is_complex():
+            raise MetricError("a histogram needs real numbers", expected="a real dtype", found=values.dtype)
+        object.__setattr__(self, "values", values.double() if values.device.type != "mps" else values.float())
+
+    def counts(self) -> tuple[list[float], list[float]]:
+        """Return the counts and the bins' edges, one more."""
+        values = self.values.reshape(-1).cpu()
+        counts, edges = np.histogram(values[values.isfinite()].numpy(), self.bins)
+        return counts.astype(float).tolist(), edges.tolist()
+
+    def record(self, recorder: Recorder, name: str, step: int) -> None:
+        """Write the histogram to the run store."""
+        recorder.record_histogram(name, *self.counts(), step)
+
+
+class Recorder(Protocol):
+    """The part of the run store that is written to."""
+
+    def record_image(self, name: str, png_bytes: bytes, step: int | None = None) -> None:
+        """Record an image under a name."""
+        ...
+
+    def record_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Record a table under a name."""
+        ...
+
+    def record_histogram(
+        self, name: str, counts: Sequence[float], edges: Sequence[float], step: int | None = None
+    ) -> None:
+        """Record a histogram under a name."""
+        ...
+
+
+Artefact = Image | Table | Histogram
+
+
+def log(values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+    """Log values from a step, a model's forward pass or a callback. Outside of a training, do nothing.
+
+    Args:
+        values: name -> value: a number or a scalar tensor, ``[]``, of which the mean is recorded whenever the
+            metrics are read; or an `Image`, a `Table` or a `Histogram`, recorded at the steps after which the
+            metrics are read, and in a validation for its first batch.
+        named: the same, for names that are identifiers.
+
+    Raises:
+        MetricError: a value is something else, or a metric has this name.
+
+    >>> import burnt
+    >>> burnt.log(gate=0.5)  # no training: nothing happens
+    """
+    active = _ACTIVE.get()
+    if active is not None:
+        active.add({**(values or {}), **named})
+
+
+class StepLog:
+    """What is logged during a training, until it is written.
+
+    Args:
+        recorder: the run store.
+        taken: the names of the metrics, which cannot be logged.
+        step: returns the step in progress, and whether the metrics are read after it.
+    """
+
+    def __init__(
+        self, recorder: Recorder, taken: Sequence[str], step: Callable[[], tuple[int, bool]]
+    ) -> None:
+        self._recorder, self._taken, self._step = recorder, frozenset(taken), step
+        self._scalars: dict[str, list[Tensor | float]] = {}
+        self._split: str | None = None  # of the validation in progress
+        self._recorded: set[str] = set()  # artefacts of that validation
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Receive what `log` is called with while the block runs."""
+        token = _ACTIVE.set(self)
+        try:
+            yield
+        finally:
+            _ACTIVE.reset(token)
+
+    @contextmanager
+    def validating(self, split: str) -> Iterator[dict[str, float]]:
+        """Collect what a validation logs; the dict has the means of its scalars afterwards."""
+        training = self._scalars
+        self._scalars, self._split = {}, split
+        self._recorded.clear()
+        means: dict[str, float] = {}
+        try:
+            yield means
+            means |= self.read()
+        finally:
+            self._scalars, self._split = training, None
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add values by name."""
+        for name, value in values.items():
+            if not isinstance(name, str) or not name or name in self._taken:
+                raise MetricError(
+                    "this name cannot be logged",
+                    expected="a name that no metric of the training has",
+                    found=repr(name),
+                )
+            if isinstance(value, Artefact):
+                self._record(name, value)
+            elif isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+                # A copy: a view would keep all of its tensor alive until the reading.
+                self._scalars.setdefault(name, []).append(value.detach().clone())
+            elif isinstance(value, numbers.Real | np.bool_):
+                self._scalars.setdefault(name, []).append(float(value))
+            else:
+                raise _unknown_kind(name, value)
+
+    def _record(self, name: str, value: Artefact) -> None:
+        step, is_read = self._step()
+        if self._split is not None:
+            name = f"{self._split}/{name}"
+            if name in self._recorded:
+                return
+            self._recorded.add(name)
+        elif not is_read:
+            return
+        value.record(self._recorder, name, step)
+
+    def read(self) -> dict[str, float]:
+        """Return the mean of each scalar since the last reading, copied from the device at once."""
+        scalars, self._scalars = self._scalars, {}
+        tensors = [value for values in scalars.values() for value in values if isinstance(value, Tensor)]
+        on_host: Iterator[float] = iter(())
+        if tensors:
+            device = tensors[0].device
+            dtype = torch.float32 if device.type == "mps" else torch.float64
+            on_host = iter(torch.stack([t.reshape(()).to(device, dtype) for t in tensors]).tolist())
+        return {
+            name: sum(next(on_host) if isinstance(value, Tensor) else value for value in values) / len(values)
+            for name, values in scalars.items()
+        }
+
+
+def _unknown_kind(name: str, value: Any) -> MetricError:
+    hint = None
+    if isinstance(value, Tensor | np.ndarray):
+        hint = (
+            f"log(**{{{name!r}: value.mean()}}), or burnt.train.Histogram(value) or burnt.train.Image(value)"
+        )
+    return MetricError(
+        f"{name!r} cannot be logged",
+        expected="a number, a scalar tensor, or an Image, a Table or a Histogram of burnt.train",
+        found=f"a {type(value).__name__}"
+        + (f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""),
+        hint=hint,
+    )
+
+
+def _encode_png(pixels: np.ndarray[Any, Any]) -> bytes:
+    """Return a PNG file of uint8 values, ``[H, W, 1]`` or ``[H, W, 3]``; its rows have no filter."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    parts = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)

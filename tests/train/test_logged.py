@@ -1,0 +1,199 @@
+"""Scalars, images, tables and histograms that steps log."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as pillow
+from torch import nn
+from torch.nn import functional as F
+
+import burnt
+from burnt import optim
+from burnt.data import Batch, Loader, TensorDataset
+from burnt.errors import MetricError
+from burnt.train import Histogram, Image, Learner, RunReader, StepOutput, SupervisedTraining, Table
+
+
+def loader(count: int) -> Loader:
+    x = torch.arange(float(count))[:, None]
+    return Loader(TensorDataset(x=x, y=x), batch_size=1)
+
+
+class Logging(nn.Module):
+    """Logs its input from the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        burnt.log(input=x.mean())
+        return x * self.weight
+
+
+def step(model: nn.Module, batch: Batch) -> StepOutput:
+    outputs = model(batch.x)
+    x = float(batch.x)
+    log = {
+        "number": x,
+        "pixels": Image(torch.full((1, 2, 2), x / 255)),
+        "words": Table(["x"], [[x]]),
+        "spread": Histogram(torch.tensor([0.0, x]), bins=2),
+    }
+    return StepOutput(F.mse_loss(outputs, batch.y), outputs, batch.y, log=log)
+
+
+def train(folder, step=step, **settings):
+    settings = {"duration": "1 epoch", "log_every": 4, "monitor": "off", **settings}
+    training = SupervisedTraining(folder, train=loader(10), valid=loader(3), **settings)
+    training.run(Learner(Logging(), optim.Sgd(), 0.0, step=step))
+    return RunReader(folder)
+
+
+def rows(reader, name, split):
+    points = reader.points(name, split)
+    return list(zip(points.steps, points.values, strict=True))
+
+
+def test_scalars_are_means_between_readings(tmp_path):
+    reader = train(tmp_path / "run")
+    # Steps 1 to 4 have the inputs 0 to 3.
+    for name in ("input", "number"):
+        assert rows(reader, name, "train") == [(4, 1.5), (8, 5.5), (10, 8.5)]
+        assert rows(reader, name, "valid") == [(10, 1.0)]
+
+
+def test_artefacts_are_recorded_when_metrics_are_read(tmp_path):
+    reader = train(tmp_path / "run")
+    found = {}
+    for artefact in reader.artefacts():
+        found.setdefault(artefact.name, {})[artefact.step] = artefact.data
+    assert {
+        name: sorted(steps) for name, steps in found.items() if name in ("pixels", "words", "spread")
+    } == {
+        "pixels": [4, 8],
+        "words": [4, 8],
+        "spread": [4, 8],
+    }
+    # In a validation, those of the first batch.
+    assert found["valid/words"][10]["rows"] == [[0.0]]
+    assert found["words"][8]["rows"] == [[7.0]]
+    assert found["spread"][8] == {"counts": [1.0, 1.0], "edges": [0.0, 3.5, 7.0]}
+    with pillow.open(io.BytesIO(found["pixels"][8])) as image:
+        assert np.asarray(image).tolist() == [[7, 7], [7, 7]]
+
+
+def test_a_log_of_a_callback_between_steps_is_recorded(tmp_path):
+    class Callback:
+        def on_epoch(self, event):
+            burnt.log({"after epoch": Table(["a"], [[1]])})
+
+    reader = train(tmp_path / "run", callbacks=[Callback()])
+    assert [a.step for a in reader.artefacts() if a.name == "after epoch"] == [10]
+
+
+def test_outside_of_a_training_nothing_happens(tmp_path):
+    burnt.log(x=1.0)
+    burnt.log({"x": object()})  # not even checked
+
+
+@pytest.mark.parametrize(
+    ("value", "found", "hint"),
+    [
+        (torch.zeros(2, 3), "a Tensor of shape (2, 3)", "log(**{'x': value.mean()})"),
+        (np.zeros(4), "a ndarray of shape (4,)", "burnt.train.Histogram(value)"),
+        ("text", "a str", None),
+        (torch.tensor(1j), "a Tensor of shape ()", "value.mean()"),
+    ],
+)
+def test_what_cannot_be_logged(tmp_path, value, found, hint):
+    def wrong(model, batch):
+        output = step(model, batch)
+        output.log = {"x": value}
+        return output
+
+    with pytest.raises(MetricError) as caught:
+        train(tmp_path / "run", wrong)
+    assert caught.value.what == "'x' cannot be logged"
+    assert caught.value.found == found
+    assert hint is None or hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["loss", "learning_rate", "", 3])
+def test_names_that_are_taken(tmp_path, name):
+    def wrong(model, batch):
+        return StepOutput(model(batch.x).mean(), None, batch.y, log={name: 1.0})
+
+    with pytest.raises(MetricError, match="this name cannot be logged"):
+        train(tmp_path / "run", wrong)
+
+
+def test_a_scalar_may_be_nan_and_any_kind_of_number(tmp_path):
+    values = [
+        float("inf"),
+        torch.tensor([2]),
+        np.float32(0.5),
+        True,
+        torch.tensor(0.25, dtype=torch.bfloat16),
+    ]
+
+    def kinds(model, batch):
+        return StepOutput(
+            model(batch.x).mean(), None, batch.y, log={f"x{i}": v for i, v in enumerate(values)}
+        )
+
+    reader = train(tmp_path / "run", kinds)
+    assert [rows(reader, f"x{i}", "train")[0][1] for i in range(5)] == [float("inf"), 2.0, 0.5, 1.0, 0.25]
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (1, 5, 4), (3, 5, 4), (2, 3, 5, 4)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+def test_png(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    expected = pixels[None] if len(shape) == 2 else pixels
+    if len(shape) == 4:
+        expected = torch.cat(list(pixels), dim=-1)
+    given = pixels if dtype == torch.uint8 else (pixels.float() / 255).to(dtype)
+    if dtype == torch.bfloat16:
+        expected = given.float().mul(255).round().to(torch.uint8)
+        expected = expected[None] if len(shape) == 2 else expected
+        expected = torch.cat(list(expected), dim=-1) if len(shape) == 4 else expected
+    with pillow.open(io.BytesIO(Image(given).png())) as image:
+        found = torch.from_numpy(np.array(image))
+    found = found[None] if found.dim() == 2 else found.permute(2, 0, 1)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (torch.zeros(5, 4, 3), "channels come first"),
+        (torch.zeros(2, 5, 4), r"found     shape \(2, 5, 4\)"),
+        (torch.zeros(3, 0, 4), r"shape \(3, 0, 4\)"),
+        (torch.zeros(3, 4, 4, dtype=torch.int64), "uint8, or floating-point"),
+    ],
+)
+def test_what_is_no_image(pixels, message):
+    with pytest.raises(MetricError, match=message):
+        Image(pixels)
+
+
+def test_tables_and_histograms_are_checked():
+    with pytest.raises(MetricError, match="a row does not fit"):
+        Table(["a", "b"], [[1, 2], [3]])
+    with pytest.raises(MetricError, match="needs bins"):
+        Histogram(torch.zeros(3), bins=0)
+    with pytest.raises(MetricError, match="real numbers"):
+        Histogram(torch.zeros(3, dtype=torch.complex64))
+    assert Histogram(torch.tensor([float("nan"), float("inf"), 1.0])).counts()[0].count(1.0) == 1
+    assert sum(Histogram(torch.tensor([])).counts()[0]) == 0
+
+
+def test_an_image_is_a_copy():
+    pixels = torch.zeros(1, 2, 2)
+    image = Image(pixels)
+    pixels.fill_(1.0)
+    assert image.png() == Image(torch.zeros(1, 2, 2)).png()
