@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from burnt.plot.braille import CHARACTERS, line_masks, line_sample
 from burnt.plot.styles import DASH_PATTERNS, PALETTE
-from burnt.plot.ticks import linear_ticks
+from burnt.plot.ticks import Tick, linear_ticks, log_ticks
 
 __all__ = ["Line", "Plot"]
 
@@ -34,13 +34,14 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A drawing of curves over a common x axis; the y axis includes 0.
+    """A drawing of curves over a common x axis; the y axis includes 0 and is linear.
 
     Its `repr` is the drawing as text; a notebook shows it as SVG.
 
     Args:
         lines: the curves.
         x: the name of the x axis.
+        log_x: whether the x axis is logarithmic; then every x must be above 0.
 
     >>> line = Line("a line", [0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
     >>> print(Plot([line], x="steps").text(width=24, height=7))
@@ -55,6 +56,7 @@ class Plot:
 
     lines: Sequence[Line]
     x: str = "step"
+    log_x: bool = False
 
     def __repr__(self) -> str:
         return self.text()
@@ -77,7 +79,7 @@ class Plot:
         columns = max(width - margin - 1, 10)
         dots = [[0] * columns for _ in range(rows)]
         for number, line in enumerate(self.lines):
-            xs = [(x - left) / (right - left) * (2 * columns - 1) for x in line.xs]
+            xs = [(self._x_at(x) - left) / (right - left) * (2 * columns - 1) for x in line.xs]
             ys = [_gap(y, (high - y) / (high - low) * (4 * rows - 1)) for y in line.ys]
             masks = line_masks(xs, ys, 2 * columns, 4 * rows, dashes[number % len(dashes)])
             for row in range(rows):
@@ -94,8 +96,8 @@ class Plot:
             cells = "".join(CHARACTERS[bits] if bits else " " for bits in dots[row])
             text.append(f"{labels.get(row, ''):>{margin}}{edge}{cells}")
         x_ticks = {
-            round((tick.at - left) / (right - left) * (2 * columns - 1)) // 2: tick.text
-            for tick in linear_ticks(left, right, max(columns // 8, 3), whole=True)
+            round((at - left) / (right - left) * (2 * columns - 1)) // 2: text
+            for at, text in self._x_ticks(max(columns // 8, 3))
         }
         axis = "".join("┬" if column in x_ticks else "─" for column in range(columns))
         names = list(" " * columns)
@@ -121,7 +123,7 @@ class Plot:
         bottom = height - _BOTTOM
 
         def x_at(x: float) -> float:
-            return margin + (x - left) / (right - left) * (width - margin - _RIGHT)
+            return margin + (self._x_at(x) - left) / (right - left) * (width - margin - _RIGHT)
 
         def y_at(y: float) -> float:
             return bottom - (y - low) / (high - low) * (bottom - top)
@@ -134,9 +136,10 @@ class Plot:
             parts.append(_rule(margin, y_at(tick.at), width - _RIGHT, y_at(tick.at), "grid"))
             parts.append(_label(margin - 8, y_at(tick.at) + 4, tick.text, "end"))
         parts.append(_rule(margin, bottom, width - _RIGHT, bottom, "axis"))
-        for tick in linear_ticks(left, right, max(width // 80, 2), whole=True):
-            parts.append(_rule(x_at(tick.at), bottom, x_at(tick.at), bottom + 4, "axis"))
-            parts.append(_label(x_at(tick.at), bottom + 17, tick.text, "middle"))
+        for position, text in self._x_ticks(max(width // 80, 2)):
+            x = margin + (position - left) / (right - left) * (width - margin - _RIGHT)
+            parts.append(_rule(x, bottom, x, bottom + 4, "axis"))
+            parts.append(_label(x, bottom + 17, text, "middle"))
         parts.append(_label((margin + width - _RIGHT) / 2, height - 8, self.x, "middle"))
         for number, line in enumerate(self.lines):
             color = PALETTE[number % len(PALETTE)]
@@ -151,8 +154,18 @@ class Plot:
         return "\n".join([*parts, "</svg>\n"])
 
     def _x_range(self) -> tuple[float, float]:
-        xs = [x for line in self.lines for x in (line.xs[0], line.xs[-1])]
+        """Return the ends of the x axis, as `_x_at` returns positions."""
+        xs = [self._x_at(x) for line in self.lines for x in (line.xs[0], line.xs[-1])]
         return min(xs), max(max(xs), min(xs) + 1)
+
+    def _x_at(self, x: float) -> float:
+        return math.log10(x) if self.log_x else x
+
+    def _x_ticks(self, count: int) -> list[Tick]:
+        left, right = self._x_range()
+        if not self.log_x:
+            return linear_ticks(left, right, count, whole=True)
+        return [Tick(self._x_at(at), text) for at, text in log_ticks(10**left, 10**right, count)]
 
     def _y_range(self) -> tuple[float, float]:
         ys = [y for line in self.lines for y in line.ys if math.isfinite(y)]

@@ -13,6 +13,7 @@ from burnt._lazy import attach
 if TYPE_CHECKING:
     from burnt.train import metrics, store
     from burnt.train.batch_norm import update_batch_norm
+    from burnt.train.batch_size_finder import find_batch_size
     from burnt.train.checkpoint import Checkpoints, KeepBest, KeepLast, Saved
     from burnt.train.duration import Duration, Position
     from burnt.train.evaluation import evaluate
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from burnt.train.learner import Learner
     from burnt.train.logged import Histogram, Image, Table
     from burnt.train.plateau import Plateau
+    from burnt.train.profiling import Profiler
+    from burnt.train.rate_finder import find_learning_rate
     from burnt.train.step import ClassificationOutput, StepOutput
     from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
@@ -39,6 +42,7 @@ _HOMES = {
     "Learner": "burnt.train.learner",
     "Plateau": "burnt.train.plateau",
     "Position": "burnt.train.duration",
+    "Profiler": "burnt.train.profiling",
     "RunReader": "burnt.train.store",
     "RunWriter": "burnt.train.store",
     "Saved": "burnt.train.checkpoint",
@@ -48,6 +52,8 @@ _HOMES = {
     "Table": "burnt.train.logged",
     "TrainingResult": "burnt.train.training",
     "evaluate": "burnt.train.evaluation",
+    "find_batch_size": "burnt.train.batch_size_finder",
+    "find_learning_rate": "burnt.train.rate_finder",
     "find_runs": "burnt.train.store",
     "metrics": "burnt.train.metrics",
     "store": "burnt.train.store",
@@ -69,6 +75,7 @@ __all__ = [
     "Learner",
     "Plateau",
     "Position",
+    "Profiler",
     "RunReader",
     "RunWriter",
     "Saved",
@@ -78,6 +85,8 @@ __all__ = [
     "Table",
     "TrainingResult",
     "evaluate",
+    "find_batch_size",
+    "find_learning_rate",
     "find_runs",
     "metrics",
     "store",

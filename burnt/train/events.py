@@ -59,6 +59,10 @@ class Training(Protocol):
         """Write a checkpoint; with `kept`, it is never removed."""
         ...
 
+    def message(self, text: str) -> None:
+        """Show a message to the user, and write it to the run's log."""
+        ...
+
 
 @dataclasses.dataclass
 class Event:

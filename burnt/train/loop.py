@@ -202,6 +202,10 @@ class Loop:
         step = self.position.step + self.is_stepping
         return step, not self.is_stepping or step % self.log_every == 0
 
+    def message(self, text: str) -> None:
+        """Show a message to the user, and write it to the run's log."""
+        self.reporter.message(text)
+
     def stop(self, reason: str) -> None:
         """End the training after the step in progress; its checkpoint is saved."""
         self.stop_reason = reason
