@@ -23,6 +23,7 @@ from burnt._files import sync_folder
 from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.train.buffers import load_buffers
 from burnt.train.duration import Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
@@ -47,12 +48,15 @@ class Saved:
         values: the metric values measured at that step, ``{"valid/loss": 0.1}``: those of a validation of
             exactly these weights, and those of the training epoch that ended there.
         kept: whether it was saved by a command; then it is never removed.
+        scheduled: whether the settings of the training asked for it, and not an interruption or a command.
+            Keepers select among those alone, so that an interruption does not change which ones are kept.
     """
 
     path: Path
     position: Position
     values: Mapping[str, float]
     kept: bool = False
+    scheduled: bool = True
 
     def bytes(self) -> int:
         """Return the size of its files on disk; files removed meanwhile are not counted."""
@@ -173,7 +177,7 @@ class Checkpoints:
         if not any(keeper.monitored.key in values for keeper in keepers):
             return False
         new = Saved(self._path(position), position, values)
-        saved = [*(entry for entry in self.saved() if entry.path != new.path), new]
+        saved = [*(entry for entry in self.saved() if entry.scheduled and entry.path != new.path), new]
         return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
 
     def newest(self) -> Path | None:
@@ -192,23 +196,29 @@ class Checkpoints:
         document: Mapping[str, Any],
         rng: RandomStates | None = None,
         kept: bool = False,
+        scheduled: bool = True,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
         `values`: the metric values measured at this step, by which keepers rank it. `rng`: random states to
         store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
-        replaces a kept checkpoint of the same step.
+        replaces a kept checkpoint of the same step. `scheduled`: keepers may select it; otherwise it is
+        removed once there is a newer one. `buffers`: those that are not in the model's state dict.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
         """
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
+        tensors |= {f"buffer/{path}": buffer for path, buffer in (buffers or {}).items()}
         rngs = {"rng": rng or RandomStates.capture(), "epoch_rng": epoch_rng}
         for kind, states in rngs.items():
             tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
         target = self._path(position)
-        kept = kept or any(saved.kept for saved in self.saved() if saved.path == target)
+        earlier = [saved for saved in self.saved() if saved.path == target]
+        kept = kept or any(saved.kept for saved in earlier)
+        scheduled = scheduled or any(saved.scheduled for saved in earlier)
         full_document = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
@@ -217,6 +227,7 @@ class Checkpoints:
             "metrics": {metric.name: metric.count for metric in metrics},
             **{kind: states.document for kind, states in rngs.items()},
             **({"kept": True} if kept else {}),
+            **({} if scheduled else {"scheduled": False}),
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -242,8 +253,8 @@ class Checkpoints:
             raise
         if old.exists():
             shutil.rmtree(old)
-        new = Saved(target, dataclasses.replace(position), dict(values), kept)
-        self._prune()
+        new = Saved(target, dataclasses.replace(position), dict(values), kept, scheduled)
+        self.prune()
         return new
 
     def _path(self, position: Position) -> Path:
@@ -256,9 +267,11 @@ class Checkpoints:
             if not target.exists():
                 old.rename(target)
 
-    def _prune(self) -> None:
+    def prune(self) -> None:
+        """Remove the checkpoints that no keeper selects, but those saved by a command and the newest one."""
         saved = self.saved()
-        wanted = {s.path for keeper in (KeepLast(1), *self.keepers) for s in keeper.keep(saved)}
+        scheduled = [entry for entry in saved if entry.scheduled]
+        wanted = {s.path for s in (*saved[-1:], *(s for k in self.keepers for s in k.keep(scheduled)))}
         for old in saved:
             if not old.kept and old.path not in wanted:
                 self._remove(old.path)
@@ -303,6 +316,7 @@ class Checkpoints:
                 device = next((p.device for p in model.parameters()), torch.device("cpu"))
                 metric.total = total.to(device)
                 metric.count = document["metrics"][metric.name]
+        load_buffers(model, _select_prefix("buffer/", tensors))
         options = document["optimizer"]
         optimizer = OptimizerRecord(
             options["class"], options["options"], _select_prefix("optimizer/", tensors)
@@ -320,7 +334,13 @@ def _read_saved(path: Path) -> Saved | None:
     document = read_document(path / _TRAINING)
     if document is None or not document.keys() >= _KEYS:
         return None
-    return Saved(path, Position(**document["position"]), document["values"], bool(document.get("kept")))
+    return Saved(
+        path,
+        Position(**document["position"]),
+        document["values"],
+        bool(document.get("kept")),
+        document.get("scheduled", True),
+    )
 
 
 def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

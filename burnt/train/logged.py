@@ -261,6 +261,14 @@ class StepLog:
             return
         value.record(self._recorder, name, step)
 
+    def state(self) -> dict[str, list[float]]:
+        """Return the scalars since the last reading, for a checkpoint."""
+        return {name: [float(value) for value in values] for name, values in self._scalars.items()}
+
+    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Restore what `state` returned."""
+        self._scalars = {name: list(values) for name, values in state.items()}
+
     def read(self) -> dict[str, float]:
         """Return the mean of each scalar since the last reading, copied from the device at once."""
         scalars, self._scalars = self._scalars, {}

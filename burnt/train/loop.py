@@ -22,6 +22,7 @@ from burnt.data import move
 from burnt.data.loader import EpochLoader
 from burnt.errors import DataError, NonFiniteError
 from burnt.gradients import Gradients
+from burnt.train.buffers import TransientBuffers
 from burnt.train.checkpoint import Checkpoints
 from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
@@ -49,6 +50,7 @@ from burnt.train.update import GradientUpdate
 
 __all__ = ["Loop", "run_validation"]
 
+_FLUSH_SECONDS = 2.0  # for the run store to be written before a checkpoint
 SPEED = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
@@ -61,7 +63,8 @@ class Loop:
 
     `valid` and `valid_metrics` are by the name of the split. The first of `train_metrics` is the loss.
     `values` holds the last metric values, ``{"valid/loss": 0.1}``, and `measured` the keys of those that were
-    measured at `position`. `loader_state` is what the loader of a resumed training said of its position.
+    measured at `position`. `loader_state` is what the loader of a resumed training said of its position, and
+    `restored` the state of this loop in the checkpoint (`state`), empty for a new training.
     `epoch_rng` holds the random states at the start of the epoch: when a training resumes in the middle of an
     epoch, a loader that cannot skip batches repeats the earlier ones, and must draw the same random numbers
     for them.
@@ -95,6 +98,7 @@ class Loop:
     document: Callable[[], Mapping[str, Any]]
     epoch_rng: RandomStates
     loader_state: Any
+    restored: Mapping[str, Any]
 
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
@@ -120,6 +124,8 @@ class Loop:
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
         self.validated_step, self.saved_step = -1, 0
+        self.load_state(self.restored)
+        self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
         self.saved_state: object = None
         # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
         self.measured_at = dict.fromkeys(self.measured, self.position.step)
@@ -129,7 +135,10 @@ class Loop:
         self.report_progress()
         reason = None
         with self.logged.active():
+            rng = RandomStates.capture()
             self.callbacks(Started(self))
+            if self.position.step:
+                rng.restore()  # what a callback draws at the start, it drew before the first step
             if self.position.pending:
                 self.position.pending = False
                 reason = self.run_due_tasks(epoch_ended=self.position.batch == 0)
@@ -148,7 +157,7 @@ class Loop:
         first_batch = position.batch
         self.batch_iterator = self.batches()
         wait_start = perf_counter()
-        while window := list(itertools.islice(self.batch_iterator, self.accumulate)):
+        while window := self.next_window():
             self.data_wait_seconds += perf_counter() - wait_start
             self.step([self.to_device(batch) for batch in window])
             if position.step % self.log_every == 0:
@@ -166,6 +175,18 @@ class Loop:
         position.epoch, position.batch = position.epoch + 1, 0
         self.end_epoch()
         return self.run_due_tasks(epoch_ended=True)
+
+    def next_window(self) -> list[Any]:
+        """Return the next batches; if they cannot be loaded, save the state after the last step."""
+        window: list[Any] = []
+        try:
+            window.extend(itertools.islice(self.batch_iterator, self.accumulate))
+        except Exception:
+            # The position of a stream is already that after the batches that were loaded.
+            if not (window and self.state_of_loader()):
+                self.save_before_failing("the next batch cannot be loaded")
+            raise
+        return window
 
     def step(self, window: Sequence[Any]) -> None:
         """Update the parameters by a window of batches."""
@@ -232,8 +253,14 @@ class Loop:
         over = self.duration.over(position)
         updated_splits = {"train"} if epoch_ended else set()
         if over or self.validate_every.due(position, epoch_ended=epoch_ended):
-            position.pending = not self.validate()
-            updated_splits |= self.valid.keys()
+            is_new = self.validated_step != position.step
+            try:
+                position.pending = not self.validate()
+            except Exception:
+                self.save_before_failing("the validation failed")
+                raise
+            if is_new:
+                updated_splits |= self.valid.keys()
         if not position.pending:
             self.update_plateaus(updated_splits)
         stop = False
@@ -243,6 +270,8 @@ class Loop:
             and self.stopping.monitored.split in updated_splits
         ):
             stop = self.should_stop()
+        if over or stop or self.stop_reason is not None:
+            self.log()
         if (
             over
             or stop
@@ -252,7 +281,7 @@ class Loop:
         ):
             self.save()
         if not self.control.process_commands():
-            self.save()
+            self.save(scheduled=False)
             return "interrupted"
         return "finished" if over else "stopped early" if stop else self.stop_reason
 
@@ -275,9 +304,7 @@ class Loop:
         self.report_progress()
         self.reporter.step(position, values, speed)
         self.callbacks(Logged(self, values, speed))
-        loss = values.get("loss", 0.0)  # batches without items have no loss
-        if not math.isfinite(loss):
-            raise self.non_finite_error("the loss", loss, self.logged_step)
+        self.check_loss(values)
         self.logged_sums, self.logged_step, self.logged_seconds, self.data_wait_seconds = (
             sums,
             position.step,
@@ -285,6 +312,12 @@ class Loop:
             0.0,
         )
         self.kernels.record()
+
+    def check_loss(self, values: Mapping[str, float]) -> None:
+        """Raise if the loss since the last reading is not finite."""
+        loss = values.get("loss", 0.0)  # batches without items have no loss
+        if not math.isfinite(loss):
+            raise self.non_finite_error("the loss", loss, self.logged_step)
 
     def report_progress(self) -> None:
         """Write the position and the current activity to the run store."""
@@ -455,8 +488,26 @@ class Loop:
         """Whether a `KeepBest` would keep a checkpoint of the current step."""
         return self.checkpoints is not None and self.checkpoints.is_best(self.position, self.values_here())
 
-    def save(self, *, kept: bool = False) -> None:
-        """Write a checkpoint if loss and parameters are finite; with `kept`, it is never removed."""
+    def save_before_failing(self, why: str) -> None:
+        """Write a checkpoint between two steps before an error ends the training, and report it."""
+        step = self.position.step
+        if not step:
+            return
+        try:
+            self.save(scheduled=False)
+        except Exception as error:  # the first error is the one to raise
+            self.reporter.message(f"The state after step {step} is not saved: {type(error).__name__}: {error}")
+        else:
+            if self.saved_step == step:
+                self.reporter.message(f"The state after step {step} is saved: {why}.")
+
+    def save(self, *, kept: bool = False, scheduled: bool = True) -> None:
+        """Write a checkpoint if loss and parameters are finite.
+
+        Args:
+            kept: it is never removed.
+            scheduled: the settings of the training ask for it, not an interruption or a command.
+        """
         position, control = self.position, self.control
         # A command can change the learning rate without a step.
         state = (position.step, position.epoch, control.override, control.override_factor)
@@ -464,13 +515,16 @@ class Loop:
         if self.checkpoints is None or self.writer.gone or is_saved:
             return
         with self.show_activity("saving"):
-            self.log()
+            # Without a row in the run store: an interruption must not change the history.
+            self.check_loss(intervals(self.train_metrics, read(self.train_metrics), self.logged_sums))
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
             if not Gradients(trained).finite():
                 path = next(path for path, value in trained.items() if not value.isfinite().all())
                 raise self.non_finite_error(f"{path}, after a finite loss,", math.nan, self.saved_step)
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
+            # Rows up to this step are not written again by a training that resumes from here.
+            self.writer.flush(timeout=_FLUSH_SECONDS)
             with self.evaluating():
                 saved = self.checkpoints.save(
                     self.learner.model,
@@ -482,16 +536,41 @@ class Loop:
                     {
                         "last_values": dict(self.values),
                         "loader_state": self.state_of_loader(),
+                        "loop": self.state(),
                         **self.document(),
                     },
                     rng=self.before_validation,
                     kept=kept,
+                    scheduled=scheduled and not kept,
+                    buffers=self.buffers.changed(),
                 )
             self.writer.event("checkpoint", position.step, path=saved.path.name,
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
         self.saved_step, self.saved_state = position.step, None if validating else state
         self.is_saved_kept = saved.kept
         self.callbacks(CheckpointSaved(self, saved))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the loop knows of earlier steps, for a checkpoint."""
+        return {
+            "logged_step": self.logged_step,
+            "logged_sums": {m.name: sums for m, sums in zip(self.train_metrics, self.logged_sums, strict=True)},
+            "logged": self.logged.state(),
+            "validated_step": self.validated_step,
+            "buffers": list(self.buffers.changed()),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; checkpoints of burnt 0.1.0 have nothing of it."""
+        if not state:
+            return
+        self.logged_step, self.validated_step = state["logged_step"], state["validated_step"]
+        self.logged.load_state(state["logged"])
+        before = state["logged_sums"]
+        self.logged_sums = [
+            (before[metric.name][0], before[metric.name][1]) if metric.name in before else sums
+            for metric, sums in zip(self.train_metrics, self.logged_sums, strict=True)
+        ]
 
     def state_of_loader(self) -> Any:
         """Return what the loader says of its position in the epoch; None if batches are enough."""

@@ -306,6 +306,7 @@ class SupervisedTraining:
                 document=functools.partial(self._checkpoint_document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
                 loader_state=None if loaded is None else loaded.document.get("loader_state"),
+                restored={} if loaded is None else loaded.document.get("loop", {}),
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
             self.reporter.start(
@@ -391,6 +392,7 @@ class SupervisedTraining:
                 self.reporter.message(
                     f"Warning: {name} changed since the checkpoint: was {old}, is now {now}."
                 )
+        checkpoints.prune()  # the process that saved it may have been killed before it could
         return loaded
 
     def _check_first_batches(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:

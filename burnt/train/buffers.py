@@ -1,0 +1,62 @@
+"""Buffers that a model does not save (``persistent=False``): those that change in training are state, too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from burnt._torch import version_of
+
+__all__ = ["TransientBuffers", "load_buffers"]
+
+
+class TransientBuffers:
+    """The buffers of a model that are not in its state dict, and whether they changed.
+
+    Tables that are computed once, such as those of rotary encodings, do not, and need not be saved.
+
+    Args:
+        model: the model, at the start of the training.
+        changed: the paths of those that changed before, in the training that is resumed.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> model.register_buffer("calls", torch.zeros(()), persistent=False)
+    >>> buffers = TransientBuffers(model)
+    >>> buffers.changed()
+    {}
+    >>> _ = model.calls.add_(1)
+    >>> buffers.changed()
+    {'calls': tensor(1.)}
+    """
+
+    def __init__(self, model: torch.nn.Module, changed: Collection[str] = ()) -> None:
+        self._model = model
+        saved = model.state_dict().keys()
+        self._at_start = {
+            path: (buffer, version_of(buffer))
+            for path, buffer in model.named_buffers()
+            if path not in saved and path not in changed
+        }
+        self._changed = set(changed)
+
+    def changed(self) -> dict[str, Tensor]:
+        """Return those that were changed in place or assigned anew since the start, by path."""
+        if not self._at_start and not self._changed:
+            return {}
+        now = dict(self._model.named_buffers())
+        for path, (buffer, version) in list(self._at_start.items()):
+            if path in now and (now[path] is not buffer or version_of(buffer) != version):
+                self._changed.add(path)
+                del self._at_start[path]
+        return {path: now[path] for path in sorted(self._changed) if path in now}
+
+
+def load_buffers(model: torch.nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Assign buffers by path, on the devices of those that they replace; unknown paths are left out."""
+    now = dict(model.named_buffers())
+    for path, value in buffers.items():
+        if path in now:
+            module, _, name = path.rpartition(".")
+            setattr(model.get_submodule(module), name, value.to(now[path].device))
