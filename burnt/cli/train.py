@@ -50,7 +50,7 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     else:
         from burnt.train.source import started_by
 
-        with started_by(target, overrides):
+        with started_by(target, overrides, config):
             function(config)
     return 0
 

@@ -191,6 +191,12 @@ class IterableLoader(Generic[B]):
     def __init__(self, batches: Iterable[B]) -> None:
         self.batches = batches
 
+    @property
+    def replays(self) -> bool:
+        """Whether a resumed run goes through the earlier batches of its epoch again."""
+        # A list needs no reading.
+        return not isinstance(self.batches, list | tuple)
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch, those before `start` served and dropped at once."""
         parts: list[Any] = [self.batches]

@@ -257,6 +257,22 @@ class Checkpoints:
         self.prune()
         return new
 
+    def adopt(self, source: Path) -> None:
+        """Copy a checkpoint of another run, never to be removed: the run goes on from it.
+
+        Raises:
+            CheckpointError: it is damaged.
+            OSError: the folder cannot be written or is full.
+        """
+        tensors, document = _read_training(source)
+        temporary = self.folder / f".tmp-{source.name}"
+        temporary.mkdir(parents=True)
+        shutil.copy(source / _MODEL, temporary)
+        write_tensors(temporary / _TRAINING, tensors, {**document, "kept": True})
+        sync_folder(temporary)
+        temporary.rename(self.folder / source.name)
+        sync_folder(self.folder)
+
     def _path(self, position: Position) -> Path:
         return self.folder / f"step-{position.step:08d}"
 

@@ -17,7 +17,7 @@ from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import tensors_in
 from burnt.train.duration import Position
 from burnt.train.learner import Learner, Steps, checked_output
-from burnt.train.loop import run_validation
+from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.metrics import Metric
 from burnt.train.precision import autocast
 from burnt.train.rng import RandomStates
@@ -47,10 +47,14 @@ def check_first_batches(
     valid: Mapping[str, EpochLoader[Any]],
     metrics: Sequence[Metric],
     position: Position,
+    loader_state: Any,
     precision: str,
     message: Callable[[str], None],
 ) -> FirstBatches:
     """Run a training step and the validation steps on one batch each; random states are restored.
+
+    A training that goes on in the middle of an epoch is checked on its next batch: those that were served are
+    not loaded again.
 
     Args:
         learner: the model with its steps.
@@ -59,6 +63,7 @@ def check_first_batches(
         valid: its validation loaders, by split.
         metrics: those of the training; copies of them are updated.
         position: where the training starts.
+        loader_state: what the loader said of its position there, if it did.
         precision: of the training.
         message: shows a warning.
 
@@ -69,7 +74,7 @@ def check_first_batches(
     """
     rng = RandomStates.capture()
     try:
-        found = _check_training_step(learner, train, position, message)
+        found = _check_training_step(learner, train, position, loader_state, message)
         inputs: list[Any] = []
         for split, loader in valid.items():
             inputs += _check_validation_step(steps, split, loader, metrics, precision)
@@ -83,9 +88,16 @@ def check_first_batches(
 
 
 def _check_training_step(
-    learner: Learner, train: EpochLoader[Any], position: Position, message: Callable[[str], None]
+    learner: Learner,
+    train: EpochLoader[Any],
+    position: Position,
+    loader_state: Any,
+    message: Callable[[str], None],
 ) -> FirstBatches:
-    batch = next(iter(train.epoch(position.epoch, position.batch)), None)
+    if position.batch and loader_state is None and getattr(train, "replays", False):
+        # The loop goes through the batches before it, once.
+        return FirstBatches({}, {"unknown": "the run was resumed in the middle of an epoch"})
+    batch = next(iter(remaining_batches(train, position, loader_state)), None)
     if batch is None:
         if position.batch == 0:
             raise _no_batches("train")

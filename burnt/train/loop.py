@@ -43,12 +43,13 @@ from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables
+from burnt.train.source import replay_command
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.update import GradientUpdate
 
-__all__ = ["Loop", "run_validation"]
+__all__ = ["Loop", "remaining_batches", "run_validation"]
 
 _FLUSH_SECONDS = 2.0  # for the run store to be written before a checkpoint
 SPEED = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
@@ -233,17 +234,19 @@ class Loop:
 
     def batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
-        epoch, batch = self.position.epoch, self.position.batch
+        position = self.position
         state, self.loader_state = self.loader_state, None
         current_rng = RandomStates.capture()
-        if batch == 0:
+        if position.batch == 0:
             self.epoch_rng = current_rng
-            return self.train.epoch(epoch, batch)
+            return self.train.epoch(position.epoch)
+        if state is None and getattr(self.train, "replays", False):
+            self.reporter.message(
+                f"The loader cannot skip batches: going through the {position.batch} that epoch "
+                f"{position.current_epoch} has had."
+            )
         self.epoch_rng.restore()
-        if state is None:
-            remaining = self.train.epoch(epoch, batch)
-        else:
-            remaining = self.train.resume(epoch, batch, state)  # type: ignore[attr-defined]  # it gave the state
+        remaining = remaining_batches(self.train, position, state)
         current_rng.restore()
         return remaining
 
@@ -369,7 +372,9 @@ class Loop:
             where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
             expected="a finite number",
             found=f"{value} at a learning rate of {self.learning_rate:.3g}",
-            hint="look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
+            hint="to see where it began: "
+            + replay_command(self.writer.folder, since + 1, self.position.step)
+            + "\nlook for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
             + (
                 f"resume from the last checkpoint, {newest}"
                 if newest
@@ -580,6 +585,14 @@ class Loop:
     def to_device(self, batch: Any) -> Any:
         """Return the batch on the training's device."""
         return batch if self.device.type == "cpu" else move(batch, self.device)
+
+
+def remaining_batches(train: EpochLoader[Any], position: Position, state: Any) -> Iterator[Any]:
+    """Return the batches of an epoch from a position on; `state` is what the loader said of it, or None."""
+    if state is None:
+        return train.epoch(position.epoch, position.batch)
+    remaining: Iterator[Any] = train.resume(position.epoch, position.batch, state)  # type: ignore[attr-defined]  # it gave the state
+    return remaining
 
 
 def run_validation(

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -17,22 +18,39 @@ from typing import Any
 import torch
 
 from burnt._modules import import_file, module_of_file
+from burnt.config import Config
 from burnt.errors import DefinitionError, RecordError
 
-__all__ = ["Source", "refuse_while_importing", "started_by"]
+__all__ = ["Source", "refuse_while_importing", "replay_command", "started_by"]
 
 _IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
-_STARTED_BY: ContextVar[tuple[str, tuple[str, ...]] | None] = ContextVar("_STARTED_BY", default=None)
+_STARTED_BY: ContextVar[tuple[str, tuple[str, ...], Config | None] | None] = ContextVar(
+    "_STARTED_BY", default=None
+)
 
 
 @contextlib.contextmanager
-def started_by(target: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Context in which runs are recorded as started by `burnt train` with this target and these overrides."""
-    token = _STARTED_BY.set((target, tuple(overrides)))
+def started_by(target: str, overrides: Sequence[str], config: Config | None = None) -> Iterator[None]:
+    """Context in which runs are recorded as started by `burnt train`.
+
+    Args:
+        target: what was called.
+        overrides: the assignments that were given.
+        config: its argument, from which `burnt train --resume` and others build it again.
+    """
+    token = _STARTED_BY.set((target, tuple(overrides), config))
     try:
         yield
     finally:
         _STARTED_BY.reset(token)
+
+
+def replay_command(folder: Path, first: int, last: int) -> str:
+    """Return how to run steps of the training in progress again, as the command or the call."""
+    if _STARTED_BY.get() is None:
+        return f"burnt.train.replay(training, learner, {first if first == last else (first, last)})"
+    steps = f"{first}" if first == last else f"{first}-{last}"
+    return f"burnt replay {shlex.quote(str(folder))} --step {steps}"
 
 
 def refuse_while_importing() -> None:
@@ -63,6 +81,7 @@ class Source:
         sha256: of the file's content.
         target: ``"train.py:main"`` of `burnt train`, or the script's file; None in an interactive session.
         overrides: the assignments given with it, or the script's arguments.
+        config: the values of the Config that the target was called with; None for a script.
     """
 
     module: str
@@ -71,6 +90,7 @@ class Source:
     sha256: str | None
     target: str | None
     overrides: tuple[str, ...]
+    config: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> Source:
@@ -79,7 +99,11 @@ class Source:
         path = getattr(sys.modules.get(kind.__module__), "__file__", None)
         module = Path(path).stem if kind.__module__ == "__main__" and path else kind.__module__
         script = getattr(sys.modules["__main__"], "__file__", None)
-        target, overrides = _STARTED_BY.get() or (script and _relative(script), tuple(sys.argv[1:]))
+        target, overrides, config = _STARTED_BY.get() or (
+            script and _relative(script),
+            tuple(sys.argv[1:]),
+            None,
+        )
         return cls(
             module,
             kind.__qualname__,
@@ -87,6 +111,7 @@ class Source:
             None if path is None else _digest(Path(path)),
             target,
             overrides,
+            None if config is None else config.to_dict(),
         )
 
     def to_dict(self) -> dict[str, Any]:

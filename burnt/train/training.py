@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +18,8 @@ import torch
 
 from burnt import inspect, memory
 from burnt._hints import explain_arguments
+from burnt._json import parse_json
+from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import as_loader
 from burnt.data.loader import EpochLoader
@@ -31,6 +34,7 @@ from burnt.optim.schedules.base import stable_text
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
+from burnt.train.directing import take_director
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
 from burnt.train.evaluation import evaluate, loss_first
@@ -198,6 +202,8 @@ class SupervisedTraining:
         self.clip_norm = clip_norm
         self.metrics = loss_first(metrics)
         self.stopping = stopping
+        self.fork: dict[str, Any] | None = None
+        self.loop_type: Callable[..., Loop] = Loop
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         self.keepers: Sequence[Keeper] | None = checkpoints
         if checkpoints is not None and not checkpoints:
@@ -220,6 +226,8 @@ class SupervisedTraining:
             DefinitionError: `burnt.load` or a command is just importing the code, which must not train again.
         """
         refuse_while_importing()
+        if (director := take_director()) is not None:
+            return director(self, learner)
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(model, learner.step, learner.validation_step)
@@ -236,7 +244,8 @@ class SupervisedTraining:
             plateau.reset()
         loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
-        shapes = self._check_first_batches(learner, steps, position) if self.check else {}
+        loader_state = None if loaded is None else loaded.document.get("loader_state")
+        shapes = self._check_first_batches(learner, steps, position, loader_state) if self.check else {}
         if loaded is None:
             learner.optimizer.check(learner.schedule(position.step), model)
         writer = RunWriter.create(
@@ -246,6 +255,8 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
+        if checkpoints is not None and loaded is not None:
+            checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)
         start_time = perf_counter()
         with ExitStack() as stack:
@@ -277,7 +288,7 @@ class SupervisedTraining:
                     keeps_checkpoints=checkpoints is not None,
                 )
             )
-            loop = Loop(
+            loop = self.loop_type(
                 learner=learner,
                 steps=steps,
                 train=self.train,
@@ -305,7 +316,7 @@ class SupervisedTraining:
                 measured=() if loaded is None else loaded.document["values"],
                 document=functools.partial(self._checkpoint_document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
-                loader_state=None if loaded is None else loaded.document.get("loader_state"),
+                loader_state=loader_state,
                 restored={} if loaded is None else loaded.document.get("loop", {}),
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
@@ -392,10 +403,11 @@ class SupervisedTraining:
                 self.reporter.message(
                     f"Warning: {name} changed since the checkpoint: was {old}, is now {now}."
                 )
-        checkpoints.prune()  # the process that saved it may have been killed before it could
         return loaded
 
-    def _check_first_batches(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
+    def _check_first_batches(
+        self, learner: Learner, steps: Steps, position: Position, loader_state: Any
+    ) -> Mapping[str, str]:
         """Run one batch of each loader through its step; return the output shapes of the modules, by path."""
         if self.keepers is not None:
             record_of(learner.model).check()
@@ -408,6 +420,7 @@ class SupervisedTraining:
             self.valid,
             self.metrics,
             position,
+            loader_state,
             self.precision,
             self.reporter.message,
         )
@@ -427,6 +440,11 @@ class SupervisedTraining:
     def _run_config(self, learner: Learner) -> dict[str, Any]:
         """Return the settings to write to config.json."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
+        earlier = _earlier_config(self.folder) if self.resume else {}
+        signature = self._signature
+        if "unknown" in signature:  # the run may have been resumed where there was no batch to check
+            signature = earlier.get("load", {}).get("signature", signature)
+        fork = self.fork or earlier.get("fork")
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
             "model": type(learner.model).__qualname__,
@@ -447,10 +465,14 @@ class SupervisedTraining:
             # What `burnt.load` and the commands that ship a model need; viewers do not show it.
             "load": {
                 "source": Source.of(learner.model).to_dict(),
-                "signature": self._signature,
+                "signature": signature,
                 "classes": _class_names(self.train),
                 "best": self._ranking(),
+                "versions": {
+                    "burnt": __version__, "torch": torch.__version__, "python": platform.python_version()
+                },
             },
+            **({"fork": fork} if fork else {}),
         }  # fmt: skip
 
     def _checkpoint_document(self, learner: Learner, control: Control) -> dict[str, Any]:
@@ -511,6 +533,15 @@ def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
                 found=repr(name),
             )
     return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
+
+
+def _earlier_config(folder: Path) -> dict[str, Any]:
+    """Return the ``config.json`` of the run that is resumed; empty if there is none that can be read."""
+    try:
+        document = parse_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):  # it is about to be written anew
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _class_names(loader: Any) -> list[str] | None:

@@ -329,9 +329,13 @@ class RunReader:
             raise unreadable(self._path, ValueError("table run is empty"))
         return rows[0]
 
-    def config(self) -> dict[str, Any] | None:
-        """Return the configuration of the newest attempt that has one, or None."""
-        rows = self._rows("SELECT config FROM attempt WHERE config IS NOT NULL ORDER BY id DESC LIMIT 1")
+    def config(self, attempt: int | None = None) -> dict[str, Any] | None:
+        """Return the configuration of an attempt, by default of the newest one that has one, or None."""
+        rows = self._rows(
+            "SELECT config FROM attempt WHERE config IS NOT NULL AND (? IS NULL OR id = ?)"
+            " ORDER BY id DESC LIMIT 1",
+            (attempt, attempt),
+        )
         return self._json(rows[0][0]) if rows else None
 
     def attempts(self) -> list[Attempt]:

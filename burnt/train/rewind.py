@@ -1,0 +1,175 @@
+"""Train a run forward again from one of its checkpoints, without writing to it: for `replay` and `burnt fork`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from burnt.errors import RunError, quantity
+from burnt.train.checkpoint import Checkpoints, Saved
+from burnt.train.duration import Duration
+from burnt.train.events import Callbacks
+from burnt.train.learner import Learner
+from burnt.train.loop import Loop
+from burnt.train.store import Attempt, RunReader
+from burnt.train.training import SupervisedTraining
+
+__all__ = ["Past", "RewoundLoop", "train_forward"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What a run holds of the steps up to `last`.
+
+    Args:
+        folder: the run folder.
+        last: the last of the steps to run again.
+        start: the newest checkpoint before them, None for the beginning.
+        attempt: the attempt that made the steps.
+        config: its settings, as in ``config.json``.
+        rates: the learning rates that commands set meanwhile, by the steps done; None is the schedule's.
+        seconds_per_step: the mean duration of a step, None if unknown.
+    """
+
+    folder: Path
+    last: int
+    start: Saved | None
+    attempt: Attempt
+    config: Mapping[str, Any]
+    rates: Mapping[int, float | None]
+    seconds_per_step: float | None
+
+    @classmethod
+    def read(cls, folder: Path, last: int, *, before: int) -> Past:
+        """Look up how to get to the state after step `last`.
+
+        Args:
+            folder: the run folder.
+            last: the last of the steps to run again.
+            before: the step after which the checkpoint may be at the latest.
+
+        Raises:
+            RunError: the folder holds no run, or the run did not get that far.
+        """
+        with RunReader(folder) as reader:
+            progress = reader.progress()
+            done = max([0 if progress is None else progress.step, *(s.position.step for s in _saved(folder))])
+            if not 1 <= last <= done:
+                raise RunError(
+                    f"the run has no step {last}",
+                    where=str(folder),
+                    expected=f"a step from 1 to {done}" if done else "a run with steps",
+                    found=f"step {last}",
+                )
+            attempt = next(a for a in reversed(reader.attempts()) if (a.resumed_from_step or 0) < last)
+            start = max(
+                (s for s in _saved(folder) if s.position.step <= before),
+                key=lambda s: s.position.step,
+                default=None,
+            )
+            rates = {
+                event.step: event.data.get("value")
+                for event in reader.events("learning_rate")
+                if event.attempt == attempt.id and event.step is not None
+            }
+            speeds = [
+                head.point.value for series, head in reader.heads().items() if series.name == "steps_per_second"
+            ]
+            return cls(
+                folder,
+                last,
+                start,
+                attempt,
+                reader.config(attempt.id) or {},
+                rates,
+                1 / speeds[0] if speeds and speeds[0] > 0 else None,
+            )
+
+    @property
+    def first(self) -> int:
+        """The steps that the checkpoint has done."""
+        return 0 if self.start is None else self.start.position.step
+
+
+def _saved(folder: Path) -> list[Saved]:
+    return Checkpoints(folder / "checkpoints").saved()
+
+
+@dataclasses.dataclass
+class RewoundLoop(Loop):
+    """A loop that ends after step `last`; with `finish`, validations and others due there have run, too."""
+
+    last: int
+    finish: bool
+    rates: Mapping[int, float | None]
+
+    def step(self, window: Sequence[Any]) -> None:
+        """Run a step at the learning rate that a command had set."""
+        done = self.position.step
+        if done in self.rates and self.rates[done] != self.control.override:
+            self.control.override, self.control.override_factor = self.rates[done], None
+        super().step(window)
+
+    def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
+        """Run what is due, and end at the last step."""
+        if self.position.step < self.last:
+            return super().run_due_tasks(epoch_ended=epoch_ended)
+        if self.finish:
+            super().run_due_tasks(epoch_ended=epoch_ended)
+            self.save(scheduled=False)
+        return "rewound"
+
+
+class _KeepAll:
+    """Removes nothing: the checkpoint that a rewound training starts from is that of the run itself."""
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """Return all checkpoints."""
+        return saved
+
+
+def train_forward(
+    training: SupervisedTraining,
+    learner: Learner,
+    past: Past,
+    scratch: Path,
+    *,
+    finish: bool,
+    callbacks: Sequence[Any] = (),
+) -> None:
+    """Train again from `past.start` to `past.last`, in silence, and write to `scratch` instead of the run.
+
+    Args:
+        training: the training of the run, with its settings; it is not changed.
+        learner: the learner, as it was given to the run at its start.
+        past: from where to where.
+        scratch: an empty folder, for the run store and the checkpoint.
+        finish: whether to run what is due after the last step, and save a checkpoint there.
+        callbacks: further callbacks.
+
+    Raises:
+        RunError: the training ended earlier.
+    """
+    again = copy.copy(training)
+    again.folder, again.monitor, again.check = scratch, "off", False
+    again.resume = past.start is not None
+    again.keepers = [_KeepAll()]
+    again.checkpoint_every = Duration(sys.maxsize, "steps")
+    again.callbacks = Callbacks([*training.callbacks.all, *callbacks])
+    again.loop_type = functools.partial(RewoundLoop, last=past.last, finish=finish, rates=past.rates)
+    if past.start is not None:
+        (scratch / "checkpoints").mkdir()
+        (scratch / "checkpoints" / past.start.path.name).symlink_to(past.start.path.resolve())
+    result = again.run(learner)
+    if result.position.step < past.last and result.reason != "rewound":
+        raise RunError(
+            f"the training ended before step {past.last}",
+            where=str(past.folder),
+            found=f"{result.reason} after {quantity(result.position.step, 'step')}",
+            hint="does the program train as it did in the run?",
+        )
