@@ -2,6 +2,9 @@
 
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
+`resume.py`       `burnt train --resume RUN`
+`replay.py`       `burnt replay RUN --step K`
+`fork.py`         `burnt fork RUN@K key=value`
 `export.py`       `burnt export RUN -o model.onnx`
 `page.py`         `burnt page RUN -o digits.html`
 `c.py`            `burnt c RUN -o firmware`
@@ -56,8 +59,29 @@ examples:
   burnt train digits.train:main --config runs/digits lr=1e-4    as that run, with another lr
   burnt train digits.py:main schedule.type=Cosine schedule.steps=5000    a Config of another class
   burnt train digits.py:main 'schedule={"type": "Cosine", "steps": 5000}'    lists and objects are JSON
+  burnt train --resume runs/digits epochs=40          go on with a run, for longer
 
 The function must take one parameter, annotated with a subclass of burnt.Config.
+"""
+
+_REPLAY_EXAMPLES = """\
+examples:
+  burnt replay digits --step 1234
+  burnt replay runs/digits --step 1221-1240    the first of these that is not finite
+  burnt replay digits --step 1234 --pdb        in the debugger
+
+The function that started the run goes forward from the newest checkpoint before
+the step, in silence and without writing to the run. Exit code 1: the values
+differ from those that the run recorded.
+"""
+
+_FORK_EXAMPLES = """\
+examples:
+  burnt fork digits@1200 lr=3e-4
+  burnt fork runs/digits@1200 lr=3e-4 folder=runs/slower
+
+The new run starts from the state after that step; its earlier steps are in the
+other run. Default folder: RUN-fork-STEP.
 """
 
 _CTL_EXAMPLES = """\
@@ -185,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     args = _parse(argv)
-    if args.command != "train" and isinstance(sys.stdout, io.TextIOWrapper):
+    if args.command not in ("train", "fork") and isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal whose encoding lacks a character of a run's name must still show the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -205,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except OSError as error:
-        if args.command == "train" or os.environ.get("BURNT_DEBUG") == "1":
+        if args.command in ("train", "fork") or os.environ.get("BURNT_DEBUG") == "1":
             raise
         # Discard buffered output, which would fail again when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -222,7 +246,21 @@ def _dispatch(args: argparse.Namespace) -> int:
 
             if args.monitor is not None:
                 os.environ["BURNT_MONITOR"] = args.monitor
+            if args.resume is not None:
+                from burnt.cli import resume
+
+                return resume.run(args.resume, args.overrides, args.show)
             return train.run(args.target, args.overrides, args.config, args.show)
+        case "replay":
+            from burnt.cli import replay
+
+            return replay.run(args.run, args.step, args.pdb, args.yes, args.json)
+        case "fork":
+            from burnt.cli import fork
+
+            if args.monitor is not None:
+                os.environ["BURNT_MONITOR"] = args.monitor
+            return fork.run(args.point, args.overrides, args.yes)
         case "tune":
             from burnt.cli import tune
 
@@ -345,9 +383,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
     # argparse does not collect overrides that follow an option after other overrides; they are in `rest`.
     args, rest = parser.parse_known_args(argv)
-    if args.command == "train":
+    if args.command in ("train", "fork"):
         args.overrides += [word for word in rest if not word.startswith("-")]
         rest = [word for word in rest if word.startswith("-")]
+    if args.command == "train":
+        _check_train(parser, args)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "runs" and args.action == "export" and args.follow and args.format != "jsonl":
@@ -362,7 +402,10 @@ def _build_parser() -> argparse.ArgumentParser:
 
     train = _add_parser(commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES)
     train.add_argument(
-        "target", metavar="MODULE:FUNCTION", help="the function to call; the module may be a file"
+        "target",
+        nargs="?",
+        metavar="MODULE:FUNCTION",
+        help="the function to call; the module may be a file",
     )
     train.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="configuration fields; nested fields are dotted"
@@ -374,10 +417,17 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--show", action="store_true", help="print the configuration as JSON and exit")
     train.add_argument(
-        "--monitor",
-        choices=["tui", "live", "plain", "off"],
-        help="how progress is shown, unless the function sets it; by default what the terminal supports",
+        "--resume",
+        metavar="RUN",
+        help="go on with a run, its folder or its name in runs/, by the function that started it",
     )
+    replayed, forked = _add_time_machine(commands)
+    for command in (train, forked):
+        command.add_argument(
+            "--monitor",
+            choices=["tui", "live", "plain", "off"],
+            help="how progress is shown, unless the function sets it; by default what the terminal supports",
+        )
 
     monitor = _add_monitor(commands)
 
@@ -469,9 +519,46 @@ def _build_parser() -> argparse.ArgumentParser:
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, shipped, *weights, *tuned):
+    for command in (listing, show, info, monitor, bench, shipped, replayed, *weights, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Check that `burnt train` was given either a function or a run to go on with."""
+    if args.resume is not None:
+        if args.target is not None and "=" in args.target:  # the first assignment
+            args.overrides.insert(0, args.target)
+        elif args.target is not None:
+            parser.error("--resume calls the function that started the run: give no other one")
+        if args.config is not None:
+            parser.error("--resume takes the configuration of the run: change it by key=value, not by --config")
+    elif args.target is None:
+        parser.error("the following arguments are required: MODULE:FUNCTION, or --resume RUN")
+
+
+def _add_time_machine(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Add the parsers of `burnt replay` and `burnt fork`."""
+    replay = _add_parser(commands, "replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES)
+    replay.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    replay.add_argument(
+        "--step", required=True, metavar="K", help="the step, or K-L for the first of these that is not finite"
+    )
+    replay.add_argument("--pdb", action="store_true", help="stop in the debugger in the training step")
+    fork = _add_parser(
+        commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES
+    )
+    fork.add_argument("point", metavar="RUN@STEP", help="the run's folder, or its name in runs/, and the step")
+    fork.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="changes; folder= is the folder of the new run"
+    )
+    for command in (replay, fork):
+        command.add_argument(
+            "--yes", action="store_true", help="do not ask, however long it takes to get to the step"
+        )
+    return replay, fork
 
 
 def _add_run_model(parser: argparse.ArgumentParser) -> None:

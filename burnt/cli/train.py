@@ -20,7 +20,7 @@ from burnt.cli.output import UsageError, closest_path
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
-__all__ = ["run"]
+__all__ = ["config_class", "find_function", "load_attribute", "load_module", "run", "usage_error"]
 
 _MAX_DEPTH = 4  # depth of the search for names similar to a mistyped one
 _MAX_FILES = 2000
@@ -43,8 +43,8 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
-    function = _find_function(target)
-    config = _build_config(_config_class(function, target), target, config_file, overrides)
+    function = find_function(target)
+    config = _build_config(config_class(function, target), target, config_file, overrides)
     if show:
         print(config.to_json())
     else:
@@ -55,7 +55,12 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     return 0
 
 
-def _find_function(target: str) -> Callable[[Any], object]:
+def find_function(target: str) -> Callable[[Any], object]:
+    """Return the function that ``"module:function"`` or ``"path/file.py:function"`` names.
+
+    Raises:
+        UsageError: there is none.
+    """
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         where = target.strip(":") or "module"
@@ -177,7 +182,7 @@ def _functions_hint(module: ModuleType) -> str:
     return f"its functions: {', '.join(functions)}" if functions else "it defines no functions"
 
 
-def _config_class(function: Callable[[Any], object], target: str) -> type[Config]:
+def config_class(function: Callable[[Any], object], target: str) -> type[Config]:
     """Return the Config class that annotates a function's only parameter."""
     name = target.rpartition(":")[2]
     expected = f"def {name}(config: MyConfig), where MyConfig is a burnt.Config"
@@ -231,17 +236,7 @@ def _build_config(
         in_folder = Path(config_file, "config.json")
         return cls.load(in_folder if in_folder.is_file() else config_file).override(overrides)
     except ConfigError as error:
-        raise UsageError(
-            error.what,
-            where=error.where,
-            expected=error.expected,
-            found=error.found,
-            origin=error.origin,
-            hint=error.hint
-            or (
-                f"set it with: burnt train {target} {error.where}=value" if error.found == "nothing" else None
-            ),
-        ) from error
+        raise usage_error(error, target) from error
     except OSError as error:
         raise UsageError(
             "the configuration cannot be read",
@@ -249,3 +244,16 @@ def _build_config(
             found=error.strerror,
             hint="--config takes a file written by Config.save, or a run's folder or config.json",
         ) from error
+
+
+def usage_error(error: ConfigError, target: str) -> UsageError:
+    """Return the error for assignments that the Config of a target does not take."""
+    return UsageError(
+        error.what,
+        where=error.where,
+        expected=error.expected,
+        found=error.found,
+        origin=error.origin,
+        hint=error.hint
+        or (f"set it with: burnt train {target} {error.where}=value" if error.found == "nothing" else None),
+    )

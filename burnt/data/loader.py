@@ -142,6 +142,10 @@ class Loader(Generic[B]):
             return torch.arange(len(self.dataset))
         return torch.from_numpy(_random(self.seed, epoch).permutation(len(self.dataset)))
 
+    def indices(self, epoch: int, batch: int) -> Tensor:
+        """Return the indices of the items of a batch, ``[n]`` of int64."""
+        return self.order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
 

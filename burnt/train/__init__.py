@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from burnt.train.plateau import Plateau
     from burnt.train.profiling import Profiler
     from burnt.train.rate_finder import find_learning_rate
+    from burnt.train.replaying import replay
     from burnt.train.step import ClassificationOutput, StepOutput
     from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
@@ -56,6 +57,7 @@ _HOMES = {
     "find_learning_rate": "burnt.train.rate_finder",
     "find_runs": "burnt.train.store",
     "metrics": "burnt.train.metrics",
+    "replay": "burnt.train.replaying",
     "store": "burnt.train.store",
     "update_batch_norm": "burnt.train.batch_norm",
 }
@@ -89,6 +91,7 @@ __all__ = [
     "find_learning_rate",
     "find_runs",
     "metrics",
+    "replay",
     "store",
     "update_batch_norm",
 ]

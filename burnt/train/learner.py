@@ -153,7 +153,7 @@ class Steps(torch.nn.Module):
     def __init__(self, model: torch.nn.Module, training: StepFunction, validation: StepFunction) -> None:
         super().__init__()
         self.model = model
-        self._training = training
+        self.training_step = training
         self._validation = validation
 
     def forward(self, batch: Any, validating: bool = False) -> StepOutput:
@@ -162,7 +162,7 @@ class Steps(torch.nn.Module):
         Raises:
             DefinitionError: the step did not return a StepOutput.
         """
-        step = self._validation if validating else self._training
+        step = self._validation if validating else self.training_step
         return checked_output(step(self.model, batch), step, "validation" if validating else "training")
 
 

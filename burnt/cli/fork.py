@@ -1,0 +1,137 @@
+"""`burnt fork RUN@K key=value`: start a run at a step of another one, with changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnt.cli.output import UsageError, clean
+from burnt.cli.replay import announce, progress_line
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.stored_target import StoredTarget
+from burnt.errors import BurntError, CheckpointError
+
+if TYPE_CHECKING:
+    from burnt.train.learner import Learner
+    from burnt.train.rewind import Past
+    from burnt.train.training import SupervisedTraining, TrainingResult
+
+__all__ = ["run"]
+
+
+class _Done(BaseException):
+    """Leaves the function that trains: its later lines would take the rewound model for a trained one."""
+
+
+def run(point: str, overrides: Sequence[str], yes: bool) -> int:
+    """Start a fork of a run; return the exit code 0.
+
+    Args:
+        point: ``"runs/digits@1200"``: the run's folder, or its name in ``runs``, and the step.
+        overrides: ``"key=value"`` assignments; ``folder=`` is the new run's folder.
+        yes: whether to go on without a question, however long it takes to get to the step.
+
+    Raises:
+        UsageError: there is no such run or step, or the run cannot be started again with these changes.
+        CheckpointError: the changes do not fit the state of the run at that step.
+    """
+    parent, step = _parse_point(point)
+    open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
+    from burnt.train.directing import Resuming, directed
+    from burnt.train.rewind import Past
+
+    past = Past.read(parent, step, before=step)
+    original = StoredTarget.read(
+        parent, past.config, "the program itself: copy a checkpoint to a new folder and resume there"
+    )
+    original.require_folder()
+    changed = original.override(overrides)
+    folder = _new_folder(parent, step, overrides, changed)
+    changed = changed.in_folder(folder, resume=True)
+    announce(past, step, yes=yes)
+    try:
+        _adopt_state(past, original.in_folder(parent, resume=True), folder)
+        print(clean(f"{folder}: from step {step} of {parent}"), file=sys.stderr)
+        fork = {"folder": os.path.relpath(parent.resolve(), folder.resolve()), "step": step}
+        resuming = Resuming(folder, fork)
+        changed.call(directed(resuming))
+        if not resuming.has_run:
+            raise UsageError(f"{changed.target} ran no training", where=str(folder))
+    except CheckpointError as error:
+        if "different loader" in error.what:
+            error.hint = "fork at the end of an epoch, or keep the settings of the loader"
+        raise
+    finally:
+        if not (folder / "run.db").exists():  # nothing has started: leave nothing behind
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _parse_point(text: str) -> tuple[Path, int]:
+    name, at, step = text.rpartition("@")
+    if not at or not name or not step.isdecimal() or not int(step):
+        raise UsageError(
+            "a fork needs a run and a step", expected="RUN@STEP, such as runs/digits@1200", found=repr(text)
+        )
+    return Path(run_folder(name)), int(step)
+
+
+def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: StoredTarget) -> Path:
+    """Return the folder of the fork: as it was given, or named by the run and the step."""
+    if any(assignment.startswith("folder=") for assignment in overrides):
+        folder = Path(getattr(changed.config, "folder"))  # noqa: B009 - a field of the user's Config
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(
+                f"{folder} is not empty", where="folder", expected="a new folder for the fork"
+            )
+        return folder
+    base = parent.parent / f"{parent.name}-fork-{step}"
+    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([base], numbered) if not folder.exists())
+
+
+def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
+    """Write the state of a run after a step as the first checkpoint of another run."""
+    from burnt.train.checkpoint import Checkpoints
+    from burnt.train.directing import directed
+    from burnt.train.events import Started, Stepped
+    from burnt.train.rewind import train_forward
+
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if past.start is not None and past.first == past.last:
+        checkpoints.adopt(past.start.path)
+        return
+
+    class Progress:
+        def on_start(self, event: Started) -> None:
+            show(event.training.position.step)
+
+        def on_step(self, event: Stepped) -> None:
+            show(event.training.position.step)
+
+    def director(training: SupervisedTraining, learner: Learner) -> TrainingResult:
+        train_forward(training, learner, past, Path(scratch), finish=True, callbacks=[Progress()])
+        raise _Done
+
+    with tempfile.TemporaryDirectory(prefix="burnt-fork-") as scratch:
+        try:
+            with progress_line(past, past.last) as show:
+                target.call(directed(director))
+        except _Done:
+            pass
+        else:
+            raise UsageError(f"{target.target} ran no training", where=str(past.folder))
+        newest = Checkpoints(Path(scratch) / "checkpoints").newest()
+        if newest is None or newest.is_symlink():
+            raise BurntError(
+                f"no state of step {past.last} could be saved",
+                where=str(past.folder),
+                hint="was the run trained with checkpoints=None?",
+            )
+        checkpoints.adopt(newest)

@@ -1,0 +1,135 @@
+"""`burnt replay RUN --step K`: run a step of a run again and look into it; the run is not written to."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burnt.cli.output import UsageError, print_json
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.stored_target import StoredTarget
+from burnt.errors import quantity
+from burnt.train.format import duration_text
+
+if TYPE_CHECKING:
+    from burnt.train.learner import Learner
+    from burnt.train.replaying import ReplayReport
+    from burnt.train.rewind import Past
+    from burnt.train.training import SupervisedTraining, TrainingResult
+
+__all__ = ["announce", "progress_line", "run"]
+
+_ASK_SECONDS = 60.0
+_CALL = "print(burnt.train.replay(training, learner, {}))"
+_PROGRESS_SECONDS = 0.2
+
+
+class _Done(BaseException):
+    """Leaves the function that trains, whose later lines would take the rewound model for a trained one."""
+
+
+def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
+    """Print what happens in a step; return the exit code 0, or 1 if it differs from what was recorded.
+
+    Args:
+        name: the run's folder, or its name in ``runs``.
+        steps: ``"1234"``, or ``"1221-1240"`` for the first of these that is not finite.
+        debug: whether to stop in the debugger in the training step.
+        yes: whether to go on without a question, however long it takes.
+        as_json: whether to print JSON.
+
+    Raises:
+        UsageError: there is no such run or step, or the run cannot be started again.
+        RunError: the function trains in another folder.
+    """
+    first, last = _parse_steps(steps)
+    folder = Path(run_folder(name))
+    open_run(str(folder)).close()  # raises with the closest name if this one is mistyped
+    from burnt.train.directing import directed
+    from burnt.train.replaying import past_of, replay
+
+    past = past_of(folder, first, last)
+    target = StoredTarget.read(
+        folder, past.config, f"in the program, instead of training.run(learner): {_CALL.format(last)}"
+    ).in_folder(folder, resume=True)
+    announce(past, first - 1, yes=yes)
+    reports: list[ReplayReport] = []
+
+    def director(training: SupervisedTraining, learner: Learner) -> TrainingResult:
+        training.folder = folder  # it is read alone, so that it does not matter where the function would write
+        with progress_line(past, first - 1) as progress:
+            reports.append(replay(training, learner, (first, last), debug=debug, progress=progress))
+        raise _Done
+
+    try:
+        target.call(directed(director))
+    except _Done:
+        pass
+    else:
+        raise UsageError(f"{target.target} ran no training", where=str(folder))
+    (report,) = reports
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print(report)
+    return 0 if report.difference is None else 1
+
+
+def _parse_steps(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
+    first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+    if not 1 <= first <= last:
+        raise UsageError("no such steps", expected="--step 1234, or --step 1221-1240", found=repr(text))
+    return first, last
+
+
+def announce(past: Past, done: int, *, yes: bool) -> None:
+    """Say from where a run is trained forward, and ask in a terminal if it takes long.
+
+    Args:
+        past: the checkpoint, and how fast the run was.
+        done: the step up to which nothing is seen.
+        yes: do not ask.
+
+    Raises:
+        UsageError: the answer was no.
+    """
+    start = "the beginning: there is no checkpoint before" if past.start is None else past.start.path.name
+    count = done - past.first
+    if count <= 0:
+        print(f"from {start}", file=sys.stderr)
+        return
+    seconds = None if past.seconds_per_step is None else count * past.seconds_per_step
+    duration = "" if seconds is None else f", about {duration_text(seconds)} and the validations on the way"
+    print(f"from {start}, {quantity(count, 'step')} forward{duration}", file=sys.stderr)
+    if yes or not sys.stdin.isatty() or (seconds or 0.0) <= _ASK_SECONDS:
+        return
+    print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was run", hint="--yes goes on without a question")
+
+
+@contextlib.contextmanager
+def progress_line(past: Past, last: int) -> Iterator[Callable[[int], None]]:
+    """Show the steps done up to `last` in a line on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    shown_at = 0.0
+
+    def show(done: int) -> None:
+        nonlocal shown_at
+        now = time.monotonic()
+        if now - shown_at >= _PROGRESS_SECONDS and done <= last:
+            shown_at = now
+            print(f"\rstep {done:,} of {last:,}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
