@@ -298,7 +298,7 @@ class Loop:
         seconds = max(now - self.logged_seconds, 1e-9)
         speed = {
             "learning_rate": self.learning_rate,
-            **{f"learning_rate/{name}": rate for name, rate in self.learner.optimizer.rates.items()},
+            **{f"learning_rate/{name}": rate for name, rate in self.group_rates().items()},
             "steps_per_second": steps / seconds,
             "samples_per_second": (sums[0][1] - self.logged_sums[0][1]) / seconds,
             "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
@@ -315,6 +315,10 @@ class Loop:
             0.0,
         )
         self.kernels.record()
+
+    def group_rates(self) -> Mapping[str, float]:
+        """Return the rates of the last step that the optimizer scheduled; also before the first of a resume."""
+        return self.learner.optimizer.rates or self.restored.get("group_rates", {})
 
     def check_loss(self, values: Mapping[str, float]) -> None:
         """Raise if the loss since the last reading is not finite."""
@@ -562,6 +566,8 @@ class Loop:
             "logged_sums": {m.name: sums for m, sums in zip(self.train_metrics, self.logged_sums, strict=True)},
             "logged": self.logged.state(),
             "validated_step": self.validated_step,
+            "learning_rate": self.learning_rate,
+            "group_rates": dict(self.group_rates()),
             "buffers": list(self.buffers.changed()),
         }
 
@@ -570,6 +576,7 @@ class Loop:
         if not state:
             return
         self.logged_step, self.validated_step = state["logged_step"], state["validated_step"]
+        self.learning_rate = state["learning_rate"]
         self.logged.load_state(state["logged"])
         before = state["logged_sums"]
         self.logged_sums = [

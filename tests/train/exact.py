@@ -1,0 +1,289 @@
+"""Runs for the tests of exact resume: settings as a list, and everything of a run that must be equal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from burnt import optim
+from burnt.data import Batch, Loader, TensorDataset
+from burnt.record import read_tensors
+from burnt.train import (
+    Checkpoints,
+    ClassificationOutput,
+    EarlyStopping,
+    Interrupted,
+    KeepBest,
+    KeepLast,
+    Learner,
+    Plateau,
+    RunReader,
+    SupervisedTraining,
+)
+from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
+
+ROOT = Path(__file__).parents[2]
+ITEMS, BATCH, EPOCHS = 14, 2, 2  # 7 batches of an epoch
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    x = torch.randn(ITEMS, 3, generator=torch.Generator().manual_seed(7))
+    return {"x": x, "y": (x.sum(1) > 0).long()}
+
+
+class Net(nn.Module):
+    """Batch statistics, dropout, and a buffer that is not in the state dict but changes in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.register_buffer("drift", torch.zeros(4), persistent=False)
+        self.register_buffer("table", torch.ones(4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.a(x))
+        if self.training and not x.is_meta:
+            self.drift = 0.9 * self.drift + 0.1 * hidden.detach().mean(0)
+        return self.b(F.dropout(hidden + self.drift * self.table, 0.3, self.training))
+
+
+def step(model: nn.Module, batch: Batch) -> ClassificationOutput:
+    logits = model(batch.x)
+    # Python's and NumPy's generators take part as well.
+    loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
+    return ClassificationOutput(loss, logits, batch.y, log={"mean": logits.mean()})
+
+
+def noisy(batch: Batch, generator: torch.Generator) -> Batch:
+    return batch.replace(x=batch.x + 0.1 * torch.randn(batch.x.shape, generator=generator))
+
+
+def noisy_by_global_state(batch: Batch, generator: torch.Generator) -> Batch:
+    return batch.replace(x=batch.x + 0.1 * torch.randn(batch.x.shape) + 0.1 * random.random())
+
+
+class Stream:
+    """Batches in an order that the global state of Python draws; neither a length nor a position."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        x, y = tensors().values()
+        order = random.sample(range(ITEMS), ITEMS)
+        for start in range(0, ITEMS, BATCH):
+            rows = order[start : start + BATCH]
+            yield Batch(x=x[rows] + 0.1 * np.random.rand(), y=y[rows])
+
+
+def torch_loader() -> Any:
+    x, y = tensors().values()
+
+    def collate(rows: list[int]) -> Batch:
+        return Batch(x=x[rows] + 0.1 * torch.randn(len(rows), 3), y=y[rows])
+
+    return torch.utils.data.DataLoader(range(ITEMS), BATCH, shuffle=True, collate_fn=collate)
+
+
+def loader(**settings: Any) -> Loader[Any]:
+    return Loader(TensorDataset(**tensors()), BATCH, shuffle=True, seed=3, **settings)
+
+
+def validation(transform: Any = None) -> Loader[Any]:
+    return Loader(TensorDataset(**tensors()), 5, transform=transform)
+
+
+class Counter:
+    """A callback with a state, which draws random numbers, changes gradients and stops nothing."""
+
+    def __init__(self) -> None:
+        self.steps, self.logged, self.validated = 0, [], 0
+
+    def on_start(self, event: Any) -> None:
+        torch.rand(1)
+
+    def on_gradients(self, event: Any) -> None:
+        event.gradients = event.gradients.scale(1 + 0.01 * self.steps)
+
+    def on_step(self, event: Any) -> None:
+        self.steps += 1
+
+    def on_log(self, event: Any) -> None:
+        self.logged.append(event.values["loss"])
+
+    def on_validation(self, event: Any) -> None:
+        self.validated += 1
+
+    def state(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": lambda: {"train": loader(transform=noisy)},
+    "accumulate": lambda: {
+        "train": loader(transform=noisy), "accumulate": 3, "log_every": 2, "clip_norm": 0.5,
+        "callbacks": [Counter()],
+    },
+    "validations": lambda: {
+        "train": loader(transform=noisy_by_global_state),
+        "valid": {"valid": validation(noisy_by_global_state), "again": validation(noisy)},
+        "validate_every": "3 steps", "checkpoint_every": "4 steps", "log_every": 4,
+        "schedule": Plateau(optim.Warmup(3, 3e-2), "loss", 2, factor=0.5, threshold=100.0,
+                            threshold_mode="abs"),
+    },
+    "stream": lambda: {
+        "train": Stream(), "accumulate": 2, "validate_every": "2 steps", "checkpoint_every": "3 steps",
+        "log_every": 3, "optimizer": optim.Ema(optim.Sgd(momentum=0.9), decay=0.9),
+    },
+    "torch": lambda: {"train": torch_loader(), "log_every": 5, "checkpoint_every": "2 steps"},
+}  # fmt: skip
+"""Settings by name; each call makes new objects. Others are added here: every test takes them all."""
+
+
+class Crash(BaseException):
+    """Ends a training at once, without a last checkpoint."""
+
+
+class Stopper:
+    """Callback that stops a training after a step."""
+
+    def __init__(self, at: int | None, how: str) -> None:
+        self.at, self.how = at, how
+
+    def on_step(self, event: Any) -> None:
+        if event.training.position.step == self.at:
+            if self.how == "crash":
+                raise Crash
+            os.kill(os.getpid(), signal.Signals[self.how])
+
+
+@dataclasses.dataclass
+class Ended:
+    """What is left of a run in this process."""
+
+    finished: bool
+    state: dict[str, Any]
+
+
+def run(
+    folder: Path,
+    setting: str,
+    *,
+    stop_at: int | None = None,
+    how: str = "SIGINT",
+    resume: bool = False,
+    seed: int = 0,
+    train: Callable[[Any], Any] | None = None,
+    **settings: Any,
+) -> Ended:
+    """Train in this process, from a seed of its own; `train` may wrap the loader."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    given = {**SETTINGS[setting](), **settings}
+    if train is not None:
+        given["train"] = train(given["train"])
+    model = Net()
+    optimizer = given.pop("optimizer", None) or optim.AdamW(weight_decay=0.1)
+    schedule = given.pop("schedule", None) or optim.Cosine(3e-2, 20)
+    stopping = EarlyStopping(Loss(), patience="9 epochs")
+    callbacks = given.pop("callbacks", [])
+    training = SupervisedTraining(
+        folder,
+        callbacks=[*callbacks, Stopper(stop_at, how)],
+        metrics=[Accuracy(), ConfusionMatrix(2)],
+        checkpoints=[KeepLast(2), KeepBest(Loss(), count=2)],
+        stopping=stopping,
+        device="cpu",
+        resume=resume,
+        **{
+            "duration": f"{EPOCHS} epochs", "valid": validation(), "monitor": "off", "log_every": 1,
+            "checkpoint_every": "2 steps", **given,
+        },
+    )  # fmt: skip
+    finished = True
+    try:
+        training.run(Learner(model, optimizer, schedule, step=step))
+    except (Interrupted, Crash):
+        finished = False
+    return Ended(
+        finished,
+        {
+            **{f"model/{name}": value for name, value in model.state_dict().items()},
+            **{f"buffer/{name}": value for name, value in model.named_buffers()},
+            **{f"optimizer/{name}": value for name, value in optimizer.into_record().tensors.items()},
+            "rng": torch.get_rng_state(),
+            "host": (random.random(), np.random.rand()),
+            "stopping": stopping.state(),
+            "plateau": schedule.state() if isinstance(schedule, Plateau) else None,
+            "callbacks": [callback.state() for callback in callbacks if hasattr(callback, "state")],
+        },
+    )
+
+
+def history(folder: Path) -> dict[str, Any]:
+    """Return what readers see of the metrics of a run, by each of their ways."""
+    with RunReader(folder) as reader:
+        names = [s for s in reader.series() if "second" not in s.name and "wait" not in s.name]
+        points = {s: tuple(reader.points(*s)[::2]) for s in names}
+        by_attempt = {
+            s: [
+                (point.step, point.value)
+                for attempt in reader.attempts()
+                for _, point in reader.raw_points(*s, attempt.id)
+            ]
+            for s in names
+        }
+        ends = {s: ((last := reader.last(*s)) and last[::3], reader.best(*s)[::2]) for s in names}
+        tables = {(a.name, a.step): a.data for a in reader.artefacts("table") if a.step is not None}
+        state = reader.state()
+    with contextlib.closing(sqlite3.connect(folder / "run.db")) as connection:
+        view = connection.execute(
+            "SELECT name, split, step, value FROM metrics"
+            " WHERE name NOT LIKE '%second%' AND name NOT LIKE '%wait%' ORDER BY name, split, step"
+        ).fetchall()
+    assert all(points[s] == tuple(map(list, zip(*sorted(by_attempt[s]), strict=True))) for s in names)
+    return {"points": points, "ends": ends, "tables": repr(tables), "view": view, "state": state}
+
+
+def checkpoints(folder: Path) -> dict[str, Any]:
+    """Return everything in the checkpoints of a run."""
+    found = {}
+    for saved in Checkpoints(folder / "checkpoints").saved():
+        for file in ("model.safetensors", "training.safetensors"):
+            values, document = read_tensors(saved.path / file)
+            found[saved.path.name, file] = ({k: v.tolist() for k, v in values.items()}, document)
+    return found
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """Return where two nested values differ."""
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else [where]
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            return [f"{where}: {sorted(map(str, one.keys() ^ other.keys()))}"]
+        return [text for key in one for text in differences(one[key], other[key], f"{where}/{key}")]
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [text for i, pair in pairs for text in differences(*pair, f"{where}[{i}]")]
+    return [] if repr(one) == repr(other) else [f"{where}: {str(one)[:200]} is not {str(other)[:200]}"]
+
+
+def assert_equal_runs(folder: Path, whole: Path) -> None:
+    """Check that two runs have the same history and the same checkpoints, to the bit."""
+    for look in (history, checkpoints):
+        found = differences(look(folder), look(whole))
+        assert not found, found

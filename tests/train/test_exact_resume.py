@@ -1,0 +1,283 @@
+"""A run stopped after any step, in any way, and resumed equals one that was never stopped: every setting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnt.errors import DataError
+from burnt.train import Checkpoints, RunReader
+from tests import faults, forked
+from tests.train import exact
+from tests.train.exact import SETTINGS, Stream, assert_equal_runs, differences, loader, run, validation
+
+
+def num_steps(folder: Path) -> int:
+    with RunReader(folder) as reader:
+        return max(max(reader.points(*series).steps) for series in reader.series())
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return [saved.position.step for saved in Checkpoints(folder / "checkpoints").saved()]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "crash"])
+def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, setting, how):
+    whole = run(tmp_path / "whole", setting)
+    folder = tmp_path / "run"
+    for k in range(1, num_steps(tmp_path / "whole") + 1):
+        # Without a checkpoint it starts anew, and like the other one.
+        seed = k if saved_steps(folder) else 0
+        ended = run(folder, setting, stop_at=k, how=how, resume=k > 1, seed=seed)
+        assert not ended.finished
+    ended = run(folder, setting, resume=True, seed=99)
+    assert differences(ended.state, whole.state) == []
+    assert_equal_runs(folder, tmp_path / "whole")
+
+
+def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_path):
+    run(tmp_path / "whole", "plain")
+    folder = tmp_path / "run"
+    run(folder, "plain", stop_at=9, how="crash")
+    assert num_steps(folder) == 8  # the crash came before the row of its step
+    run(folder, "plain", stop_at=11, how="crash", resume=True, seed=1)
+    with RunReader(folder) as reader:
+        assert [(a.resumed_from_step, a.visible_until) for a in reader.attempts()][0] == (None, 8)
+        assert reader.points("loss").steps == list(range(1, 11))
+    run(folder, "plain", resume=True, seed=2)
+    assert_equal_runs(folder, tmp_path / "whole")
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("how", ["full", "refused"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_on_a_full_disk_it_ends_with_an_error_and_resumes_exactly(tmp_path, setting, how):
+    whole = run(tmp_path / "whole", setting)
+    with faults.operations() as counted:
+        run(tmp_path / "counted", setting)
+    checkpoint = next(i for i, (_, path) in enumerate(counted.log) if ".tmp-step" in path)
+    generator = random.Random(f"{setting} {how}")
+    for number in sorted(generator.sample(range(checkpoint + 1, len(counted.log)), 3)):
+        folder = tmp_path / f"failed-{number}"
+        with faults.operations(number, how) as operations:
+            try:
+                run(folder, setting)
+            except OSError as error:
+                assert error.errno in (errno.ENOSPC, errno.EIO)
+        assert operations.failed
+        seed = 7 if saved_steps(folder) else 0
+        assert differences(run(folder, setting, resume=True, seed=seed).state, whole.state) == []
+        assert_equal_runs(folder, tmp_path / "whole")
+
+
+class Faulty:
+    """A loader whose batch of a number cannot be loaded, once or ever."""
+
+    def __init__(self, inner, epoch, batch):
+        self.inner, self.broken = inner, (epoch, batch)
+
+    def epoch(self, epoch, start=0):
+        for number, batch in enumerate(self.inner.epoch(epoch, start), start):
+            if (epoch, number) == self.broken:
+                raise DataError("a file is gone")
+            yield batch
+
+    def num_batches(self):
+        return self.inner.num_batches()
+
+    def state(self):
+        return self.inner.state()
+
+
+@pytest.mark.parametrize(("setting", "at", "saved"), [("plain", (1, 2), 9), ("accumulate", (1, 1), 3)])
+def test_data_that_cannot_be_loaded_cost_no_step(tmp_path, setting, at, saved, capsys):
+    whole = run(tmp_path / "whole", setting)
+    folder = tmp_path / "run"
+    with pytest.raises(DataError):
+        run(folder, setting, train=lambda inner: Faulty(inner, *at), check=False, checkpoint_every="5 epochs",
+            monitor="plain")  # fmt: skip
+    out = capsys.readouterr().out
+    assert f"The state after step {saved} is saved: the next batch cannot be loaded." in out
+    assert saved_steps(folder)[-1] == saved
+    ended = run(folder, setting, resume=True, seed=5)
+    assert differences(ended.state, whole.state) == []
+
+
+def test_a_validation_that_fails_is_run_again(tmp_path):
+    whole = run(tmp_path / "whole", "validations")
+    folder = tmp_path / "run"
+    calls = []
+
+    class Failing:
+        def epoch(self, epoch, start=0):
+            calls.append(epoch)
+            if len(calls) == 3:  # the second validation; the first look is that of the checks
+                torch.rand(1)
+                raise DataError("a file is gone")
+            return valid["again"].epoch(epoch, start)
+
+        def num_batches(self):
+            return valid["again"].num_batches()
+
+        def state(self):
+            return valid["again"].state()
+
+    valid = SETTINGS["validations"]()["valid"]
+    with pytest.raises(DataError):
+        run(folder, "validations", valid={"valid": valid["valid"], "again": Failing()})
+    assert saved_steps(folder)[-1] == 6
+    ended = run(folder, "validations", resume=True, seed=5)
+    assert differences(ended.state, whole.state) == []
+    assert_equal_runs(folder, tmp_path / "whole")
+
+
+def test_a_state_that_cannot_be_saved_before_an_error_is_reported(tmp_path, capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    with pytest.raises(DataError):
+        run(tmp_path, "plain", train=lambda inner: Faulty(inner, 0, 1), check=False, monitor="plain")
+    assert "The state after step 1 is not saved: OSError: [Errno 28] No space" in capsys.readouterr().out
+
+
+class Counted:
+    """Items that count how often they are opened."""
+
+    def __init__(self):
+        self.items = list(zip(*exact.tensors().values(), strict=True))
+        self.opened: list[int] = []
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        self.opened.append(index)
+        return {"x": self.items[index][0], "y": self.items[index][1]}
+
+
+def test_samples_that_were_served_are_not_opened_again(tmp_path):
+    def counted():
+        data = Counted()
+        return data, exact.Loader(data, exact.BATCH, shuffle=True, seed=3)
+
+    _, train = counted()
+    run(tmp_path, "plain", train=lambda _: train, stop_at=4)
+    data, train = counted()
+    order = train.order(0).tolist()
+    run(tmp_path, "plain", train=lambda _: train, stop_at=6, resume=True)
+    # The check before the first step opens the next batch, too.
+    assert data.opened == order[8:10] + order[8:12]
+
+
+class CountedStream(Stream):
+    def __init__(self):
+        self.gone_through = 0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.gone_through += 1
+            yield batch
+
+
+def test_an_iterable_is_gone_through_once_more_and_that_is_said_once(tmp_path, capsys):
+    run(tmp_path, "stream", train=lambda _: CountedStream(), stop_at=3)
+    stream = CountedStream()
+    run(tmp_path, "stream", train=lambda _: stream, stop_at=4, resume=True, monitor="plain")
+    assert stream.gone_through == 7  # 6 were served, one more makes step 4, the last of the epoch
+    said = "The loader cannot skip batches: going through the 6 that epoch 1 has had."
+    assert capsys.readouterr().out.count(said) == 1
+
+
+def test_what_the_model_takes_is_not_forgotten_by_a_resume_without_a_check(tmp_path):
+    run(tmp_path, "stream", stop_at=3)
+    with RunReader(tmp_path) as reader:
+        first = reader.config()["load"]["signature"]
+    assert "unknown" not in first
+    run(tmp_path, "stream", stop_at=4, resume=True)
+    with RunReader(tmp_path) as reader:
+        assert reader.config()["load"]["signature"] == first
+
+
+def test_checkpoints_of_interruptions_push_out_no_others(tmp_path):
+    for k, kept in ((5, [2, 4, 5]), (6, [4, 6]), (7, [4, 6, 7])):
+        run(tmp_path, "plain", stop_at=k, resume=k > 5)
+        assert saved_steps(tmp_path) == kept
+
+
+def test_a_process_that_was_killed_before_it_removed_a_checkpoint(tmp_path, monkeypatch):
+    run(tmp_path / "whole", "plain")
+    prune = Checkpoints.prune
+    monkeypatch.setattr(Checkpoints, "prune", lambda self: None)
+    run(tmp_path / "run", "plain")
+    monkeypatch.setattr(Checkpoints, "prune", prune)
+    assert len(saved_steps(tmp_path / "run")) > 4
+    run(tmp_path / "run", "plain", resume=True)
+    assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "whole")
+
+
+def test_rows_are_written_before_the_checkpoint_that_does_not_repeat_them(tmp_path, monkeypatch):
+    save, rows = Checkpoints.save, []
+
+    def look(self, *args, **kwargs):
+        with RunReader(tmp_path) as reader:
+            rows.append(reader.points("loss").steps[-1])
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", look)
+    run(tmp_path, "plain", duration="5 steps")
+    assert rows == [2, 4, 5]
+
+
+KILLED = """
+import random, sys, threading, os, signal
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.train import exact
+
+folder, setting, how, seed = Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
+delay = random.Random(seed).uniform(0.0, 0.4)
+
+class Killer:
+    def on_start(self, event):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.Signals[how])).start()
+
+callbacks = [*exact.SETTINGS[setting]().get("callbacks", []), Killer()]
+is_saved = any(folder.glob("checkpoints/step*"))
+exact.run(folder, setting, resume=folder.exists(), seed=seed if is_saved else 0, duration="40 epochs",
+          callbacks=callbacks)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_a_hundred_kills_over_twenty_runs(tmp_path):
+    base = int(os.environ.get("BURNT_SEED", "0")) * 1000
+    generator = random.Random(base)
+    kills, names = 0, list(SETTINGS)
+    for number in range(20):
+        setting = names[number % len(names)]
+        whole = tmp_path / f"whole-{setting}"
+        if not whole.exists():
+            run(whole, setting, duration="40 epochs")
+        folder = tmp_path / f"run-{number}"
+        for attempt in range(5):
+            how = generator.choice(["SIGKILL", "SIGKILL", "SIGTERM", "SIGINT"])
+            done = forked.run(KILLED, exact.ROOT, folder, setting, how, base + number * 100 + attempt)
+            if done.returncode == 0:  # it was faster
+                break
+            assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT), done.stderr
+            kills += 1
+        seed = 1 if saved_steps(folder) else 0
+        ended = run(folder, setting, resume=True, seed=seed, duration="40 epochs")
+        assert ended.finished
+        assert_equal_runs(folder, whole)
+    assert kills >= 90
