@@ -14,6 +14,7 @@
 `runs_list.py`    `burnt runs list`
 `runs_show.py`    `burnt runs show`
 `runs_export.py`  `burnt runs export`
+`runs_reproduce`  `burnt runs reproduce`
 `ctl.py`          `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
 `show.py`         `burnt show FILE`: the tensors in a file of weights
@@ -341,6 +342,10 @@ def _dispatch(args: argparse.Namespace) -> int:
                     from burnt.cli import runs_show
 
                     return runs_show.run(args.run, args.json)
+                case "reproduce":
+                    from burnt.cli import runs_reproduce
+
+                    return runs_reproduce.run(args.run, args.out, args.json)
                 case _:
                     from burnt.cli import runs_export
 
@@ -454,6 +459,15 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--follow", action="store_true", help="jsonl: continue until the run ends")
 
+    reproduced = _add_parser(
+        of_runs,
+        "reproduce",
+        "run a run again in a new folder, and compare every value",
+        "example: burnt runs reproduce digits",
+    )
+    reproduced.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    reproduced.add_argument("--out", metavar="FOLDER", help="the new run's folder, default: RUN-reproduced")
+
     ctl = _add_parser(
         commands, "ctl", "control a running training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES
     )
@@ -519,7 +533,7 @@ def _build_parser() -> argparse.ArgumentParser:
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, shipped, replayed, *weights, *tuned):
+    for command in (listing, show, info, monitor, bench, shipped, replayed, reproduced, *weights, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -131,7 +131,7 @@ def past_of(folder: Path, first: int, last: int) -> Past:
     Raises:
         RunError: the folder holds no run, or the run has no such step.
     """
-    return Past.read(folder, last, before=first - 1)
+    return Past.read(folder, last, before=first - 1, failed=True)
 
 
 def is_timed(series: Series) -> bool:

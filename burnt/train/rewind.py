@@ -45,30 +45,33 @@ class Past:
     seconds_per_step: float | None
 
     @classmethod
-    def read(cls, folder: Path, last: int, *, before: int) -> Past:
+    def read(cls, folder: Path, last: int, *, before: int, failed: bool = False) -> Past:
         """Look up how to get to the state after step `last`.
 
         Args:
             folder: the run folder.
             last: the last of the steps to run again.
             before: the step after which the checkpoint may be at the latest.
+            failed: `last` may be the step that the run did not complete.
 
         Raises:
             RunError: the folder holds no run, or the run did not get that far.
         """
         with RunReader(folder) as reader:
-            progress = reader.progress()
-            done = max([0 if progress is None else progress.step, *(s.position.step for s in _saved(folder))])
+            progress, saved = reader.progress(), _saved(folder)
+            known = [0 if progress is None else progress.step, *(s.position.step for s in saved)]
+            known += [event.step for event in reader.events() if event.step is not None]
+            done = max(known) + failed
             if not 1 <= last <= done:
                 raise RunError(
                     f"the run has no step {last}",
                     where=str(folder),
-                    expected=f"a step from 1 to {done}" if done else "a run with steps",
+                    expected=f"a step from 1 to {done}" if done else "a run that has done a step",
                     found=f"step {last}",
                 )
             attempt = next(a for a in reversed(reader.attempts()) if (a.resumed_from_step or 0) < last)
             start = max(
-                (s for s in _saved(folder) if s.position.step <= before),
+                (s for s in saved if s.position.step <= before),
                 key=lambda s: s.position.step,
                 default=None,
             )

@@ -281,6 +281,10 @@ def _describe(tensor: Tensor, indices: list[int] | None) -> str:
     text = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
     if not tensor.numel() or tensor.is_complex():
         return text
+    if not tensor.is_floating_point():
+        values = tensor.detach().flatten()
+        first = ", ".join(str(value) for value in values[:_MAX_VALUES].tolist())
+        return f"{text}, {values.min().item()} to {values.max().item()}, first {first}"
     values = tensor.detach().double().flatten()
     finite = values[values.isfinite()]
     if len(finite):

@@ -1,0 +1,154 @@
+"""`burnt runs reproduce RUN`: run the function of a run again in a new folder, and compare every value."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from burnt.cli.output import Cell, Page, UsageError, clean, print_json
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.stored_target import StoredTarget
+
+__all__ = ["run"]
+
+
+def run(name: str, out: str | None, as_json: bool) -> int:
+    """Run a run again and compare; return 0 if every value is equal, else 1.
+
+    Args:
+        name: the run's folder, or its name in ``runs``.
+        out: the folder of the new run, by default RUN-reproduced.
+        as_json: whether to print JSON.
+
+    Raises:
+        UsageError: there is no such run, it cannot be started again, or the new folder exists.
+        RunError: the function trains in another folder.
+    """
+    folder = Path(run_folder(name))
+    with open_run(str(folder)) as reader:
+        document = reader.config() or {}
+    target = StoredTarget.read(folder, document, "run the program again in another folder, and compare")
+    target.require_folder()
+    again = _new_folder(folder, out)
+    target = target.in_folder(again, resume=False)
+    print(clean(f"{again}: {target.target} with the settings of {folder}"), file=sys.stderr)
+    from contextlib import nullcontext
+
+    target.call(nullcontext())
+    open_run(str(again)).close()  # raises if the function trained elsewhere
+    circumstances = _circumstances(folder, document, again)
+    compared, difference = _compare(folder, again)
+    if as_json:
+        print_json(
+            {
+                "run": folder,
+                "reproduction": again,
+                "equal": difference is None,
+                "compared": compared,
+                "difference": difference,
+                "circumstances": circumstances,
+            }
+        )
+    else:
+        _print(circumstances, compared, difference)
+    return 0 if difference is None and compared else 1
+
+
+def _new_folder(folder: Path, out: str | None) -> Path:
+    if out is not None:
+        if Path(out).exists():
+            raise UsageError(f"{out} exists", expected="a new folder", hint="--out FOLDER")
+        return Path(out)
+    base = folder.with_name(f"{folder.name}-reproduced")
+    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([base], numbered) if not path.exists())
+
+
+def _circumstances(folder: Path, before: dict[str, Any], again: Path) -> dict[str, dict[str, Any]]:
+    """Return what a difference may come from, in the run and in its reproduction."""
+    with open_run(str(again)) as reader:
+        now = reader.config() or {}
+    versions = before.get("load", {}).get("versions", {})
+    here = now.get("load", {}).get("versions", {})
+    pairs = {
+        "code": tuple(d.get("load", {}).get("source", {}).get("sha256") for d in (before, now)),
+        "seed": (before.get("seed"), now.get("seed")),
+        "device": (before.get("device"), now.get("device")),
+        **{name: (versions.get(name), here.get(name)) for name in ("burnt", "torch", "python")},
+        "kernels": (_kernels(folder), _kernels(again)),
+        "host": (_host(folder), platform.node()),
+    }
+    return {
+        name: {"run": old, "reproduction": new, "equal": old == new} for name, (old, new) in pairs.items()
+    }
+
+
+def _kernels(folder: Path) -> dict[str, str]:
+    """Return the kernels of a run's newest checkpoint."""
+    from burnt.record import read_document
+    from burnt.train.checkpoint import Checkpoints
+
+    saved = Checkpoints(folder / "checkpoints").saved()
+    if not saved:
+        return {}
+    document = read_document(saved[-1].path / "training.safetensors") or {}
+    kernels: dict[str, str] = document.get("kernels", {})
+    return kernels
+
+
+def _host(folder: Path) -> str:
+    with open_run(str(folder)) as reader:
+        return reader.attempts()[-1].host
+
+
+def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:
+    """Compare the values that both recorded; return how many, and the first that differs by step."""
+    from burnt.train.replaying import is_timed, same_bits
+
+    compared, differences = 0, []
+    with open_run(str(folder)) as run, open_run(str(again)) as reproduction:
+        common = set(run.series()) & set(reproduction.series())
+        for series in sorted(series for series in common if not is_timed(series)):
+            old, new = (
+                dict(zip(*reader.points(*series)[::2], strict=True)) for reader in (run, reproduction)
+            )
+            steps = sorted(old.keys() & new.keys())
+            compared += len(steps)
+            step = next((step for step in steps if not same_bits(old[step], new[step])), None)
+            if step is not None:
+                differences.append(
+                    {"step": step, "metric": f"{series.split}/{series.name}", "run": old[step],
+                     "reproduction": new[step]}
+                )  # fmt: skip
+    return compared, min(differences, key=lambda found: found["step"], default=None)
+
+
+def _print(
+    circumstances: dict[str, dict[str, Any]], compared: int, difference: dict[str, Any] | None
+) -> None:
+    page = Page()
+    rows: dict[str, str | Cell] = {}
+    for name, pair in circumstances.items():
+        if pair["equal"]:
+            shown = pair["run"] if isinstance(pair["run"], str) and name != "code" else "the same"
+            rows[name] = str(shown)
+        elif isinstance(pair["run"], dict):
+            rows[name] = Cell("others were selected", "yellow")
+        elif name == "code":
+            rows[name] = Cell("changed since the run", "yellow")
+        else:
+            rows[name] = Cell(f"{pair['run']} in the run, {pair['reproduction']} now", "yellow")
+    page.pairs(rows)
+    if difference is not None:
+        page.line(
+            Cell("different", "bold red"),
+            f": {difference['metric']} at step {difference['step']}: {difference['run']!r} in the run, "
+            f"{difference['reproduction']!r} now",
+        )
+    elif compared:
+        page.line(Cell("equal", "bold green"), f": all {compared:,} values, bit for bit")
+    else:
+        page.line(Cell("not compared", "bold yellow"), ": the two recorded no value at a common step")
