@@ -546,7 +546,9 @@ def _check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
         elif args.target is not None:
             parser.error("--resume calls the function that started the run: give no other one")
         if args.config is not None:
-            parser.error("--resume takes the configuration of the run: change it by key=value, not by --config")
+            parser.error(
+                "--resume takes the configuration of the run: change it by key=value, not by --config"
+            )
     elif args.target is None:
         parser.error("the following arguments are required: MODULE:FUNCTION, or --resume RUN")
 
@@ -558,13 +560,16 @@ def _add_time_machine(
     replay = _add_parser(commands, "replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES)
     replay.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
     replay.add_argument(
-        "--step", required=True, metavar="K", help="the step, or K-L for the first of these that is not finite"
+        "--step",
+        required=True,
+        metavar="K",
+        help="the step, or K-L for the first of these that is not finite",
     )
     replay.add_argument("--pdb", action="store_true", help="stop in the debugger in the training step")
-    fork = _add_parser(
-        commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES
+    fork = _add_parser(commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES)
+    fork.add_argument(
+        "point", metavar="RUN@STEP", help="the run's folder, or its name in runs/, and the step"
     )
-    fork.add_argument("point", metavar="RUN@STEP", help="the run's folder, or its name in runs/, and the step")
     fork.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="changes; folder= is the folder of the new run"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from burnt.cli.output import UsageError, clean
 from burnt.cli.replay import announce, progress_line
+from burnt.cli.resume import Resuming
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import BurntError, CheckpointError
@@ -43,7 +44,7 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
     """
     parent, step = _parse_point(point)
     open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
-    from burnt.train.directing import Resuming, directed
+    from burnt.train.directing import directed
     from burnt.train.rewind import Past
 
     past = Past.read(parent, step, before=step)
@@ -87,9 +88,7 @@ def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: Stor
     if any(assignment.startswith("folder=") for assignment in overrides):
         folder = Path(getattr(changed.config, "folder"))  # noqa: B009 - a field of the user's Config
         if folder.exists() and any(folder.iterdir()):
-            raise UsageError(
-                f"{folder} is not empty", where="folder", expected="a new folder for the fork"
-            )
+            raise UsageError(f"{folder} is not empty", where="folder", expected="a new folder for the fork")
         return folder
     base = parent.parent / f"{parent.name}-fork-{step}"
     numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))

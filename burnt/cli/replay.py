@@ -61,7 +61,9 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
     reports: list[ReplayReport] = []
 
     def director(training: SupervisedTraining, learner: Learner) -> TrainingResult:
-        training.folder = folder  # it is read alone, so that it does not matter where the function would write
+        training.folder = (
+            folder  # it is read alone, so that it does not matter where the function would write
+        )
         with progress_line(past, first - 1) as progress:
             reports.append(replay(training, learner, (first, last), debug=debug, progress=progress))
         raise _Done

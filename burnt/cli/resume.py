@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
+from burnt.errors import RunError
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from burnt.train.learner import Learner
+    from burnt.train.training import SupervisedTraining, TrainingResult
+
+__all__ = ["Resuming", "run"]
 
 
 def run(name: str, overrides: Sequence[str], show: bool) -> int:
@@ -34,10 +40,45 @@ def run(name: str, overrides: Sequence[str], show: bool) -> int:
     if show:
         print(target.config.to_json())
         return 0
-    from burnt.train.directing import Resuming, directed
+    from burnt.train.directing import directed
 
     resuming = Resuming(folder)
     target.call(directed(resuming))
     if not resuming.has_run:
         raise UsageError(f"{target.target} ran no training", where=str(folder))
     return 0
+
+
+class Resuming:
+    """Director that resumes the run in a folder.
+
+    Args:
+        folder: the run folder.
+        fork: the run and the step that this one was forked from, for ``config.json``.
+
+    Attributes:
+        has_run: whether a training was run.
+    """
+
+    def __init__(self, folder: Path, fork: Mapping[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.has_run = False
+        self._fork = fork
+
+    def __call__(self, training: SupervisedTraining, learner: Learner) -> TrainingResult:
+        """Run the training with ``resume=True``.
+
+        Raises:
+            RunError: it writes to another folder.
+        """
+        self.has_run = True
+        if training.folder.resolve() != self.folder.resolve():
+            raise RunError(
+                "the program trains in another folder",
+                where=str(training.folder),
+                expected=str(self.folder),
+                hint="give its Config a field `folder`, and train in SupervisedTraining(config.folder, ...)",
+            )
+        training.resume = True
+        training.fork = None if self._fork is None else dict(self._fork)
+        return training.run(learner)

@@ -108,7 +108,8 @@ def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:
     """Compare the values that both recorded; return how many, and the first that differs by step."""
     from burnt.train.replaying import is_timed, same_bits
 
-    compared, differences = 0, []
+    compared = 0
+    differences: list[dict[str, Any]] = []
     with open_run(str(folder)) as run, open_run(str(again)) as reproduction:
         common = set(run.series()) & set(reproduction.series())
         for series in sorted(series for series in common if not is_timed(series)):

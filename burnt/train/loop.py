@@ -317,7 +317,7 @@ class Loop:
         self.kernels.record()
 
     def group_rates(self) -> Mapping[str, float]:
-        """Return the rates of the last step that the optimizer scheduled; also before the first of a resume."""
+        """Return the rates of the last step that the optimizer scheduled, also of one before the resume."""
         return self.learner.optimizer.rates or self.restored.get("group_rates", {})
 
     def check_loss(self, values: Mapping[str, float]) -> None:
@@ -505,7 +505,9 @@ class Loop:
         try:
             self.save(scheduled=False)
         except Exception as error:  # the first error is the one to raise
-            self.reporter.message(f"The state after step {step} is not saved: {type(error).__name__}: {error}")
+            self.reporter.message(
+                f"The state after step {step} is not saved: {type(error).__name__}: {error}"
+            )
         else:
             if self.saved_step == step:
                 self.reporter.message(f"The state after step {step} is saved: {why}.")
@@ -563,7 +565,9 @@ class Loop:
         """Return what the loop knows of earlier steps, for a checkpoint."""
         return {
             "logged_step": self.logged_step,
-            "logged_sums": {m.name: sums for m, sums in zip(self.train_metrics, self.logged_sums, strict=True)},
+            "logged_sums": {
+                m.name: sums for m, sums in zip(self.train_metrics, self.logged_sums, strict=True)
+            },
             "logged": self.logged.state(),
             "validated_step": self.validated_step,
             "learning_rate": self.learning_rate,

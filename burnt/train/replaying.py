@@ -25,10 +25,10 @@ class ReplayReport:
 
     Args:
         step: the step.
-        start: the checkpoint that it was trained forward from, ``"step-00001000"``; None: from the beginning.
+        start: the checkpoint that it was trained forward from, ``"step-00001000"``; None is the beginning.
         logged: the values that the run recorded after this step, by metric; empty if it recorded none there.
         compared: the number of values that the run recorded since `start`, up to this step.
-        difference: the first that differs from those of the replay, in words; None if all are equal to the bit.
+        difference: the first that differs from the replay, in words; None if all are equal to the bit.
     """
 
     step: InspectedStep
@@ -67,8 +67,8 @@ def replay(
 ) -> ReplayReport:
     """Run a step of a run again and look at its layers, gradients and samples. The run is not written to.
 
-    The training is taken up from the newest checkpoint before the step and goes forward to it in silence, with
-    its validations and callbacks; what these write to the run folder goes to a temporary one.
+    The training is taken up from the newest checkpoint before the step and goes forward to it in silence,
+    with its validations and callbacks; what these write to the run folder goes to a temporary one.
 
     Args:
         training: as it was in the run; its folder is that of the run.

@@ -1,4 +1,4 @@
-"""Train a run forward again from one of its checkpoints, without writing to it: for `replay` and `burnt fork`."""
+"""Train a run forward again from one of its checkpoints, without writing to it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class Past:
                 if event.attempt == attempt.id and event.step is not None
             }
             speeds = [
-                head.point.value for series, head in reader.heads().items() if series.name == "steps_per_second"
+                head.point.value
+                for series, head in reader.heads().items()
+                if series.name == "steps_per_second"
             ]
             return cls(
                 folder,

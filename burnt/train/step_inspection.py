@@ -39,8 +39,8 @@ class InspectedStep:
         layer: the path of the layer that they came from, ``""`` for the model itself or the step.
         samples: the indices of the samples in the dataset, None if the loader does not tell.
         tensors: of each tensor in the batches, a description.
-        gradients: of each layer with trainable parameters: its path, the norm of the gradients, the norm of the
-            parameters before the step, and how many gradients are not finite.
+        gradients: of each layer with trainable parameters: its path, the norm of the gradients, the norm of
+            the parameters before the step, and how many gradients are not finite.
         error: the exception that the step raised, as text.
     """
 
@@ -272,8 +272,9 @@ def _count(tensor: Tensor, indices: list[int] | None = None) -> str:
     text = f"{_num_bad(tensor):,} of {quantity(tensor.numel(), 'value')}"
     if indices is None or not tensor.dim() or len(tensor) != len(indices):
         return text
-    bad = (~tensor.detach().isfinite()).flatten(1).any(1) if tensor.dim() > 1 else ~tensor.detach().isfinite()
-    return f"{text}, in {_numbers('sample', [i for i, is_bad in zip(indices, bad.tolist(), strict=True) if is_bad])}"
+    is_bad = (~tensor.detach().isfinite()).reshape(len(indices), -1).any(1).tolist()
+    samples = [index for index, bad in zip(indices, is_bad, strict=True) if bad]
+    return f"{text}, in {_numbers('sample', samples)}"
 
 
 def _describe(tensor: Tensor, indices: list[int] | None) -> str:

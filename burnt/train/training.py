@@ -227,7 +227,8 @@ class SupervisedTraining:
         """
         refuse_while_importing()
         if (director := take_director()) is not None:
-            return director(self, learner)
+            directed: TrainingResult = director(self, learner)
+            return directed
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(model, learner.step, learner.validation_step)

@@ -111,7 +111,7 @@ def test_resume_takes_the_whole_configuration_also_that_of_a_file(desk, capsys):
 
 
 def test_a_function_that_has_no_field_for_it_is_resumed_if_it_trains_there(desk, capsys):
-    fixed = PROGRAM.replace("    folder: str = \"runs/net\"\n    resume: bool = False\n", "")
+    fixed = PROGRAM.replace('    folder: str = "runs/net"\n    resume: bool = False\n', "")
     fixed = fixed.replace("resume=config.resume, ", "").replace("config.folder", "FOLDER")
     (desk / "fixed.py").write_text(fixed + '\nFOLDER = "runs/fixed"\n')
     assert main(["train", "fixed.py:main", "epochs=1"]) == 0
@@ -319,8 +319,8 @@ def test_a_run_that_is_reproduced(desk, capsys):
     assert main(["runs", "reproduce", "net", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["equal"], found["reproduction"]) == (True, "runs/net-reproduced")
-    assert found["compared"] == sum(len(points("runs/net", *one)) for one in
-                                    (("loss", "train"), ("learning_rate", "train"), ("loss", "valid")))  # fmt: skip
+    series = [("loss", "train"), ("learning_rate", "train"), ("loss", "valid")]
+    assert found["compared"] == sum(len(points("runs/net", *one)) for one in series)
     assert all(pair["equal"] for pair in found["circumstances"].values())
 
 

