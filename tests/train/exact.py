@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from burnt.train import (
     Plateau,
     RunReader,
     SupervisedTraining,
+    replay,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
+from burnt.train.replaying import ReplayReport
 
 ROOT = Path(__file__).parents[2]
 ITEMS, BATCH, EPOCHS = 14, 2, 2  # 7 batches of an epoch
@@ -177,60 +179,91 @@ class Ended:
     state: dict[str, Any]
 
 
-def run(
+@dataclasses.dataclass
+class Prepared:
+    """A training with its own objects, from a seed of its own."""
+
+    training: SupervisedTraining
+    learner: Learner
+    callbacks: list[Any]
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that an interruption must not change."""
+        optimizer, schedule = self.learner.optimizer, self.learner.schedule
+        assert self.training.stopping is not None
+        return {
+            **{f"model/{name}": value for name, value in self.learner.model.state_dict().items()},
+            **{f"buffer/{name}": value for name, value in self.learner.model.named_buffers()},
+            **{f"optimizer/{name}": value for name, value in optimizer.into_record().tensors.items()},
+            "rng": torch.get_rng_state(),
+            "host": (random.random(), np.random.rand()),
+            "stopping": self.training.stopping.state(),
+            "plateau": schedule.state() if isinstance(schedule, Plateau) else None,
+            "callbacks": [callback.state() for callback in self.callbacks if hasattr(callback, "state")],
+        }
+
+
+def prepared(
     folder: Path,
     setting: str,
     *,
-    stop_at: int | None = None,
-    how: str = "SIGINT",
-    resume: bool = False,
     seed: int = 0,
     train: Callable[[Any], Any] | None = None,
+    callbacks: Sequence[Any] = (),
     **settings: Any,
-) -> Ended:
-    """Train in this process, from a seed of its own; `train` may wrap the loader."""
+) -> Prepared:
+    """Return a training of a setting; `train` may wrap its loader."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     given = {**SETTINGS[setting](), **settings}
     if train is not None:
         given["train"] = train(given["train"])
-    model = Net()
-    optimizer = given.pop("optimizer", None) or optim.AdamW(weight_decay=0.1)
-    schedule = given.pop("schedule", None) or optim.Cosine(3e-2, 20)
-    stopping = EarlyStopping(Loss(), patience="9 epochs")
-    callbacks = given.pop("callbacks", [])
+    own = given.pop("callbacks", [])
+    learner = Learner(
+        Net(),
+        given.pop("optimizer", None) or optim.AdamW(weight_decay=0.1),
+        given.pop("schedule", None) or optim.Cosine(3e-2, 20),
+        step=step,
+    )
     training = SupervisedTraining(
         folder,
-        callbacks=[*callbacks, Stopper(stop_at, how)],
+        callbacks=[*own, *callbacks],
         metrics=[Accuracy(), ConfusionMatrix(2)],
         checkpoints=[KeepLast(2), KeepBest(Loss(), count=2)],
-        stopping=stopping,
+        stopping=EarlyStopping(Loss(), patience="9 epochs"),
         device="cpu",
-        resume=resume,
         **{
             "duration": f"{EPOCHS} epochs", "valid": validation(), "monitor": "off", "log_every": 1,
             "checkpoint_every": "2 steps", **given,
         },
     )  # fmt: skip
+    return Prepared(training, learner, own)
+
+
+def run(
+    folder: Path,
+    setting: str,
+    *,
+    stop_at: int | None = None,
+    how: str = "SIGINT",
+    callbacks: Sequence[Any] = (),
+    **settings: Any,
+) -> Ended:
+    """Train in this process, and stop after a step in some way."""
+    given = prepared(folder, setting, callbacks=[*callbacks, Stopper(stop_at, how)], **settings)
     finished = True
     try:
-        training.run(Learner(model, optimizer, schedule, step=step))
+        given.training.run(given.learner)
     except (Interrupted, Crash):
         finished = False
-    return Ended(
-        finished,
-        {
-            **{f"model/{name}": value for name, value in model.state_dict().items()},
-            **{f"buffer/{name}": value for name, value in model.named_buffers()},
-            **{f"optimizer/{name}": value for name, value in optimizer.into_record().tensors.items()},
-            "rng": torch.get_rng_state(),
-            "host": (random.random(), np.random.rand()),
-            "stopping": stopping.state(),
-            "plateau": schedule.state() if isinstance(schedule, Plateau) else None,
-            "callbacks": [callback.state() for callback in callbacks if hasattr(callback, "state")],
-        },
-    )
+    return Ended(finished, given.state())
+
+
+def replayed(folder: Path, setting: str, number: int, **settings: Any) -> ReplayReport:
+    """Run a step of a run again."""
+    given = prepared(folder, setting, **settings)
+    return replay(given.training, given.learner, number)
 
 
 def history(folder: Path) -> dict[str, Any]:
