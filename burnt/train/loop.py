@@ -124,7 +124,7 @@ class Loop:
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
-        self.validated_step, self.saved_step = -1, 0
+        self.validated_step, self.saved_step, self.checked_step = -1, 0, self.position.step
         self.load_state(self.restored)
         self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
         self.saved_state: object = None
@@ -324,7 +324,8 @@ class Loop:
         """Raise if the loss since the last reading is not finite."""
         loss = values.get("loss", 0.0)  # batches without items have no loss
         if not math.isfinite(loss):
-            raise self.non_finite_error("the loss", loss, self.logged_step)
+            raise self.non_finite_error("the loss", loss, self.checked_step)
+        self.checked_step = self.position.step
 
     def report_progress(self) -> None:
         """Write the position and the current activity to the run store."""

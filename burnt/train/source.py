@@ -21,7 +21,7 @@ from burnt._modules import import_file, module_of_file
 from burnt.config import Config
 from burnt.errors import DefinitionError, RecordError
 
-__all__ = ["Source", "refuse_while_importing", "replay_command", "started_by"]
+__all__ = ["Source", "is_restartable", "refuse_while_importing", "replay_command", "started_by"]
 
 _IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
 _STARTED_BY: ContextVar[tuple[str, tuple[str, ...], Config | None] | None] = ContextVar(
@@ -45,9 +45,14 @@ def started_by(target: str, overrides: Sequence[str], config: Config | None = No
         _STARTED_BY.reset(token)
 
 
+def is_restartable() -> bool:
+    """Whether `burnt train` started what runs, so that ``burnt train --resume`` can start it again."""
+    return _STARTED_BY.get() is not None
+
+
 def replay_command(folder: Path, first: int, last: int) -> str:
     """Return how to run steps of the training in progress again, as the command or the call."""
-    if _STARTED_BY.get() is None:
+    if not is_restartable():
         return f"burnt.train.replay(training, learner, {first if first == last else (first, last)})"
     steps = f"{first}" if first == last else f"{first}-{last}"
     return f"burnt replay {shlex.quote(str(folder))} --step {steps}"

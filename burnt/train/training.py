@@ -7,7 +7,6 @@ import functools
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,7 +50,7 @@ from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
-from burnt.train.source import Source, refuse_while_importing
+from burnt.train.source import Source, is_restartable, refuse_while_importing
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
@@ -507,10 +506,8 @@ class SupervisedTraining:
         if not saved:
             return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
         instructions = f"To resume, run the same program with the folder {self.folder} and resume=True."
-        if _is_burnt_train() and all(hasattr(self.config, name) for name in ("folder", "resume")):
-            instructions += (
-                f"\nFrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
-            )
+        if is_restartable():
+            instructions += f"\nFrom the shell: burnt train --resume {shlex.quote(str(self.folder))}"
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 
@@ -553,11 +550,3 @@ def _class_names(loader: Any) -> list[str] | None:
         owner = owner.dataset
     classes = getattr(owner, "classes", None)
     return [str(name) for name in classes] if isinstance(classes, list | tuple) else None
-
-
-def _is_burnt_train() -> bool:
-    """Whether this process was started as `burnt train` or `python -m burnt train`."""
-    program = Path(sys.argv[0])
-    return sys.argv[1:2] == ["train"] and (
-        program.stem == "burnt" or program.parts[-2:] == ("burnt", "__main__.py")
-    )

@@ -199,7 +199,7 @@ def test_what_takes_no_commands_says_where_to_look_and_how_to_go_on(capsys):
     RunWriter.create("runs/digits").close("finished")
     message = ctl(capsys, "digits", "pause")[2]
     assert "start the same program again with the folder runs/digits and resume=True" in message
-    assert "(burnt train: folder=runs/digits resume=true)" in message
+    assert "or: burnt train --resume runs/digits" in message
     os.mkdir("runs/empty")
     assert "`burnt runs list runs`" in ctl(capsys, "runs/empty", "pause")[2]
 

@@ -95,7 +95,7 @@ def test_what_is_no_run_or_does_not_run_takes_no_commands(tmp_path):
     with pytest.raises(RunError, match="is not running, so it takes no commands") as caught:
         send(tmp_path / "run", "pause")
     assert caught.value.found == "crashed: ValueError: mine"
-    assert "resume=true" in caught.value.hint
+    assert "burnt train --resume" in caught.value.hint
     assert os.listdir(tmp_path / "run" / "control") == []
 
 

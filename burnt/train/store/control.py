@@ -15,6 +15,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import socket
 import stat
 import sys
@@ -198,7 +199,7 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
             expected="a running training",
             found=state + (f": {attempt.end_reason}" if attempt.end_reason not in (None, state) else ""),
             hint="to continue the run, start the same program again with the folder "
-            f"{os.fspath(folder)} and resume=True (burnt train: folder={os.fspath(folder)} resume=true)",
+            f"{os.fspath(folder)} and resume=True, or: burnt train --resume {shlex.quote(os.fspath(folder))}",
         )
     now = time.time_ns()
     # The names sort in the order of sending.
