@@ -101,6 +101,7 @@ def test_resume_goes_on_with_the_settings_of_the_run_and_changes(desk):
     assert (ended()[1].lr, ended()[1].epochs, ended()[1].resume) == (0.05, 3, True)
 
 
+@pytest.mark.full
 def test_resume_takes_the_whole_configuration_also_that_of_a_file(desk, capsys):
     (desk / "base.json").write_text('{"format": 1, "type": "Run", "config": {"lr": 0.02, "epochs": 1}}')
     train("--config", "base.json")
@@ -110,6 +111,7 @@ def test_resume_takes_the_whole_configuration_also_that_of_a_file(desk, capsys):
     assert (shown["lr"], shown["epochs"], shown["folder"], shown["resume"]) == (0.02, 2, "runs/net", True)
 
 
+@pytest.mark.full
 def test_a_function_that_has_no_field_for_it_is_resumed_if_it_trains_there(desk, capsys):
     fixed = PROGRAM.replace('    folder: str = "runs/net"\n    resume: bool = False\n', "")
     fixed = fixed.replace("resume=config.resume, ", "").replace("config.folder", "FOLDER")
@@ -202,6 +204,7 @@ def test_replay_repeats_a_step_and_writes_nothing(desk, capsys):
     assert "bit for bit" in out
 
 
+@pytest.mark.full
 def test_a_replay_that_differs_says_where(desk, capsys):
     train()
     (desk / "net.py").write_text(PROGRAM.replace("Dropout(0.3)", "Dropout(0.31)"))
@@ -242,6 +245,7 @@ def test_steps_that_cannot_be_replayed(capsys):
         assert "no such steps" in refused(capsys, "replay", "net", f"--step={text}")
 
 
+@pytest.mark.full
 def test_a_long_way_is_asked_about_in_a_terminal(capsys, monkeypatch):
     train("epochs=1")
     monkeypatch.setattr("burnt.cli.replay._ASK_SECONDS", -1.0)
@@ -258,7 +262,7 @@ def test_a_long_way_is_asked_about_in_a_terminal(capsys, monkeypatch):
 # --- burnt fork
 
 
-@pytest.mark.parametrize("step", [6, 8])  # between two checkpoints, and at one
+@pytest.mark.parametrize("step", [6, pytest.param(8, marks=pytest.mark.full)])  # of 8 is a checkpoint
 def test_a_fork_without_changes_is_the_continuation_of_its_parent(desk, capsys, step):
     train("epochs=3")
     before = files(desk / "runs")
@@ -288,6 +292,7 @@ def test_a_fork_with_changes_can_be_resumed_replayed_and_forked(desk, capsys):
     assert (desk / "runs/slow-fork-7-2").exists()
 
 
+@pytest.mark.full
 def test_forks_that_cannot_be_made_leave_nothing(desk, capsys):
     train("epochs=2")
     for words, code, text in (
@@ -304,6 +309,7 @@ def test_forks_that_cannot_be_made_leave_nothing(desk, capsys):
         assert [path.name for path in (desk / "runs").iterdir()] == ["net"]
 
 
+@pytest.mark.full
 def test_a_fork_at_the_end_of_an_epoch_takes_another_batch_size(desk):
     train("epochs=2")
     assert main(["fork", "net@4", "batch=8"]) == 0
@@ -324,6 +330,7 @@ def test_a_run_that_is_reproduced(desk, capsys):
     assert all(pair["equal"] for pair in found["circumstances"].values())
 
 
+@pytest.mark.full
 def test_a_run_that_is_not_reproduced_differs_from_a_step_on(desk, capsys):
     train("epochs=2")
     (desk / "net.py").write_text(PROGRAM.replace("Dropout(0.3)", "Dropout(0.31)"))

@@ -139,7 +139,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "callbacks": [Counter()],
     },
     "validations": lambda: {
-        "train": loader(transform=noisy_by_global_state),
+        "check": True, "train": loader(transform=noisy_by_global_state),
         "valid": {"valid": validation(noisy_by_global_state), "again": validation(noisy)},
         "validate_every": "3 steps", "checkpoint_every": "4 steps", "log_every": 4,
         "schedule": Plateau(optim.Warmup(3, 3e-2), "loss", 2, factor=0.5, threshold=100.0,
@@ -235,7 +235,7 @@ def prepared(
         device="cpu",
         **{
             "duration": f"{EPOCHS} epochs", "valid": validation(), "monitor": "off", "log_every": 1,
-            "checkpoint_every": "2 steps", **given,
+            "checkpoint_every": "2 steps", "check": False, **given,
         },
     )  # fmt: skip
     return Prepared(training, learner, own)

@@ -28,7 +28,7 @@ def saved_steps(folder: Path) -> list[int]:
     return [saved.position.step for saved in Checkpoints(folder / "checkpoints").saved()]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "crash"])
 def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, setting, how):
@@ -101,7 +101,7 @@ def test_data_that_cannot_be_loaded_cost_no_step(tmp_path, setting, at, saved, c
     whole = run(tmp_path / "whole", setting)
     folder = tmp_path / "run"
     with pytest.raises(DataError):
-        run(folder, setting, train=lambda inner: Faulty(inner, *at), check=False, checkpoint_every="5 epochs",
+        run(folder, setting, train=lambda inner: Faulty(inner, *at), checkpoint_every="5 epochs",
             monitor="plain")  # fmt: skip
     out = capsys.readouterr().out
     assert f"The state after step {saved} is saved: the next batch cannot be loaded." in out
@@ -144,7 +144,7 @@ def test_a_state_that_cannot_be_saved_before_an_error_is_reported(tmp_path, caps
 
     monkeypatch.setattr(Checkpoints, "save", full)
     with pytest.raises(DataError):
-        run(tmp_path, "plain", train=lambda inner: Faulty(inner, 0, 1), check=False, monitor="plain")
+        run(tmp_path, "plain", train=lambda inner: Faulty(inner, 0, 1), monitor="plain")
     assert "The state after step 1 is not saved: OSError: [Errno 28] No space" in capsys.readouterr().out
 
 
@@ -172,7 +172,7 @@ def test_samples_that_were_served_are_not_opened_again(tmp_path):
     run(tmp_path, "plain", train=lambda _: train, stop_at=4)
     data, train = counted()
     order = train.order(0).tolist()
-    run(tmp_path, "plain", train=lambda _: train, stop_at=6, resume=True)
+    run(tmp_path, "plain", train=lambda _: train, stop_at=6, resume=True, check=True)
     # The check before the first step opens the next batch, too.
     assert data.opened == order[8:10] + order[8:12]
 
@@ -190,18 +190,18 @@ class CountedStream(Stream):
 def test_an_iterable_is_gone_through_once_more_and_that_is_said_once(tmp_path, capsys):
     run(tmp_path, "stream", train=lambda _: CountedStream(), stop_at=3)
     stream = CountedStream()
-    run(tmp_path, "stream", train=lambda _: stream, stop_at=4, resume=True, monitor="plain")
+    run(tmp_path, "stream", train=lambda _: stream, stop_at=4, resume=True, check=True, monitor="plain")
     assert stream.gone_through == 7  # 6 were served, one more makes step 4, the last of the epoch
     said = "The loader cannot skip batches: going through the 6 that epoch 1 has had."
     assert capsys.readouterr().out.count(said) == 1
 
 
 def test_what_the_model_takes_is_not_forgotten_by_a_resume_without_a_check(tmp_path):
-    run(tmp_path, "stream", stop_at=3)
+    run(tmp_path, "stream", stop_at=3, check=True)
     with RunReader(tmp_path) as reader:
         first = reader.config()["load"]["signature"]
     assert "unknown" not in first
-    run(tmp_path, "stream", stop_at=4, resume=True)
+    run(tmp_path, "stream", stop_at=4, resume=True, check=True)
     with RunReader(tmp_path) as reader:
         assert reader.config()["load"]["signature"] == first
 

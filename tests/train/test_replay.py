@@ -97,7 +97,7 @@ def test_a_loss_that_is_not_finite_though_the_layers_are(tmp_path):
     assert "not finite     the loss" in str(report)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("setting", exact.SETTINGS)
 def test_every_step_of_a_run_is_repeated_bit_for_bit(tmp_path, setting):
     exact.run(tmp_path, setting, checkpoint_every="3 steps")

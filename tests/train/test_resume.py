@@ -159,8 +159,8 @@ def assert_same(one: Run, other: Run) -> None:
     assert (one.on_host, one.outcome) == (other.on_host, other.outcome)
 
 
-# The first and the last of an epoch, and of all; one of the middle.
-OFTEN = [1, 5, 8, STEPS]
+# tests/train/test_exact_resume.py stops after every step.
+OFTEN = [5]
 
 
 @pytest.mark.parametrize(
@@ -346,6 +346,7 @@ def test_a_plateau_interrupted_in_its_validation_counts_it_once(tmp_path):
     assert second.schedule.state() == whole.schedule.state()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("killed_at", "kind"), [(1, "cosine"), (9, "cosine"), (13, "plateau")])
 def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at, kind):
     whole = Run(tmp_path / "whole", checkpoint_every="2 steps", **settings(kind))
