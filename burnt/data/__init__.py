@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import no_attribute
 from burnt.data.batch import Batch, collate, move
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
-from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.loader import (
+    EpochLoader,
+    IterableLoader,
+    Loader,
+    ResumableIterator,
+    ResumableLoader,
+    as_loader,
+)
 
 __all__ = [
     "Batch",
     "Dataset",
+    "EpochLoader",
     "InMemoryDataset",
     "IterableLoader",
     "Loader",
+    "ResumableIterator",
+    "ResumableLoader",
     "TensorDataset",
     "as_loader",
     "collate",

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import collate
 from burnt.data.dataset import Dataset
+from burnt.data.seeds import numpy_generator, torch_generator
+from burnt.data.state import decode_state, encode_state
 from burnt.errors import DataError
 
-__all__ = ["EpochLoader", "IterableLoader", "Loader", "as_loader"]
+__all__ = ["EpochLoader", "IterableLoader", "Loader", "ResumableIterator", "ResumableLoader", "as_loader"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -45,6 +46,33 @@ class EpochLoader(Protocol[B_co]):
 
     def state(self) -> dict[str, Any]:
         """Return the settings that determine the order; checkpoints store them and compare them on resume."""
+        ...
+
+
+class ResumableIterator(Protocol[B_co]):
+    """An iterator over the batches of an epoch that knows its position."""
+
+    def __iter__(self) -> Iterator[B_co]:
+        """Return the iterator itself."""
+        ...
+
+    def __next__(self) -> B_co:
+        """Return the next batch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last batch that was returned, whatever was loaded ahead, as JSON."""
+        ...
+
+
+class ResumableLoader(EpochLoader[B_co], Protocol[B_co]):
+    """A loader whose position in an epoch is more than the number of the batch, such as a stream.
+
+    `epoch` returns a `ResumableIterator`. Its `state` goes into the checkpoint, and `resume` continues there.
+    """
+
+    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[B_co]:
+        """Return the batches of an epoch from the batch numbered `start` on, which is where `state` was."""
         ...
 
 
@@ -140,7 +168,7 @@ class Loader(Generic[B]):
         """Return the indices of an epoch in their order, ``[n]`` of int64."""
         if not self.shuffle:
             return torch.arange(len(self.dataset))
-        return torch.from_numpy(_random(self.seed, epoch).permutation(len(self.dataset)))
+        return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
@@ -162,7 +190,7 @@ class Loader(Generic[B]):
                 items = [self.dataset[index] for index in indices.tolist()]
                 batch = collate(items) if self._batcher is None else self._batcher(items)
             if self._transform is not None:
-                generator = torch.Generator().manual_seed(_seed(self.seed, epoch, number))
+                generator = torch_generator(self.seed, epoch, number)
                 batch = self._transform(batch, generator)
             yield batch
 
@@ -180,9 +208,11 @@ class Loader(Generic[B]):
 class IterableLoader(Generic[B]):
     """Any iterable of batches, such as torch's DataLoader, as the Learner wants it.
 
-    A resumed run goes through the batches that it has had, since an iterable cannot skip. A DataLoader gives
-    them as it did, since the Learner puts the global random states back for it; one with a ``generator`` of
-    its own need not. ``set_epoch`` of the iterable or its samplers is called where there is one.
+    A resumed run continues where it was if the iterable has ``state_dict`` and ``load_state_dict``, as
+    torchdata's StatefulDataLoader and the datasets of Hugging Face do. With others it goes through the
+    batches that it has had (`replays`), since an iterable cannot skip. A DataLoader gives them as it did,
+    since the Learner puts the global random states back for it; one with a ``generator`` of its own need not.
+    ``set_epoch`` of the iterable or its samplers is called where there is one.
 
     >>> list(IterableLoader([10, 20, 30]).epoch(0, start=1))
     [20, 30]
@@ -191,17 +221,35 @@ class IterableLoader(Generic[B]):
     def __init__(self, batches: Iterable[B]) -> None:
         self.batches = batches
 
+    @property
+    def replays(self) -> bool:
+        """Whether a resumed run goes through the earlier batches of its epoch again."""
+        # A list needs no reading, and neither does what stands for one.
+        return not _has_state(self.batches) and not isinstance(self.batches, list | tuple)
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch, those before `start` served and dropped at once."""
-        parts: list[Any] = [self.batches]
-        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
-        batches = iter(self.batches)
+        self._set_epoch(epoch)
+        batches = self._iterator()
         for _ in itertools.islice(batches, start):
             pass
         return batches
+
+    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[B]:
+        """The batches of an epoch from a position on that its iterator's `state` returned.
+
+        Raises:
+            DataError: the iterable has no ``load_state_dict``, unlike the one that the state is of.
+        """
+        if not _has_state(self.batches):
+            raise DataError(
+                f"{type(self.batches).__name__} cannot continue from a stored position",
+                expected="the methods state_dict and load_state_dict, as when the position was stored",
+                hint="resume with the same loader, or start a new run",
+            )
+        self._set_epoch(epoch)
+        self.batches.load_state_dict(decode_state(dict(state)))  # type: ignore[attr-defined]
+        return self._iterator()
 
     def num_batches(self) -> int | None:
         """How many batches an epoch has, if the iterable has a length."""
@@ -213,6 +261,43 @@ class IterableLoader(Generic[B]):
     def state(self) -> dict[str, Any]:
         """The number of batches, all that is known of an iterable."""
         return {"batches": self.num_batches()}
+
+    def _set_epoch(self, epoch: int) -> None:
+        parts: list[Any] = [self.batches]
+        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def _iterator(self) -> Iterator[B]:
+        if not _has_state(self.batches):
+            return iter(self.batches)
+        batches = _StatefulIterator(self.batches)
+        batches.state()  # what a checkpoint cannot hold is an error now, not at the first checkpoint
+        return batches
+
+
+class _StatefulIterator(Generic[B]):
+    """Batches of an iterable that knows its position."""
+
+    def __init__(self, source: Iterable[B]) -> None:
+        self._source: Any = source
+        self._batches = iter(source)
+
+    def __iter__(self) -> Iterator[B]:
+        return self
+
+    def __next__(self) -> B:
+        return next(self._batches)
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch, as JSON."""
+        state: dict[str, Any] = encode_state(self._source.state_dict(), self._source)
+        return state
+
+
+def _has_state(source: object) -> bool:
+    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def as_loader(source: Any, name: str) -> EpochLoader[Any]:
@@ -244,16 +329,3 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
     if loader.num_batches() == 0:
         raise DataError(f"{name}= has no batches", hint="is its dataset empty?")
     return loader
-
-
-def _sequence(*keys: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([key & 0xFFFF_FFFF_FFFF_FFFF for key in keys])
-
-
-def _random(*keys: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(_sequence(*keys)))
-
-
-def _seed(*keys: int) -> int:
-    words: Sequence[int] = _sequence(*keys).generate_state(1, np.uint64).tolist()
-    return words[0] >> 1  # torch wants a seed that fits a signed 64-bit integer
