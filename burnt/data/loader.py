@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import collate
+from burnt.data.batch import pin as pin_memory
+from burnt.data.buckets import Buckets, as_buckets
 from burnt.data.dataset import Dataset
+from burnt.data.pack import Pack
+from burnt.data.samplers import Sampler, as_sampler
 from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.data.state import decode_state, encode_state
-from burnt.errors import DataError
+from burnt.data.workers import Cell, WorkerPool
+from burnt.errors import BurntError, DataError, quantity
 
 __all__ = ["EpochLoader", "IterableLoader", "Loader", "ResumableIterator", "ResumableLoader", "as_loader"]
 
@@ -25,12 +32,6 @@ if TYPE_CHECKING:
 else:
     B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
-
-_NO_WORKERS = (
-    "not needed: items are loaded in this process. For worker processes, "
-    "give the training a torch.utils.data.DataLoader in place of this Loader"
-)
-_NO_SAMPLER = "use shuffle=, or give the training a torch.utils.data.DataLoader in place of this Loader"
 
 
 class EpochLoader(Protocol[B_co]):
@@ -77,24 +78,41 @@ class ResumableLoader(EpochLoader[B_co], Protocol[B_co]):
 
 
 class Loader(Generic[B]):
-    """Batches from a dataset, optionally shuffled.
+    """Batches from a dataset, optionally shuffled, sampled, bucketed or packed, loaded here or by workers.
 
     The order depends neither on the global random state nor on earlier epochs: batch `k` of epoch `e` is the
-    same in every run with the same seed, and can be loaded without the ones before it.
+    same in every run with the same seed, and can be loaded without the ones before it. Workers change neither
+    the order nor what the transforms draw.
 
     Args:
-        dataset: the items; if it has a method ``take(indices)``, that returns whole batches.
-        batch_size: the number of items in a batch.
-        batcher: turns a list of items into a batch; `collate` by default. If the dataset has ``take``, it
-            gets that batch instead.
+        dataset: the items; if it has a method ``take(indices)``, that returns whole batches, and
+            ``__getitems__(indices)`` a list of items.
+        batch_size: the number of items in a batch; of rows, with `pack`.
+        batcher: turns a list of items into a batch; `collate` by default, `Pad` for items of different
+            lengths. If the dataset has ``take``, it gets that batch instead.
         shuffle: use a new order in every epoch.
-        seed: the seed of the order and of `transform`.
+        seed: the seed of the order and of the transforms.
         drop_last: drop a last batch that is not full.
+        item_transform: ``item_transform(item, generator)`` returns the changed item. The generator is seeded
+            by (seed, epoch, index of the item).
         transform: ``transform(batch, generator)`` returns the changed batch. The generator is seeded by
-            (seed, epoch, batch), so that a resumed run repeats its augmentation exactly.
+            (seed, epoch, batch). A resumed run repeats both exactly.
+        sampler: decides which items an epoch has, in place of `shuffle`: a `Sampler` such as
+            `WeightedSampler`, one of torch, or a list of indices.
+        buckets: `Buckets`, or the lengths of the items: batches have items of similar length.
+        pack: a `Pack`: items are documents, which are packed into rows of a fixed length.
+        workers: the number of worker processes, which load batches ahead; ``"4 threads"`` are threads of this
+            process, for datasets that wait, or release Python's lock while they decode. They start at the
+            first batch and stay until `close`, or until the loader is gone: changes of the dataset after
+            that do not reach processes.
+        prefetch: the number of batches that each worker is ahead, 2 by default.
+        pin: copy batches to pinned memory, from which they go to CUDA beside the computation.
 
     Raises:
-        DataError: an empty dataset, a batch size below 1, or no batch in an epoch.
+        DataError: an empty dataset, no batch in an epoch, or settings that are invalid or exclude each other.
+
+    An item that cannot be read raises a DataError that names it, with the dataset's exception as its cause,
+    and so does a worker process that is killed.
 
     >>> loader = Loader(range(5), batch_size=2, shuffle=True, seed=1)
     >>> len(loader), [len(batch) for batch in loader]
@@ -104,16 +122,15 @@ class Loader(Generic[B]):
     """
 
     @explain_arguments(
-        num_workers=_NO_WORKERS,
-        prefetch_factor=_NO_WORKERS,
-        persistent_workers=_NO_WORKERS,
-        multiprocessing_context=_NO_WORKERS,
-        worker_init_fn=_NO_WORKERS,
-        timeout=_NO_WORKERS,
-        pin_memory="not needed: transform= may pin batches, which are then moved asynchronously",
-        pin_memory_device="not needed, as pin_memory",
-        sampler=_NO_SAMPLER,
-        batch_sampler=_NO_SAMPLER,
+        num_workers="workers= is the number of worker processes; workers='4 threads' are threads",
+        prefetch_factor="prefetch= is the number of batches that each worker is ahead",
+        persistent_workers="not needed: workers stay until the loader is closed or gone",
+        multiprocessing_context="multiprocessing.set_start_method() decides how worker processes start",
+        worker_init_fn="not needed: the global random states of a worker are seeded for every batch",
+        timeout="not needed: a worker that dies is reported, with the item that it was reading",
+        pin_memory="pin=True",
+        pin_memory_device="not needed, as pin=True is for CUDA",
+        batch_sampler="sampler= decides the items, and buckets= makes batches of items of similar length",
         generator="the order depends on seed=",
         in_order="not needed: batches always come in order",
     )
@@ -122,11 +139,18 @@ class Loader(Generic[B]):
         dataset: Dataset[Any],
         batch_size: int,
         *,
-        batcher: Callable[[list[Any]], B] | None = None,
+        batcher: Callable[[Any], B] | None = None,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        item_transform: Callable[[Any, torch.Generator], Any] | None = None,
         transform: Callable[[B, torch.Generator], B] | None = None,
+        sampler: Sampler | Iterable[int] | None = None,
+        buckets: Buckets | Sequence[int] | Tensor | Callable[[Any], int] | None = None,
+        pack: Pack | None = None,
+        workers: int | str = 0,
+        prefetch: int | None = None,
+        pin: bool = False,
     ) -> None:
         if batch_size < 1:
             raise DataError("batch_size is too small", expected="batch_size of at least 1", found=batch_size)
@@ -136,23 +160,66 @@ class Loader(Generic[B]):
                 found=f"a {type(dataset).__name__} of length 0",
                 hint="check the path, filter or split that it is built from",
             )
-        if drop_last and len(dataset) < batch_size:
-            raise DataError(
-                "an epoch would have no batch",
-                expected=f"at least {batch_size} items, with drop_last",
-                found=f"{len(dataset)} items",
-            )
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
-        self._batcher = batcher
-        self._transform = transform
+        self.sampler = None if sampler is None else as_sampler(sampler, seed)
+        self.buckets = None if buckets is None else copy.copy(as_buckets(buckets))
+        self.pack = None if pack is None else copy.copy(pack)
+        self.pin = pin
+        self._check_combination(batcher)
+        # Both learn the lengths of this dataset, and the user may give them to other loaders, too.
+        if self.buckets is not None:
+            self.buckets.prepare(dataset, batch_size)
+        if self.pack is not None:
+            self.pack.prepare(dataset)
+        reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
+        self._pool = WorkerPool(reader, workers, prefetch)
         self._served = 0
+        if len(self) == 0:
+            raise DataError(
+                "an epoch would have no batch",
+                expected=f"at least {quantity(batch_size, 'row' if pack else 'item')}, with drop_last",
+                found=quantity(self._size(), "row" if pack else "item"),
+            )
+
+    def _check_combination(self, batcher: object) -> None:
+        takes = hasattr(self.dataset, "take")
+        for is_wrong, what, hint in (
+            (
+                self.shuffle and self.sampler is not None,
+                "shuffle= and sampler= exclude each other",
+                "the sampler decides the order: SubsetSampler(indices, shuffle=True)",
+            ),
+            (
+                self.pack is not None and (self.buckets is not None or self.sampler is not None),
+                "pack= cannot be combined with buckets= or sampler=",
+                "select the documents in the dataset",
+            ),
+            (
+                self.pack is not None and (batcher is not None or takes),
+                "pack= makes the batches itself",
+                "use transform= to change them"
+                if batcher
+                else "give it a dataset of documents, without take()",
+            ),
+            (
+                self.buckets is not None
+                and self.buckets.tokens is not None
+                and (self.drop_last or self.sampler is not None),
+                "the tokens= of buckets cannot be combined with drop_last= or sampler=",
+                "without them, every epoch has the same number of batches",
+            ),
+        ):
+            if is_wrong:
+                raise DataError(what, hint=hint)
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.dataset), self.batch_size)
+        if self.buckets is not None:
+            return self.buckets.num_batches(len(self._epoch_part(range(self._size()))), self.batch_size)
+        full, rest = divmod(self._size(), self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
     def __iter__(self) -> Iterator[B]:
@@ -160,15 +227,18 @@ class Loader(Generic[B]):
         self._served += 1
         return self.epoch(self._served - 1)
 
+    @property
+    def replays(self) -> bool:
+        """Whether a resumed run goes through the earlier batches of its epoch again: never."""
+        return False
+
     def num_batches(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self)
 
     def order(self, epoch: int) -> Tensor:
-        """Return the indices of an epoch in their order, ``[n]`` of int64."""
-        if not self.shuffle:
-            return torch.arange(len(self.dataset))
-        return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
+        """Return the indices of an epoch in their order, ``[n]`` of int64; of documents, with `pack`."""
+        return self._arrange(epoch)[0] if self.pack is None else self._items(epoch)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
@@ -177,32 +247,177 @@ class Loader(Generic[B]):
             epoch: its number, from 0.
             start: the number of the first batch wanted; none of the items before it is touched.
         """
-        take = getattr(self.dataset, "take", None)
-        order = self.order(epoch)
-        for number in range(start, len(self)):
-            indices = order[number * self.batch_size : (number + 1) * self.batch_size]
-            batch: Any
-            if take is not None:
-                batch = take(indices)
-                if self._batcher is not None:
-                    batch = self._batcher(batch)
-            else:
-                items = [self.dataset[index] for index in indices.tolist()]
-                batch = collate(items) if self._batcher is None else self._batcher(items)
-            if self._transform is not None:
-                generator = torch_generator(self.seed, epoch, number)
-                batch = self._transform(batch, generator)
-            yield batch
+        batches = self._pool.run(self._tasks(epoch, start))
+        return map(pin_memory, batches) if self.pin else batches
+
+    def close(self) -> None:
+        """End the workers. They start again when the next batch is wanted."""
+        self._pool.close()
 
     def state(self) -> dict[str, Any]:
         """What decides the order: compared when a run is resumed."""
-        return {
+        state: dict[str, Any] = {
             "seed": self.seed,
             "shuffle": self.shuffle,
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "items": len(self.dataset),
         }
+        # Only where they are used: checkpoints of burnt 0.1.0 lack them.
+        if self.sampler is not None:
+            own = getattr(self.sampler, "state", None)
+            state["sampler"] = {"type": type(self.sampler).__qualname__, **(own() if own is not None else {})}
+        if self.buckets is not None:
+            state["buckets"] = self.buckets.state()
+        if self.pack is not None:
+            state["pack"] = self.pack.state()
+        return state
+
+    def _size(self) -> int:
+        """Return the number of items or rows of an epoch, those that `drop_last` drops included."""
+        if self.pack is not None:
+            return self.pack.num_rows
+        return len(self.dataset if self.sampler is None else self.sampler)
+
+    def _epoch_part(self, items: Any) -> Any:
+        """Return the items that make full batches, with `drop_last`."""
+        return items[: len(items) // self.batch_size * self.batch_size] if self.drop_last else items
+
+    def _items(self, epoch: int) -> Tensor:
+        """Return the indices of an epoch before they are put into buckets or rows."""
+        if self.sampler is None:
+            if not self.shuffle:
+                return torch.arange(len(self.dataset))
+            return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
+        indices = self.sampler.indices(epoch)
+        low, high = (int(bound) for bound in torch.aminmax(indices))
+        if low < 0 or high >= len(self.dataset):
+            raise DataError(
+                f"{type(self.sampler).__name__} gives an index that the dataset lacks",
+                expected=f"0 to {len(self.dataset) - 1}",
+                found=low if low < 0 else high,
+            )
+        return indices
+
+    def _arrange(self, epoch: int) -> tuple[Tensor, Sequence[int] | np.ndarray[Any, Any]]:
+        """Return what the readers get, in the order of an epoch, and where the batches start in it."""
+        items = self._items(epoch)
+        is_random = self.shuffle or self.sampler is not None
+        generator = numpy_generator(self.seed, epoch, 1) if is_random else None
+        if self.pack is not None:
+            pieces, first_of_row = self.pack.arrange(items.numpy(), generator)
+            return pieces, first_of_row[:: self.batch_size]
+        if self.buckets is not None:
+            order, starts = self.buckets.arrange(self._epoch_part(items.numpy()), self.batch_size, generator)
+            return torch.from_numpy(order), starts
+        return items, range(0, len(items), self.batch_size)
+
+    def _tasks(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
+        order, starts = self._arrange(epoch)
+        for number in range(start, len(self)):
+            end = int(starts[number + 1]) if number + 1 < len(starts) else len(order)
+            yield number, (epoch, number, order[int(starts[number]) : end])
+
+
+class _Reader:
+    """Reads the batches of a `Loader`, in this process or in a worker's.
+
+    A task is the epoch, the number of the batch, and the indices of its items, or the pieces of its rows.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batcher: Callable[[Any], Any] | None,
+        item_transform: Callable[[Any, torch.Generator], Any] | None,
+        transform: Callable[[Any, torch.Generator], Any] | None,
+        pack: Pack | None,
+        seed: int,
+    ) -> None:
+        self.dataset = dataset
+        self.batcher = batcher
+        self.item_transform = item_transform
+        self.transform = transform
+        self.pack = pack
+        self.seed = seed
+
+    def __call__(self, task: tuple[int, int, Tensor], cell: Cell) -> Any:
+        epoch, number, indices = task
+        batch: Any
+        try:
+            if self.pack is not None:
+                row = indices[:, 0] - indices[0, 0]
+                documents = torch.unique(indices[:, 2])
+                items = dict(zip(documents.tolist(), self._items(epoch, documents, cell), strict=True))
+                pieces = torch.cat([row.unsqueeze(1), indices[:, 1:]], dim=1)
+                batch = self.pack.batch(items, pieces, int(row[-1]) + 1)
+            elif hasattr(self.dataset, "take") and self.item_transform is None:
+                batch = self.dataset.take(indices)
+                if self.batcher is not None:
+                    batch = self.batcher(batch)
+            else:
+                batch = (self.batcher or collate)(self._items(epoch, indices, cell))
+            cell[0] = -1
+            if self.transform is not None:
+                batch = self.transform(batch, torch_generator(self.seed, epoch, number))
+            return batch
+        except BurntError as error:
+            if cell[0] == -1 and not error.origin:
+                error.origin += (self.describe(task, -1),)
+            raise
+        except Exception as error:
+            raise DataError(
+                "a batch could not be loaded",
+                where=self.describe(task, -1),
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+
+    def key(self, task: tuple[int, int, Tensor]) -> tuple[int, ...]:
+        """Return what seeds the global random states of a worker."""
+        return self.seed, task[0], task[1]
+
+    def describe(self, task: tuple[int, int, Tensor], index: int) -> str:
+        """Return which item of which batch is read, or which items the batch has."""
+        epoch, number, indices = task
+        name = type(self.dataset).__name__
+        batch = f"batch {number} of epoch {epoch}, counted from 0"
+        if index >= 0:
+            return f"item {index} of {name}, in {batch}"
+        items = (indices if self.pack is None else torch.unique(indices[:, 2])).tolist()
+        shown = ", ".join(str(item) for item in items[:20]) + (", ..." if len(items) > 20 else "")
+        return f"{batch}: items {shown} of {name}"
+
+    def _items(self, epoch: int, indices: Tensor, cell: Cell) -> list[Any]:
+        several = getattr(self.dataset, "__getitems__", None)
+        items: list[Any] | None = None
+        if several is not None:
+            try:
+                items = several(indices.tolist())
+            except Exception:
+                self._read(epoch, indices, cell, None)  # one by one, to name the item
+                raise
+        return self._read(epoch, indices, cell, items)
+
+    def _read(self, epoch: int, indices: Tensor, cell: Cell, items: Sequence[Any] | None) -> list[Any]:
+        read = []
+        for place, index in enumerate(indices.tolist()):
+            cell[0] = index
+            try:
+                item = self.dataset[index] if items is None else items[place]
+                if self.item_transform is not None:
+                    item = self.item_transform(item, torch_generator(self.seed, epoch, index))
+            except BurntError as error:
+                error.origin += (f"item {index} of {type(self.dataset).__name__}",)
+                raise
+            except Exception as error:
+                raise DataError(
+                    "an item could not be loaded",
+                    where=f"item {index} of {type(self.dataset).__name__}",
+                    found=f"{type(error).__name__}: {error}",
+                ) from error
+            read.append(item)
+        cell[0] = -1
+        return read
 
 
 class IterableLoader(Generic[B]):
