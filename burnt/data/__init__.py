@@ -22,6 +22,7 @@ from burnt.data.loader import (
 from burnt.data.pack import Pack, segment_mask, segment_starts
 from burnt.data.pad import Pad
 from burnt.data.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
+from burnt.data.stream import Shards, StreamLoader
 
 __all__ = [
     "Batch",
@@ -38,6 +39,8 @@ __all__ = [
     "ResumableIterator",
     "ResumableLoader",
     "Sampler",
+    "Shards",
+    "StreamLoader",
     "SubsetSampler",
     "TensorDataset",
     "TorchSampler",

@@ -19,7 +19,7 @@ from burnt.data.dataset import Dataset
 from burnt.data.pack import Pack
 from burnt.data.samplers import Sampler, as_sampler
 from burnt.data.seeds import numpy_generator, torch_generator
-from burnt.data.state import decode_state, encode_state
+from burnt.data.state import decode_state, encode_state, has_state
 from burnt.data.workers import Cell, WorkerPool
 from burnt.errors import BurntError, DataError, quantity
 
@@ -154,6 +154,12 @@ class Loader(Generic[B]):
     ) -> None:
         if batch_size < 1:
             raise DataError("batch_size is too small", expected="batch_size of at least 1", found=batch_size)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                "a Loader needs a dataset with a length and items by index",
+                found=type(dataset).__name__,
+                hint="StreamLoader is for what can only be iterated",
+            )
         if len(dataset) == 0:
             raise DataError(
                 "the dataset is empty",
@@ -440,7 +446,7 @@ class IterableLoader(Generic[B]):
     def replays(self) -> bool:
         """Whether a resumed run goes through the earlier batches of its epoch again."""
         # A list needs no reading, and neither does what stands for one.
-        return not _has_state(self.batches) and not isinstance(self.batches, list | tuple)
+        return not has_state(self.batches) and not isinstance(self.batches, list | tuple)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch, those before `start` served and dropped at once."""
@@ -456,7 +462,7 @@ class IterableLoader(Generic[B]):
         Raises:
             DataError: the iterable has no ``load_state_dict``, unlike the one that the state is of.
         """
-        if not _has_state(self.batches):
+        if not has_state(self.batches):
             raise DataError(
                 f"{type(self.batches).__name__} cannot continue from a stored position",
                 expected="the methods state_dict and load_state_dict, as when the position was stored",
@@ -485,7 +491,7 @@ class IterableLoader(Generic[B]):
                 part.set_epoch(epoch)
 
     def _iterator(self) -> Iterator[B]:
-        if not _has_state(self.batches):
+        if not has_state(self.batches):
             return iter(self.batches)
         batches = _StatefulIterator(self.batches)
         batches.state()  # what a checkpoint cannot hold is an error now, not at the first checkpoint
@@ -509,10 +515,6 @@ class _StatefulIterator(Generic[B]):
         """The position after the last batch, as JSON."""
         state: dict[str, Any] = encode_state(self._source.state_dict(), self._source)
         return state
-
-
-def _has_state(source: object) -> bool:
-    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def as_loader(source: Any, name: str) -> EpochLoader[Any]:

@@ -12,7 +12,7 @@ import torch
 
 from burnt.errors import DataError
 
-__all__ = ["decode_state", "encode_state"]
+__all__ = ["decode_state", "encode_state", "has_state"]
 
 _ARRAY, _TENSOR, _BYTES = "__array__", "__tensor__", "__bytes__"
 
@@ -47,6 +47,11 @@ def decode_state(state: Any) -> Any:
     if state.keys() == {_TENSOR}:
         return torch.from_numpy(_array(state[_TENSOR]))
     return {key: decode_state(value) for key, value in state.items()}
+
+
+def has_state(source: object) -> bool:
+    """Whether an object has the methods by which its position is stored and restored."""
+    return all(callable(getattr(source, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _encode(value: Any, owner: object, where: str) -> Any:
