@@ -8,20 +8,49 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
-from burnt.data.batch import Batch, collate, move
+from burnt.data.batch import Batch, Mover, collate, move, pin
+from burnt.data.buckets import Buckets
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
-from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.loader import (
+    EpochLoader,
+    IterableLoader,
+    Loader,
+    ResumableIterator,
+    ResumableLoader,
+    as_loader,
+)
+from burnt.data.pack import Pack, segment_mask, segment_starts
+from burnt.data.pad import Pad
+from burnt.data.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
+from burnt.data.stream import Shards, StreamLoader
 
 __all__ = [
     "Batch",
+    "Buckets",
+    "ClassBalanced",
     "Dataset",
+    "EpochLoader",
     "InMemoryDataset",
     "IterableLoader",
     "Loader",
+    "Mover",
+    "Pack",
+    "Pad",
+    "ResumableIterator",
+    "ResumableLoader",
+    "Sampler",
+    "Shards",
+    "StreamLoader",
+    "SubsetSampler",
     "TensorDataset",
+    "TorchSampler",
+    "WeightedSampler",
     "as_loader",
     "collate",
     "move",
+    "pin",
+    "segment_mask",
+    "segment_starts",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -12,10 +13,17 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import collate
+from burnt.data.batch import pin as pin_memory
+from burnt.data.buckets import Buckets, as_buckets
 from burnt.data.dataset import Dataset
-from burnt.errors import DataError
+from burnt.data.pack import Pack
+from burnt.data.samplers import Sampler, as_sampler
+from burnt.data.seeds import numpy_generator, torch_generator
+from burnt.data.state import decode_state, encode_state, has_state
+from burnt.data.workers import Cell, WorkerPool
+from burnt.errors import BurntError, DataError, quantity
 
-__all__ = ["EpochLoader", "IterableLoader", "Loader", "as_loader"]
+__all__ = ["EpochLoader", "IterableLoader", "Loader", "ResumableIterator", "ResumableLoader", "as_loader"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -24,12 +32,6 @@ if TYPE_CHECKING:
 else:
     B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
-
-_NO_WORKERS = (
-    "not needed: items are loaded in this process. For worker processes, "
-    "give the training a torch.utils.data.DataLoader in place of this Loader"
-)
-_NO_SAMPLER = "use shuffle=, or give the training a torch.utils.data.DataLoader in place of this Loader"
 
 
 class EpochLoader(Protocol[B_co]):
@@ -48,25 +50,69 @@ class EpochLoader(Protocol[B_co]):
         ...
 
 
+class ResumableIterator(Protocol[B_co]):
+    """An iterator over the batches of an epoch that knows its position."""
+
+    def __iter__(self) -> Iterator[B_co]:
+        """Return the iterator itself."""
+        ...
+
+    def __next__(self) -> B_co:
+        """Return the next batch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last batch that was returned, whatever was loaded ahead, as JSON."""
+        ...
+
+
+class ResumableLoader(EpochLoader[B_co], Protocol[B_co]):
+    """A loader whose position in an epoch is more than the number of the batch, such as a stream.
+
+    `epoch` returns a `ResumableIterator`. Its `state` goes into the checkpoint, and `resume` continues there.
+    """
+
+    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[B_co]:
+        """Return the batches of an epoch from the batch numbered `start` on, which is where `state` was."""
+        ...
+
+
 class Loader(Generic[B]):
-    """Batches from a dataset, optionally shuffled.
+    """Batches from a dataset, optionally shuffled, sampled, bucketed or packed, loaded here or by workers.
 
     The order depends neither on the global random state nor on earlier epochs: batch `k` of epoch `e` is the
-    same in every run with the same seed, and can be loaded without the ones before it.
+    same in every run with the same seed, and can be loaded without the ones before it. Workers change neither
+    the order nor what the transforms draw.
 
     Args:
-        dataset: the items; if it has a method ``take(indices)``, that returns whole batches.
-        batch_size: the number of items in a batch.
-        batcher: turns a list of items into a batch; `collate` by default. If the dataset has ``take``, it
-            gets that batch instead.
+        dataset: the items; a method ``__getitems__(indices)`` returns a list of them, and otherwise
+            ``take(indices)`` whole batches, if it has one of these.
+        batch_size: the number of items in a batch; of rows, with `pack`.
+        batcher: turns a list of items into a batch; `collate` by default, `Pad` for items of different
+            lengths. If the dataset has ``take``, it gets that batch instead.
         shuffle: use a new order in every epoch.
-        seed: the seed of the order and of `transform`.
+        seed: the seed of the order and of the transforms.
         drop_last: drop a last batch that is not full.
+        item_transform: ``item_transform(item, generator)`` returns the changed item. The generator is seeded
+            by (seed, epoch, index of the item).
         transform: ``transform(batch, generator)`` returns the changed batch. The generator is seeded by
-            (seed, epoch, batch), so that a resumed run repeats its augmentation exactly.
+            (seed, epoch, batch). A resumed run repeats both exactly.
+        sampler: decides which items an epoch has, in place of `shuffle`: a `Sampler` such as
+            `WeightedSampler`, one of torch, or a list of indices.
+        buckets: `Buckets`, or the lengths of the items: batches have items of similar length.
+        pack: a `Pack`: items are documents, which are packed into rows of a fixed length.
+        workers: the number of worker processes, which load batches ahead; ``"4 threads"`` are threads of this
+            process, for datasets that wait, or release Python's lock while they decode. They start at the
+            first batch and stay until `close`, or until the loader is gone: changes of the dataset after
+            that do not reach processes.
+        prefetch: the number of batches that each worker is ahead, 2 by default.
+        pin: copy batches to pinned memory, from which they go to CUDA beside the computation.
 
     Raises:
-        DataError: an empty dataset, a batch size below 1, or no batch in an epoch.
+        DataError: an empty dataset, no batch in an epoch, or settings that are invalid or exclude each other.
+
+    An item that cannot be read raises a DataError that names it, with the dataset's exception as its cause,
+    and so does a worker process that is killed.
 
     >>> loader = Loader(range(5), batch_size=2, shuffle=True, seed=1)
     >>> len(loader), [len(batch) for batch in loader]
@@ -76,16 +122,15 @@ class Loader(Generic[B]):
     """
 
     @explain_arguments(
-        num_workers=_NO_WORKERS,
-        prefetch_factor=_NO_WORKERS,
-        persistent_workers=_NO_WORKERS,
-        multiprocessing_context=_NO_WORKERS,
-        worker_init_fn=_NO_WORKERS,
-        timeout=_NO_WORKERS,
-        pin_memory="not needed: transform= may pin batches, which are then moved asynchronously",
-        pin_memory_device="not needed, as pin_memory",
-        sampler=_NO_SAMPLER,
-        batch_sampler=_NO_SAMPLER,
+        num_workers="workers= is the number of worker processes; workers='4 threads' are threads",
+        prefetch_factor="prefetch= is the number of batches that each worker is ahead",
+        persistent_workers="not needed: workers stay until the loader is closed or gone",
+        multiprocessing_context="multiprocessing.set_start_method() decides how worker processes start",
+        worker_init_fn="not needed: the global random states of a worker are seeded for every batch",
+        timeout="not needed: a worker that dies is reported, with the item that it was reading",
+        pin_memory="pin=True",
+        pin_memory_device="not needed, as pin=True is for CUDA",
+        batch_sampler="sampler= decides the items, and buckets= makes batches of items of similar length",
         generator="the order depends on seed=",
         in_order="not needed: batches always come in order",
     )
@@ -94,37 +139,93 @@ class Loader(Generic[B]):
         dataset: Dataset[Any],
         batch_size: int,
         *,
-        batcher: Callable[[list[Any]], B] | None = None,
+        batcher: Callable[[Any], B] | None = None,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        item_transform: Callable[[Any, torch.Generator], Any] | None = None,
         transform: Callable[[B, torch.Generator], B] | None = None,
+        sampler: Sampler | Iterable[int] | None = None,
+        buckets: Buckets | Sequence[int] | Tensor | Callable[[Any], int] | None = None,
+        pack: Pack | None = None,
+        workers: int | str = 0,
+        prefetch: int | None = None,
+        pin: bool = False,
     ) -> None:
         if batch_size < 1:
             raise DataError("batch_size is too small", expected="batch_size of at least 1", found=batch_size)
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                "a Loader needs a dataset with a length and items by index",
+                found=type(dataset).__name__,
+                hint="StreamLoader is for what can only be iterated",
+            )
         if len(dataset) == 0:
             raise DataError(
                 "the dataset is empty",
                 found=f"a {type(dataset).__name__} of length 0",
                 hint="check the path, filter or split that it is built from",
             )
-        if drop_last and len(dataset) < batch_size:
-            raise DataError(
-                "an epoch would have no batch",
-                expected=f"at least {batch_size} items, with drop_last",
-                found=f"{len(dataset)} items",
-            )
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
-        self._batcher = batcher
-        self._transform = transform
+        self.sampler = None if sampler is None else as_sampler(sampler, seed)
+        self.buckets = None if buckets is None else copy.copy(as_buckets(buckets))
+        self.pack = None if pack is None else copy.copy(pack)
+        self.pin = pin
+        self._check_combination(batcher)
+        # Both learn the lengths of this dataset, and the user may give them to other loaders, too.
+        if self.buckets is not None:
+            self.buckets.prepare(dataset, batch_size)
+        if self.pack is not None:
+            self.pack.prepare(dataset)
+        reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
+        self._pool = WorkerPool(reader, workers, prefetch)
         self._served = 0
+        if len(self) == 0:
+            raise DataError(
+                "an epoch would have no batch",
+                expected=f"at least {quantity(batch_size, 'row' if pack else 'item')}, with drop_last",
+                found=quantity(self._size(), "row" if pack else "item"),
+            )
+
+    def _check_combination(self, batcher: object) -> None:
+        takes = _takes(self.dataset)
+        for is_wrong, what, hint in (
+            (
+                self.shuffle and self.sampler is not None,
+                "shuffle= and sampler= exclude each other",
+                "the sampler decides the order: SubsetSampler(indices, shuffle=True)",
+            ),
+            (
+                self.pack is not None and (self.buckets is not None or self.sampler is not None),
+                "pack= cannot be combined with buckets= or sampler=",
+                "select the documents in the dataset",
+            ),
+            (
+                self.pack is not None and (batcher is not None or takes),
+                "pack= makes the batches itself",
+                "use transform= to change them"
+                if batcher
+                else "give it a dataset of documents, without take()",
+            ),
+            (
+                self.buckets is not None
+                and self.buckets.tokens is not None
+                and (self.drop_last or self.sampler is not None),
+                "the tokens= of buckets cannot be combined with drop_last= or sampler=",
+                "without them, every epoch has the same number of batches",
+            ),
+        ):
+            if is_wrong:
+                raise DataError(what, hint=hint)
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.dataset), self.batch_size)
+        if self.buckets is not None:
+            return self.buckets.num_batches(len(self._epoch_part(range(self._size()))), self.batch_size)
+        full, rest = divmod(self._size(), self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
     def __iter__(self) -> Iterator[B]:
@@ -132,19 +233,23 @@ class Loader(Generic[B]):
         self._served += 1
         return self.epoch(self._served - 1)
 
+    @property
+    def replays(self) -> bool:
+        """Whether a resumed run goes through the earlier batches of its epoch again: never."""
+        return False
+
     def num_batches(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self)
 
     def order(self, epoch: int) -> Tensor:
-        """Return the indices of an epoch in their order, ``[n]`` of int64."""
-        if not self.shuffle:
-            return torch.arange(len(self.dataset))
-        return torch.from_numpy(_random(self.seed, epoch).permutation(len(self.dataset)))
+        """Return the indices of an epoch in their order, ``[n]`` of int64; of documents, with `pack`."""
+        return self._arrange(epoch)[0] if self.pack is None else self._items(epoch)
 
     def indices(self, epoch: int, batch: int) -> Tensor:
-        """Return the indices of the items of a batch, ``[n]`` of int64."""
-        return self.order(epoch)[batch * self.batch_size : (batch + 1) * self.batch_size]
+        """Return the indices of the items of a batch, ``[n]`` of int64; with `pack`, those of its pieces."""
+        _, (_, _, indices) = next(self._tasks(epoch, batch))
+        return indices
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
@@ -153,40 +258,192 @@ class Loader(Generic[B]):
             epoch: its number, from 0.
             start: the number of the first batch wanted; none of the items before it is touched.
         """
-        take = getattr(self.dataset, "take", None)
-        order = self.order(epoch)
-        for number in range(start, len(self)):
-            indices = order[number * self.batch_size : (number + 1) * self.batch_size]
-            batch: Any
-            if take is not None:
-                batch = take(indices)
-                if self._batcher is not None:
-                    batch = self._batcher(batch)
-            else:
-                items = [self.dataset[index] for index in indices.tolist()]
-                batch = collate(items) if self._batcher is None else self._batcher(items)
-            if self._transform is not None:
-                generator = torch.Generator().manual_seed(_seed(self.seed, epoch, number))
-                batch = self._transform(batch, generator)
-            yield batch
+        batches = self._pool.run(self._tasks(epoch, start))
+        return map(pin_memory, batches) if self.pin else batches
+
+    def close(self) -> None:
+        """End the workers. They start again when the next batch is wanted."""
+        self._pool.close()
 
     def state(self) -> dict[str, Any]:
         """What decides the order: compared when a run is resumed."""
-        return {
+        state: dict[str, Any] = {
             "seed": self.seed,
             "shuffle": self.shuffle,
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "items": len(self.dataset),
         }
+        # Only where they are used: checkpoints of burnt 0.1.0 lack them.
+        if self.sampler is not None:
+            own = getattr(self.sampler, "state", None)
+            state["sampler"] = {"type": type(self.sampler).__qualname__, **(own() if own is not None else {})}
+        if self.buckets is not None:
+            state["buckets"] = self.buckets.state()
+        if self.pack is not None:
+            state["pack"] = self.pack.state()
+        return state
+
+    def _size(self) -> int:
+        """Return the number of items or rows of an epoch, those that `drop_last` drops included."""
+        if self.pack is not None:
+            return self.pack.num_rows
+        return len(self.dataset if self.sampler is None else self.sampler)
+
+    def _epoch_part(self, items: Any) -> Any:
+        """Return the items that make full batches, with `drop_last`."""
+        return items[: len(items) // self.batch_size * self.batch_size] if self.drop_last else items
+
+    def _items(self, epoch: int) -> Tensor:
+        """Return the indices of an epoch before they are put into buckets or rows."""
+        if self.sampler is None:
+            if not self.shuffle:
+                return torch.arange(len(self.dataset))
+            return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
+        indices = self.sampler.indices(epoch)
+        low, high = (int(bound) for bound in torch.aminmax(indices))
+        if low < 0 or high >= len(self.dataset):
+            raise DataError(
+                f"{type(self.sampler).__name__} gives an index that the dataset lacks",
+                expected=f"0 to {len(self.dataset) - 1}",
+                found=low if low < 0 else high,
+            )
+        return indices
+
+    def _arrange(self, epoch: int) -> tuple[Tensor, Sequence[int] | np.ndarray[Any, Any]]:
+        """Return what the readers get, in the order of an epoch, and where the batches start in it."""
+        items = self._items(epoch)
+        is_random = self.shuffle or self.sampler is not None
+        generator = numpy_generator(self.seed, epoch, 1) if is_random else None
+        if self.pack is not None:
+            pieces, first_of_row = self.pack.arrange(items.numpy(), generator)
+            return pieces, first_of_row[:: self.batch_size]
+        if self.buckets is not None:
+            order, starts = self.buckets.arrange(self._epoch_part(items.numpy()), self.batch_size, generator)
+            return torch.from_numpy(order), starts
+        return items, range(0, len(items), self.batch_size)
+
+    def _tasks(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
+        order, starts = self._arrange(epoch)
+        for number in range(start, len(self)):
+            end = int(starts[number + 1]) if number + 1 < len(starts) else len(order)
+            yield number, (epoch, number, order[int(starts[number]) : end])
+
+
+class _Reader:
+    """Reads the batches of a `Loader`, in this process or in a worker's.
+
+    A task is the epoch, the number of the batch, and the indices of its items, or the pieces of its rows.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batcher: Callable[[Any], Any] | None,
+        item_transform: Callable[[Any, torch.Generator], Any] | None,
+        transform: Callable[[Any, torch.Generator], Any] | None,
+        pack: Pack | None,
+        seed: int,
+    ) -> None:
+        self.dataset = dataset
+        self.batcher = batcher
+        self.item_transform = item_transform
+        self.transform = transform
+        self.pack = pack
+        self.seed = seed
+
+    def __call__(self, task: tuple[int, int, Tensor], cell: Cell) -> Any:
+        epoch, number, indices = task
+        batch: Any
+        try:
+            if self.pack is not None:
+                row = indices[:, 0] - indices[0, 0]
+                documents = torch.unique(indices[:, 2])
+                items = dict(zip(documents.tolist(), self._items(epoch, documents, cell), strict=True))
+                pieces = torch.cat([row.unsqueeze(1), indices[:, 1:]], dim=1)
+                batch = self.pack.batch(items, pieces, int(row[-1]) + 1)
+            elif _takes(self.dataset) and self.item_transform is None:
+                batch = self.dataset.take(indices)
+                if self.batcher is not None:
+                    batch = self.batcher(batch)
+            else:
+                batch = (self.batcher or collate)(self._items(epoch, indices, cell))
+            cell[0] = -1
+            if self.transform is not None:
+                batch = self.transform(batch, torch_generator(self.seed, epoch, number))
+            return batch
+        except BurntError as error:
+            if cell[0] == -1 and not error.origin:
+                error.origin += (self.describe(task, -1),)
+            raise
+        except Exception as error:
+            raise DataError(
+                "a batch could not be loaded",
+                where=self.describe(task, -1),
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+
+    def key(self, task: tuple[int, int, Tensor]) -> tuple[int, ...]:
+        """Return what seeds the global random states of a worker."""
+        return self.seed, task[0], task[1]
+
+    def describe(self, task: tuple[int, int, Tensor], index: int) -> str:
+        """Return which item of which batch is read, or which items the batch has."""
+        epoch, number, indices = task
+        name = type(self.dataset).__name__
+        batch = f"batch {number} of epoch {epoch}, counted from 0"
+        if index >= 0:
+            return f"item {index} of {name}, in {batch}"
+        items = (indices if self.pack is None else torch.unique(indices[:, 2])).tolist()
+        shown = ", ".join(str(item) for item in items[:20]) + (", ..." if len(items) > 20 else "")
+        return f"{batch}: items {shown} of {name}"
+
+    def _items(self, epoch: int, indices: Tensor, cell: Cell) -> list[Any]:
+        several = getattr(self.dataset, "__getitems__", None)
+        items: list[Any] | None = None
+        if several is not None:
+            try:
+                items = several(indices.tolist())
+            except Exception:
+                self._read(epoch, indices, cell, None)  # one by one, to name the item
+                raise
+        return self._read(epoch, indices, cell, items)
+
+    def _read(self, epoch: int, indices: Tensor, cell: Cell, items: Sequence[Any] | None) -> list[Any]:
+        read = []
+        for place, index in enumerate(indices.tolist()):
+            cell[0] = index
+            try:
+                item = self.dataset[index] if items is None else items[place]
+                if self.item_transform is not None:
+                    item = self.item_transform(item, torch_generator(self.seed, epoch, index))
+            except BurntError as error:
+                error.origin += (f"item {index} of {type(self.dataset).__name__}",)
+                raise
+            except Exception as error:
+                raise DataError(
+                    "an item could not be loaded",
+                    where=f"item {index} of {type(self.dataset).__name__}",
+                    found=f"{type(error).__name__}: {error}",
+                ) from error
+            read.append(item)
+        cell[0] = -1
+        return read
+
+
+def _takes(dataset: object) -> bool:
+    # Datasets of Hugging Face have __getitems__, and a take() that returns the first items.
+    return hasattr(dataset, "take") and not hasattr(dataset, "__getitems__")
 
 
 class IterableLoader(Generic[B]):
     """Any iterable of batches, such as torch's DataLoader, as the Learner wants it.
 
-    A resumed run goes through the batches that it has had, since an iterable cannot skip. A DataLoader gives
-    them as it did, since the Learner puts the global random states back for it; one with a ``generator`` of
-    its own need not. ``set_epoch`` of the iterable or its samplers is called where there is one.
+    A resumed run continues where it was if the iterable has ``state_dict`` and ``load_state_dict``, as
+    torchdata's StatefulDataLoader and the datasets of Hugging Face do. With others it goes through the
+    batches that it has had (`replays`), since an iterable cannot skip. A DataLoader gives them as it did,
+    since the Learner puts the global random states back for it; one with a ``generator`` of its own need not.
+    ``set_epoch`` of the iterable or its samplers is called where there is one.
 
     >>> list(IterableLoader([10, 20, 30]).epoch(0, start=1))
     [20, 30]
@@ -198,20 +455,32 @@ class IterableLoader(Generic[B]):
     @property
     def replays(self) -> bool:
         """Whether a resumed run goes through the earlier batches of its epoch again."""
-        # A list needs no reading.
-        return not isinstance(self.batches, list | tuple)
+        # A list needs no reading, and neither does what stands for one.
+        return not has_state(self.batches) and not isinstance(self.batches, list | tuple)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch, those before `start` served and dropped at once."""
-        parts: list[Any] = [self.batches]
-        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
-        batches = iter(self.batches)
+        self._set_epoch(epoch)
+        batches = self._iterator()
         for _ in itertools.islice(batches, start):
             pass
         return batches
+
+    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[B]:
+        """The batches of an epoch from a position on that its iterator's `state` returned.
+
+        Raises:
+            DataError: the iterable has no ``load_state_dict``, unlike the one that the state is of.
+        """
+        if not has_state(self.batches):
+            raise DataError(
+                f"{type(self.batches).__name__} cannot continue from a stored position",
+                expected="the methods state_dict and load_state_dict, as when the position was stored",
+                hint="resume with the same loader, or start a new run",
+            )
+        self._set_epoch(epoch)
+        self.batches.load_state_dict(decode_state(dict(state)))  # type: ignore[attr-defined]
+        return self._iterator()
 
     def num_batches(self) -> int | None:
         """How many batches an epoch has, if the iterable has a length."""
@@ -223,6 +492,39 @@ class IterableLoader(Generic[B]):
     def state(self) -> dict[str, Any]:
         """The number of batches, all that is known of an iterable."""
         return {"batches": self.num_batches()}
+
+    def _set_epoch(self, epoch: int) -> None:
+        parts: list[Any] = [self.batches]
+        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
+    def _iterator(self) -> Iterator[B]:
+        if not has_state(self.batches):
+            return iter(self.batches)
+        batches = _StatefulIterator(self.batches)
+        batches.state()  # what a checkpoint cannot hold is an error now, not at the first checkpoint
+        return batches
+
+
+class _StatefulIterator(Generic[B]):
+    """Batches of an iterable that knows its position."""
+
+    def __init__(self, source: Iterable[B]) -> None:
+        self._source: Any = source
+        self._batches = iter(source)
+
+    def __iter__(self) -> Iterator[B]:
+        return self
+
+    def __next__(self) -> B:
+        return next(self._batches)
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch, as JSON."""
+        state: dict[str, Any] = encode_state(self._source.state_dict(), self._source)
+        return state
 
 
 def as_loader(source: Any, name: str) -> EpochLoader[Any]:
@@ -254,16 +556,3 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
     if loader.num_batches() == 0:
         raise DataError(f"{name}= has no batches", hint="is its dataset empty?")
     return loader
-
-
-def _sequence(*keys: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence([key & 0xFFFF_FFFF_FFFF_FFFF for key in keys])
-
-
-def _random(*keys: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(_sequence(*keys)))
-
-
-def _seed(*keys: int) -> int:
-    words: Sequence[int] = _sequence(*keys).generate_state(1, np.uint64).tolist()
-    return words[0] >> 1  # torch wants a seed that fits a signed 64-bit integer

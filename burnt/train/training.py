@@ -139,7 +139,7 @@ class SupervisedTraining:
         optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
         loss="the loss is computed in the step of the Learner",
         logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
-        num_workers="worker processes belong to the loader: a torch.utils.data.DataLoader as train=",
+        num_workers="worker processes belong to the loader: train=Loader(..., workers=2)",
     )
     def __init__(
         self,

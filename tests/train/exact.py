@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from burnt import optim
-from burnt.data import Batch, Loader, TensorDataset
+from burnt.data import Batch, Loader, Shards, StreamLoader, TensorDataset
 from burnt.record import read_tensors
 from burnt.train import (
     Checkpoints,
@@ -97,11 +97,33 @@ def torch_loader() -> Any:
 
 
 def loader(**settings: Any) -> Loader[Any]:
-    return Loader(TensorDataset(**tensors()), BATCH, shuffle=True, seed=3, **settings)
+    dataset: Any = Items() if "item_transform" in settings else TensorDataset(**tensors())
+    return Loader(dataset, BATCH, shuffle=True, seed=3, **settings)
 
 
 def validation(transform: Any = None) -> Loader[Any]:
     return Loader(TensorDataset(**tensors()), 5, transform=transform)
+
+
+def noisy_item(item: Any, generator: torch.Generator) -> Any:
+    return {**item, "x": item["x"] + 0.1 * torch.randn(3, generator=generator)}
+
+
+class Rows:
+    def __call__(self, shard: int) -> Any:
+        x, y = tensors().values()
+        return [{"x": x[i], "y": y[i]} for i in range(shard, min(shard + 5, ITEMS))]
+
+
+class Items:
+    """Rows one by one, for workers."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = tensors().values()
+        return {"x": x[index], "y": y[index]}
 
 
 class Counter:
@@ -148,6 +170,16 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "stream": lambda: {
         "train": Stream(), "accumulate": 2, "validate_every": "2 steps", "checkpoint_every": "3 steps",
         "log_every": 3, "optimizer": optim.Ema(optim.Sgd(momentum=0.9), decay=0.9),
+    },
+    "threads": lambda: {
+        "train": loader(workers="2 threads", item_transform=noisy_item, transform=noisy), "accumulate": 3,
+    },
+    "workers": lambda: {"train": loader(workers=2, item_transform=noisy_item), "log_every": 2},
+    "shards": lambda: {
+        "train": StreamLoader(
+            Shards([0, 5, 10], Rows()), BATCH, shuffle=3, seed=4, drop_last=True, transform=noisy
+        ),
+        "accumulate": 2, "log_every": 2,
     },
     "torch": lambda: {"train": torch_loader(), "log_every": 5, "checkpoint_every": "2 steps"},
 }  # fmt: skip
