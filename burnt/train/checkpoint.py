@@ -23,15 +23,15 @@ from burnt._files import sync_folder
 from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
-from burnt.train.duration import Position
+from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
 
-__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
+__all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
-_MODEL, _TRAINING = "model.safetensors", "training.safetensors"
+MODEL_FILE, _TRAINING = "model.safetensors", "training.safetensors"
 _MOVED = ".tmp-moved-"
 """The prefix of a checkpoint while another one of the same step takes its place."""
 _KEYS = {"position", "values", "optimizer", "metrics", "rng"}
@@ -110,6 +110,37 @@ class KeepLast:
         return saved[-self.count :]
 
 
+class Every:
+    """Keep a checkpoint at each multiple of an interval.
+
+    The training saves then, whatever its ``checkpoint_every``. With an interval in seconds, the first
+    checkpoint after each multiple is kept.
+
+    Args:
+        interval: ``"500 steps"``, ``"5 epochs"``, ``"2 h"``; or several, ``"5 epochs or 2 h"``.
+
+    Raises:
+        ConfigError: the interval is not a duration.
+
+    >>> saved = [Saved(Path(f"step-{step}"), Position(step), {}) for step in (400, 500, 900, 1000)]
+    >>> [entry.position.step for entry in Every("500 steps").keep(saved)]
+    [500, 1000]
+    """
+
+    def __init__(self, interval: str | Duration) -> None:
+        self.interval = Duration.parse(interval, "Every")
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """Return the checkpoints at the multiples of the interval."""
+        kept, since = [], 0.0
+        for entry in saved:
+            position = entry.position
+            if self.interval.due(position, epoch_ended=not position.batch, since=since):
+                kept.append(entry)
+            since = position.seconds
+        return kept
+
+
 class KeepBest:
     """Keep the checkpoints with the best values of a metric.
 
@@ -120,11 +151,11 @@ class KeepBest:
 
     Args:
         metric: the metric to compare by, as an object or by name.
-        split: ``"valid"`` or ``"train"``.
+        split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
         count: how many.
     """
 
-    def __init__(self, metric: Metric | str, split: str = "valid", count: int = 1) -> None:
+    def __init__(self, metric: Metric | str, split: str | None = None, count: int = 1) -> None:
         self.monitored = Monitored(metric, split)
         self.metric = metric if isinstance(metric, Metric) else None
         self.count = max(int(count), 1)
@@ -175,6 +206,14 @@ class Checkpoints:
         new = Saved(self._path(position), position, values)
         saved = [*(entry for entry in self.saved() if entry.path != new.path), new]
         return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
+
+    def is_due(self, position: Position, *, epoch_ended: bool, since: float) -> bool:
+        """Whether an `Every` wants a checkpoint of this position; see `Duration.due` for the arguments."""
+        return any(
+            keeper.interval.due(position, epoch_ended=epoch_ended, since=since)
+            for keeper in self.keepers
+            if isinstance(keeper, Every)
+        )
 
     def newest(self) -> Path | None:
         """Return the folder of the newest checkpoint, or None; for the process that writes them alone."""
@@ -227,7 +266,7 @@ class Checkpoints:
         temporary.mkdir()
         try:
             config = getattr(model, "_built_by", None)
-            record_of(model, config=config).save(temporary / _MODEL)
+            record_of(model, config=config).save(temporary / MODEL_FILE)
             write_tensors(temporary / _TRAINING, tensors, full_document)
             sync_folder(temporary)
             if target.exists():
@@ -282,7 +321,7 @@ class Checkpoints:
         """
         tensors, document = _read_training(path)
         try:
-            record = Record.load(path / _MODEL)
+            record = Record.load(path / MODEL_FILE)
         except (RecordError, OSError) as error:
             raise _damaged_error(path, error) from error
         try:

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -77,6 +77,7 @@ class Loop:
     validate_every: Duration
     checkpoint_every: Duration
     log_every: int
+    validate_first: bool
     accumulate: int
     clip_norm: float | None
     device: torch.device
@@ -116,6 +117,8 @@ class Loop:
         names = {m.name for metrics in (self.train_metrics, *self.valid_metrics.values()) for m in metrics}
         self.logged = StepLog(self.writer, [*names, *SPEED], self.step_in_progress)
         self.clock, self.activity = TrainingClock(), "training"
+        self.trained = TrainingClock(self.position.seconds)
+        self.checked_seconds = self.position.seconds
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
@@ -130,9 +133,12 @@ class Loop:
         reason = None
         with self.logged.active():
             self.callbacks(Started(self))
+            if self.validate_first and self.position.step == 0:
+                self.position.pending = True
             if self.position.pending:
-                self.position.pending = False
-                reason = self.run_due_tasks(epoch_ended=self.position.batch == 0)
+                reason = self.run_due_tasks(
+                    epoch_ended=self.position.batch == 0 and self.position.epoch > 0
+                )
             elif self.duration.over(self.position):
                 reason = "finished"  # a finished run was resumed: no steps are left
             if reason is None and self.stopping is not None and self.stopping.over:
@@ -228,10 +234,16 @@ class Loop:
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
-        position = self.position
+        position, since = self.position, self.checked_seconds
+        position.seconds = self.trained.seconds()
         over = self.duration.over(position)
         updated_splits = {"train"} if epoch_ended else set()
-        if over or self.validate_every.due(position, epoch_ended=epoch_ended):
+        is_validation_due, position.pending = position.pending, False
+        if (
+            over
+            or is_validation_due
+            or self.validate_every.due(position, epoch_ended=epoch_ended, since=since)
+        ):
             position.pending = not self.validate()
             updated_splits |= self.valid.keys()
         if not position.pending:
@@ -247,13 +259,18 @@ class Loop:
             over
             or stop
             or self.stop_reason is not None
-            or self.checkpoint_every.due(position, epoch_ended=epoch_ended)
+            or self.checkpoint_every.due(position, epoch_ended=epoch_ended, since=since)
+            or (
+                self.checkpoints is not None
+                and self.checkpoints.is_due(position, epoch_ended=epoch_ended, since=since)
+            )
             or (updated_splits and not position.pending and self.is_best())
         ):
             self.save()
         if not self.control.process_commands():
             self.save()
             return "interrupted"
+        self.checked_seconds = self.trained.seconds()
         return "finished" if over else "stopped early" if stop else self.stop_reason
 
     def log(self) -> None:
@@ -294,9 +311,15 @@ class Loop:
             total_steps=self.duration.last_step(
                 self.position, self.batches_per_epoch, accumulate=self.accumulate
             ),
-            total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
+            total_epochs=self.duration.epochs,
             activity=self.activity,
             paused_seconds=self.control.paused_seconds,
+            # Only of a duration in seconds, which no total of steps shows.
+            **(
+                {}
+                if self.duration.seconds is None
+                else {"seconds": self.trained.seconds(), "total_seconds": self.duration.seconds}
+            ),
         )
 
     @contextmanager
@@ -304,7 +327,7 @@ class Loop:
         """Show `activity` to viewers while the block runs, and exclude its time from the step speed."""
         before = self.activity
         try:
-            with self.clock.stopped():
+            with self.clock.stopped(), self.trained.stopped() if activity == "paused" else nullcontext():
                 self.activity = activity
                 self.report_progress()
                 self.reporter.activity(activity)
@@ -391,6 +414,7 @@ class Loop:
                 if self.control.is_ending:
                     break
         rng, self.before_validation = self.before_validation, None
+        self.position.seconds = self.trained.seconds()
         if self.control.is_ending:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
@@ -438,17 +462,14 @@ class Loop:
         monitor_state = {
             "metric": stopping.monitored.key,
             "best": stopping.best,
-            "patience": str(stopping.patience),
+            "patience": None if stopping.patience is None else str(stopping.patience),
         }
         self.writer.event(
             "stopping", self.position.step, **monitor_state, waited=stopping.waited, left=stopping.left
         )
         if stop:
-            self.writer.event("early_stopping", self.position.step, **monitor_state)
-            better = "been a number" if stopping.best is None else f"improved on {stopping.best:.4g}"
-            self.reporter.message(
-                f"Stopping early: {stopping.monitored.key} has not {better} for {stopping.patience}."
-            )
+            self.writer.event("early_stopping", self.position.step, **monitor_state, reason=stopping.reason)
+            self.reporter.message(f"Stopping early: {stopping.reason}.")
         return stop
 
     def is_best(self) -> bool:

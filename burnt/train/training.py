@@ -28,8 +28,8 @@ from burnt.errors import (
 )
 from burnt.module import loading_problem
 from burnt.optim.schedules.base import stable_text
-from burnt.record import record_of
-from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.record import Record, load_into, record_of
+from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
@@ -37,7 +37,7 @@ from burnt.train.evaluation import evaluate, loss_first
 from burnt.train.events import Callbacks, Ended, Failed
 from burnt.train.final_summary import format_summary
 from burnt.train.first_batches import check_first_batches
-from burnt.train.format import values_text
+from burnt.train.format import value_text, values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
@@ -61,13 +61,17 @@ class TrainingResult:
     """The result of a training.
 
     Args:
-        model: the trained model, in its state after the last step; with the averages if the optimizer is an
-            `optim.Ema`, `optim.Swa` or `optim.ScheduleFreeAdamW`.
+        model: the trained model, in its state after the last step, or with the best weights by
+            ``EarlyStopping(restore_best=True)``; with the averages if the optimizer is an `optim.Ema`,
+            `optim.Swa` or `optim.ScheduleFreeAdamW`.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
         values: the last metric values by split and name, ``{"valid/loss": 0.1}``.
         checkpoints: the checkpoints on disk, oldest first.
+        best: the best of them, by the metric of the first `KeepBest`, or of an `EarlyStopping` with
+            ``restore_best``; None without such a metric or before its first value.
+        best_value: the value of that metric.
     """
 
     model: torch.nn.Module
@@ -76,6 +80,8 @@ class TrainingResult:
     position: Position
     values: Mapping[str, float]
     checkpoints: tuple[Saved, ...]
+    best: Saved | None = None
+    best_value: float | None = None
 
     def __repr__(self) -> str:
         checkpoints = ", ".join(saved.path.name for saved in self.checkpoints)
@@ -94,7 +100,9 @@ class SupervisedTraining:
         train: a `burnt.data.Loader`, or any iterable of batches that can be iterated more than once.
         valid: the same for validation, or several by name: ``{"valid": loader, "rotated": other}``. The names
             are the splits of their metrics, ``"rotated/loss"``.
-        duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
+        duration: ``"10 epochs"``, ``"500 steps"`` or ``"2 h"``, counted from the start of the run, also when
+            resumed; ``"10 epochs or 2 h"`` ends with the first. Time is that of the training with its
+            validations and checkpoints, without pauses; where it ends a run is not reproducible.
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
         checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
@@ -115,9 +123,10 @@ class SupervisedTraining:
             over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
         callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
         log_every: steps between two readings of the metrics.
-        validate_every: how often to validate.
+        validate_every: how often to validate: a duration, as all intervals.
+        validate_first: validate before the first step too: metric values at step 0.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
-            saves.
+            saves, and so does the interval of an `Every`.
         resume: continue the run in the folder from its newest checkpoint, at the next batch.
         config: written to the run's ``config.json``; by default the Config that built the model.
         check: check shapes, loss and validation step before the first step.
@@ -158,6 +167,7 @@ class SupervisedTraining:
         callbacks: Sequence[Any] = (),
         log_every: int = 20,
         validate_every: str | Duration = "1 epoch",
+        validate_first: bool = False,
         checkpoint_every: str | Duration = "1 epoch",
         resume: bool = False,
         config: Config | Mapping[str, Any] | None = None,
@@ -198,15 +208,28 @@ class SupervisedTraining:
         self.clip_norm = clip_norm
         self.metrics = loss_first(metrics)
         self.stopping = stopping
+        self.validate_first = validate_first
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
-        self.keepers: Sequence[Keeper] | None = checkpoints
-        if checkpoints is not None and not checkpoints:
-            self.keepers = [KeepLast(2), *self._keep_best()]
-        for watcher in [stopping, *(self.keepers or ())]:
+        keepers = None if checkpoints is None else list(checkpoints)
+        if keepers is not None and not keepers:
+            keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
+        self.keepers = keepers
+        for watcher in [stopping, *(keepers or ())]:
             if isinstance(watcher, EarlyStopping | KeepBest):
                 watcher.metric = watcher.monitored.resolve(
                     self.metrics, self._splits(), type(watcher).__name__
                 )
+        if stopping is not None and stopping.restore_best:
+            if keepers is None:
+                raise ConfigError(
+                    "EarlyStopping cannot restore the best weights",
+                    where="restore_best",
+                    expected="checkpoints to restore them from",
+                    found="checkpoints=None",
+                )
+            if self._best_keeper() is None:
+                assert stopping.metric is not None  # resolved above
+                keepers.append(KeepBest(stopping.metric, stopping.monitored.split))
 
     def run(self, learner: Learner) -> TrainingResult:
         """Train, and return the trained model with the results.
@@ -288,6 +311,7 @@ class SupervisedTraining:
                 validate_every=self.validate_every,
                 checkpoint_every=self.checkpoint_every,
                 log_every=self.log_every,
+                validate_first=self.validate_first,
                 accumulate=self.accumulate,
                 clip_norm=self.clip_norm,
                 device=self.device,
@@ -311,20 +335,23 @@ class SupervisedTraining:
             self.reporter.start(
                 self._title(learner, position),
                 position,
-                self.duration.count if self.duration.unit == "epochs" else None,
+                self.duration.epochs,
                 self.duration.last_step(position, self.train.num_batches(), accumulate=self.accumulate),
+                self.duration.seconds,
             )
             try:
                 reason = ending.reason = loop.run()
             except BaseException as error:
                 self.callbacks(Failed(loop, error))
                 raise
+            saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
+            if interruption.signal is None:
+                self._restore_best(learner.model, saved)
             self.callbacks(Ended(loop, reason))
             seconds = perf_counter() - start_time
             if control.is_ending:
                 ending.reason = control.reason
                 reason = reason if interruption.signal is not None else "stopped"
-        saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
             f"Training {reason}: {quantity(position.epoch, 'epoch')}, {quantity(position.step, 'step')}, "
             f"{duration_text(seconds)}"
@@ -338,14 +365,37 @@ class SupervisedTraining:
             self.reporter.message(self._resume_instructions(position, saved))
         if interruption.signal is not None:
             raise interruption.error()
-        return TrainingResult(model, self.folder, reason, position, loop.values, saved)
+        return TrainingResult(model, self.folder, reason, position, loop.values, saved, *self._best(saved))
 
     def _splits(self) -> tuple[str, ...]:
         return ("train", *self.valid)
 
-    def _keep_best(self) -> list[Keeper]:
-        """Return the keeper of the best checkpoint that a training has by default."""
-        return [KeepBest(Loss(), split) for split in list(self.valid)[:1]]
+    def _best_keeper(self) -> KeepBest | None:
+        """Return the keeper that determines the best checkpoint: that of ``restore_best``, or the first."""
+        best = [keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)]
+        if self.stopping is not None and self.stopping.restore_best:
+            best = [keeper for keeper in best if keeper.monitored.key == self.stopping.monitored.key]
+        return best[0] if best else None
+
+    def _best(self, saved: Sequence[Saved]) -> tuple[Saved | None, float | None]:
+        """Return the best checkpoint with its value."""
+        keeper = self._best_keeper()
+        found = None if keeper is None else next(iter(keeper.keep(saved)), None)
+        if keeper is None or found is None:
+            return None, None
+        return found, found.values[keeper.monitored.key]
+
+    def _restore_best(self, model: torch.nn.Module, saved: Sequence[Saved]) -> None:
+        """Load the weights of the best checkpoint into the model, if early stopping is to do so."""
+        if self.stopping is None or not self.stopping.restore_best:
+            return
+        best, value = self._best(saved)
+        key = self.stopping.monitored.key
+        if best is None or value is None:
+            self.reporter.message(f"No checkpoint has a value of {key}: the model has its last weights.")
+            return
+        load_into(model, Record.load(best.path / MODEL_FILE))
+        self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")
 
     def _restore_checkpoint(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
@@ -414,7 +464,7 @@ class SupervisedTraining:
 
     def _ranking(self) -> dict[str, Any] | None:
         """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
-        keeper = next((keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)), None)
+        keeper = self._best_keeper()
         if keeper is None or keeper.metric is None:
             return None
         return {
@@ -431,6 +481,7 @@ class SupervisedTraining:
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
             "schedule": stable_text(learner.schedule),
+            **({} if (ranking := self._ranking()) is None else {"ranked_by": ranking["metric"]}),
             "duration": str(self.duration),
             "precision": self.precision,
             "accumulate": self.accumulate,
@@ -447,7 +498,7 @@ class SupervisedTraining:
                 "source": Source.of(learner.model).to_dict(),
                 "signature": self._signature,
                 "classes": _class_names(self.train),
-                "best": self._ranking(),
+                "best": ranking,
             },
         }  # fmt: skip
 
