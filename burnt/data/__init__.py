@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import no_attribute
 from burnt.data.batch import Batch, collate, move
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
+from burnt.data.limit import LimitedLoader, RepeatedLoader
 from burnt.data.loader import IterableLoader, Loader, as_loader
 
 __all__ = [
@@ -17,7 +18,9 @@ __all__ = [
     "Dataset",
     "InMemoryDataset",
     "IterableLoader",
+    "LimitedLoader",
     "Loader",
+    "RepeatedLoader",
     "TensorDataset",
     "as_loader",
     "collate",

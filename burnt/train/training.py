@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from burnt import inspect, memory
 from burnt._hints import explain_arguments
 from burnt.config import Config
-from burnt.data import as_loader
+from burnt.data import LimitedLoader, RepeatedLoader, as_loader
 from burnt.data.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import (
@@ -129,6 +131,11 @@ class SupervisedTraining:
             saves, and so does the interval of an `Every`.
         resume: continue the run in the folder from its newest checkpoint, at the next batch.
         config: written to the run's ``config.json``; by default the Config that built the model.
+        limit_train: use only the first batches of each training epoch: a number, or as a float a fraction of
+            an epoch, ``0.1``.
+        limit_valid: the same for each validation.
+        overfit_batches: train on the same first batches in every epoch, a number or a fraction of an epoch,
+            and validate on them too: a model that cannot fit them has an error. They are held in memory.
         check: check shapes, loss and validation step before the first step.
         memory_pool: reuse large host buffers during the run (`burnt.memory`), unless the environment disables
             it.
@@ -171,12 +178,16 @@ class SupervisedTraining:
         checkpoint_every: str | Duration = "1 epoch",
         resume: bool = False,
         config: Config | Mapping[str, Any] | None = None,
+        limit_train: float | None = None,
+        limit_valid: float | None = None,
+        overfit_batches: float | None = None,
         check: bool = True,
         memory_pool: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.train = as_loader(train, "train")
         self.valid = _validation_loaders(valid)
+        self._limit(limit_train, limit_valid, overfit_batches)
         self.duration = Duration.parse(duration)
         self.validate_every = Duration.parse(validate_every, "validate_every")
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
@@ -230,6 +241,69 @@ class SupervisedTraining:
             if self._best_keeper() is None:
                 assert stopping.metric is not None  # resolved above
                 keepers.append(KeepBest(stopping.metric, stopping.monitored.split))
+
+    def _limit(self, train: float | None, valid: float | None, overfit: float | None) -> None:
+        """Replace the loaders by those of a small run.
+
+        Raises:
+            ConfigError: `overfit` is combined with another limit.
+            DataError: a limit is invalid.
+        """
+        if overfit is not None:
+            if train is not None or valid is not None:
+                raise ConfigError(
+                    "overfit_batches= replaces the other limits",
+                    where="limit_train" if train is not None else "limit_valid",
+                    expected="None",
+                    found=train if train is not None else valid,
+                )
+            self.train = RepeatedLoader(self.train, overfit, "overfit_batches")
+            # So that what monitors a validation still works, and shows what differs in evaluation mode.
+            self.valid = dict.fromkeys(self.valid, self.train)
+        if train is not None:
+            self.train = LimitedLoader(self.train, train, "limit_train")
+        if valid is not None:
+            self.valid = {
+                split: LimitedLoader(loader, valid, "limit_valid") for split, loader in self.valid.items()
+            }
+
+    def quick_run(self, learner: Learner) -> dict[str, float]:
+        """Do one step, one batch of each validation, a checkpoint and a resume, to find errors early.
+
+        The run is in a temporary folder, which is removed; model, optimizer and early stopping are copies,
+        and random states are restored. Callbacks receive its events.
+
+        Returns:
+            The metric values, as in `TrainingResult.values`.
+
+        Raises:
+            BurntError, Exception: any error of `run`.
+
+        >>> import torch
+        >>> from burnt import nn, optim
+        >>> from burnt.train import Learner, StepOutput, SupervisedTraining
+        >>> def step(model, batch):
+        ...     return StepOutput(model(batch["x"]).square().mean(), targets=batch["x"])
+        >>> batches = [{"x": torch.ones(4, 2)}] * 9
+        >>> training = SupervisedTraining("runs/net", train=batches, duration="9 epochs")
+        >>> list(training.quick_run(Learner(nn.Linear(2, 1), optim.AdamW(), 1e-3, step)))
+        ['train/loss']
+        """
+        quick, rng = copy.copy(self), RandomStates.capture()
+        quick.duration, quick.monitor, quick.resume = Duration(1, "epochs"), "off", False
+        quick.train = LimitedLoader(self.train, self.accumulate)
+        quick.valid = {split: LimitedLoader(loader, 1) for split, loader in self.valid.items()}
+        quick.stopping = copy.deepcopy(self.stopping)
+        try:
+            with tempfile.TemporaryDirectory(prefix="burnt-quick-run-") as folder:
+                quick.folder = Path(folder) / "run"
+                result = quick.run(copy.deepcopy(learner))
+                if self.keepers is not None:
+                    quick.resume = True
+                    quick.run(copy.deepcopy(learner))
+        finally:
+            rng.restore()
+        return dict(result.values)
 
     def run(self, learner: Learner) -> TrainingResult:
         """Train, and return the trained model with the results.
