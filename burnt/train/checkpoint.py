@@ -9,7 +9,9 @@ complete.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +25,7 @@ from burnt._files import sync_folder
 from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
@@ -207,13 +210,9 @@ class Checkpoints:
         saved = [*(entry for entry in self.saved() if entry.path != new.path), new]
         return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
 
-    def is_due(self, position: Position, *, epoch_ended: bool, since: float) -> bool:
-        """Whether an `Every` wants a checkpoint of this position; see `Duration.due` for the arguments."""
-        return any(
-            keeper.interval.due(position, epoch_ended=epoch_ended, since=since)
-            for keeper in self.keepers
-            if isinstance(keeper, Every)
-        )
+    def intervals(self) -> list[Duration]:
+        """Return the intervals at which an `Every` wants a checkpoint."""
+        return [keeper.interval for keeper in self.keepers if isinstance(keeper, Every)]
 
     def newest(self) -> Path | None:
         """Return the folder of the newest checkpoint, or None; for the process that writes them alone."""
@@ -231,12 +230,14 @@ class Checkpoints:
         document: Mapping[str, Any],
         rng: RandomStates | None = None,
         kept: bool = False,
+        background: BackgroundWriter | None = None,
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
         `values`: the metric values measured at this step, by which keepers rank it. `rng`: random states to
         store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
-        replaces a kept checkpoint of the same step.
+        replaces a kept checkpoint of the same step. `background`: writes a copy; until it is written, no
+        other method may be called.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
@@ -258,6 +259,19 @@ class Checkpoints:
             **({"kept": True} if kept else {}),
             **document,
         }
+        record = record_of(model, config=getattr(model, "_built_by", None))
+        new = Saved(target, dataclasses.replace(position), dict(values), kept)
+        if background is None:
+            return self._write(new, record, tensors, full_document)
+        copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(full_document)
+        background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies))
+        return new
+
+    def _write(
+        self, new: Saved, record: Record, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    ) -> Saved:
+        """Write the files of a checkpoint under a temporary name, rename their folder, and remove others."""
+        target = new.path
         self.folder.mkdir(parents=True, exist_ok=True)
         self._restore_moved()
         for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
@@ -265,9 +279,8 @@ class Checkpoints:
         temporary, old = self.folder / f".tmp-{target.name}", self.folder / f"{_MOVED}{target.name}"
         temporary.mkdir()
         try:
-            config = getattr(model, "_built_by", None)
-            record_of(model, config=config).save(temporary / MODEL_FILE)
-            write_tensors(temporary / _TRAINING, tensors, full_document)
+            record.save(temporary / MODEL_FILE)
+            write_tensors(temporary / _TRAINING, tensors, document)
             sync_folder(temporary)
             if target.exists():
                 # An earlier attempt saved the same step.
@@ -281,7 +294,6 @@ class Checkpoints:
             raise
         if old.exists():
             shutil.rmtree(old)
-        new = Saved(target, dataclasses.replace(position), dict(values), kept)
         self._prune()
         return new
 

@@ -22,7 +22,8 @@ from burnt.data import move
 from burnt.data.loader import EpochLoader
 from burnt.errors import DataError, NonFiniteError
 from burnt.gradients import Gradients
-from burnt.train.checkpoint import Checkpoints
+from burnt.train.background import BackgroundWriter
+from burnt.train.checkpoint import Checkpoints, Saved
 from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
 from burnt.train.events import (
@@ -83,6 +84,7 @@ class Loop:
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
+    background: BackgroundWriter | None
     stopping: EarlyStopping | None
     plateaus: Mapping[Plateau, str]
     callbacks: Callbacks
@@ -99,7 +101,8 @@ class Loop:
 
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
-        self.control.attach(functools.partial(self.save, kept=True), self.show_activity)
+        # The command is answered when the checkpoint is written.
+        self.control.attach(functools.partial(self.save, kept=True, wait=True), self.show_activity)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.batch_iterator: Iterator[Any] = iter(())
@@ -119,6 +122,8 @@ class Loop:
         self.clock, self.activity = TrainingClock(), "training"
         self.trained = TrainingClock(self.position.seconds)
         self.checked_seconds = self.position.seconds
+        every = self.checkpoints.intervals() if self.checkpoints is not None else []
+        self.save_intervals = [self.checkpoint_every, *every]
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
@@ -234,6 +239,7 @@ class Loop:
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
+        self.report_saved()
         position, since = self.position, self.checked_seconds
         position.seconds = self.trained.seconds()
         over = self.duration.over(position)
@@ -259,11 +265,7 @@ class Loop:
             over
             or stop
             or self.stop_reason is not None
-            or self.checkpoint_every.due(position, epoch_ended=epoch_ended, since=since)
-            or (
-                self.checkpoints is not None
-                and self.checkpoints.is_due(position, epoch_ended=epoch_ended, since=since)
-            )
+            or any(e.due(position, epoch_ended=epoch_ended, since=since) for e in self.save_intervals)
             or (updated_splits and not position.pending and self.is_best())
         ):
             self.save()
@@ -353,6 +355,8 @@ class Loop:
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
+        if self.background is not None:
+            self.background.wait()
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
         error = NonFiniteError(
             f"{what} became {value}",
@@ -474,10 +478,18 @@ class Loop:
 
     def is_best(self) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of the current step."""
-        return self.checkpoints is not None and self.checkpoints.is_best(self.position, self.values_here())
+        if self.checkpoints is None:
+            return False
+        self.report_saved(wait=True)  # the ranking needs all files
+        return self.checkpoints.is_best(self.position, self.values_here())
 
-    def save(self, *, kept: bool = False) -> None:
-        """Write a checkpoint if loss and parameters are finite; with `kept`, it is never removed."""
+    def save(self, *, kept: bool = False, wait: bool = False) -> None:
+        """Write a checkpoint if loss and parameters are finite.
+
+        Args:
+            kept: it is never removed.
+            wait: return when it is written, also if checkpoints are written in the background.
+        """
         position, control = self.position, self.control
         # A command can change the learning rate without a step.
         state = (position.step, position.epoch, control.override, control.override_factor)
@@ -485,6 +497,7 @@ class Loop:
         if self.checkpoints is None or self.writer.gone or is_saved:
             return
         with self.show_activity("saving"):
+            self.report_saved(wait=True)
             self.log()
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
             if not Gradients(trained).finite():
@@ -507,12 +520,38 @@ class Loop:
                     },
                     rng=self.before_validation,
                     kept=kept,
+                    background=None if wait else self.background,
                 )
-            self.writer.event("checkpoint", position.step, path=saved.path.name,
-                              values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
         self.saved_step, self.saved_state = position.step, None if validating else state
         self.is_saved_kept = saved.kept
+        if wait or self.background is None:
+            self.record_saved(saved)
+
+    def report_saved(self, *, wait: bool = False) -> None:
+        """Report a checkpoint that was written in the background, if there is a new one; raise its error."""
+        if self.background is None:
+            return
+        if wait:
+            self.background.wait()
+        if (saved := self.background.collect()) is not None:
+            self.record_saved(saved)
+
+    def record_saved(self, saved: Saved) -> None:
+        """Record a checkpoint that was written, and give it to the callbacks."""
+        self.writer.event("checkpoint", saved.position.step, path=saved.path.name,
+                          values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
         self.callbacks(CheckpointSaved(self, saved))
+
+    def finish_saving(self, error: BaseException | None = None) -> None:
+        """Wait for the checkpoint that is being written; after an error, add a note if that fails too."""
+        try:
+            self.report_saved(wait=True)
+        except Exception as second:
+            if error is None:
+                raise
+            if second is not error:
+                notes = [f"{type(second).__name__}: {second}", *getattr(second, "__notes__", ())]
+                error.add_note("\n".join(notes))
 
     def state_of_loader(self) -> Any:
         """Return what the loader says of its position in the epoch; None if batches are enough."""

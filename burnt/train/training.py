@@ -31,6 +31,7 @@ from burnt.errors import (
 from burnt.module import loading_problem
 from burnt.optim.schedules.base import stable_text
 from burnt.record import Record, load_into, record_of
+from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
@@ -129,6 +130,9 @@ class SupervisedTraining:
         validate_first: validate before the first step too: metric values at step 0.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
             saves, and so does the interval of an `Every`.
+        async_checkpoints: write checkpoints in a thread: the training waits for a copy of the model and the
+            optimizer's state alone, which takes memory until it is written. One is written at a time; an
+            error is raised after the next step, or at the end.
         resume: continue the run in the folder from its newest checkpoint, at the next batch.
         config: written to the run's ``config.json``; by default the Config that built the model.
         limit_train: use only the first batches of each training epoch: a number, or as a float a fraction of
@@ -176,6 +180,7 @@ class SupervisedTraining:
         validate_every: str | Duration = "1 epoch",
         validate_first: bool = False,
         checkpoint_every: str | Duration = "1 epoch",
+        async_checkpoints: bool = False,
         resume: bool = False,
         config: Config | Mapping[str, Any] | None = None,
         limit_train: float | None = None,
@@ -220,6 +225,7 @@ class SupervisedTraining:
         self.metrics = loss_first(metrics)
         self.stopping = stopping
         self.validate_first = validate_first
+        self.async_checkpoints = async_checkpoints
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         keepers = None if checkpoints is None else list(checkpoints)
         if keepers is not None and not keepers:
@@ -391,6 +397,7 @@ class SupervisedTraining:
                 device=self.device,
                 autocast=functools.partial(autocast, self.precision, self.device),
                 checkpoints=checkpoints,
+                background=BackgroundWriter() if self.async_checkpoints else None,
                 stopping=self.stopping,
                 plateaus=plateaus_of(learner),
                 callbacks=self.callbacks,
@@ -415,7 +422,9 @@ class SupervisedTraining:
             )
             try:
                 reason = ending.reason = loop.run()
+                loop.finish_saving()
             except BaseException as error:
+                loop.finish_saving(error)
                 self.callbacks(Failed(loop, error))
                 raise
             saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
