@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from burnt._hints import explain_arguments
 from burnt.errors import ConfigError
 from burnt.train.duration import Duration, Position
 from burnt.train.format import value_text
@@ -44,6 +45,7 @@ class EarlyStopping:
     'valid/loss has not improved on 0.4000 for 2 epochs'
     """
 
+    @explain_arguments(mode="the metric defines which values are better: Metric.higher_is_better")
     def __init__(
         self,
         metric: Metric | str,

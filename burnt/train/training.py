@@ -155,6 +155,7 @@ class SupervisedTraining:
         model="the model belongs to the Learner: run(Learner(model, ...))",
         optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
         loss="the loss is computed in the step of the Learner",
+        fast_dev_run="a method: training.quick_run(learner)",
         logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
         num_workers="worker processes belong to the loader: a torch.utils.data.DataLoader as train=",
     )
