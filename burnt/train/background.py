@@ -6,26 +6,25 @@ import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from burnt.record import Record
 
-if TYPE_CHECKING:
-    from burnt.train.checkpoint import Saved
-
 __all__ = ["BackgroundWriter", "copied_record", "copied_tensors"]
 
+T = TypeVar("T")
 
-class BackgroundWriter:
+
+class BackgroundWriter(Generic[T]):
     """Writes one checkpoint at a time in a thread.
 
     Its methods are for one thread, that of the training. An error of the writer is raised by `collect`, each
     time, because the training must not go on without its checkpoints.
 
-    >>> writer = BackgroundWriter()
+    >>> writer = BackgroundWriter[None]()
     >>> writer.start("a checkpoint", lambda: None)
     >>> writer.start("another one", lambda: 1 / 0)  # waits for the first
     >>> writer.wait()
@@ -37,10 +36,10 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._saved: Saved | None = None
+        self._saved: T | None = None
         self._error: BaseException | None = None
 
-    def start(self, name: str, write: Callable[[], Saved]) -> None:
+    def start(self, name: str, write: Callable[[], T]) -> None:
         """Write a checkpoint in the thread, when the one before is written.
 
         Args:
@@ -66,7 +65,7 @@ class BackgroundWriter:
             self._thread.join()
             self._thread = None
 
-    def collect(self) -> Saved | None:
+    def collect(self) -> T | None:
         """Return the checkpoint that was written since the last call, or None.
 
         Raises:

@@ -230,7 +230,7 @@ class Checkpoints:
         document: Mapping[str, Any],
         rng: RandomStates | None = None,
         kept: bool = False,
-        background: BackgroundWriter | None = None,
+        background: BackgroundWriter[Saved] | None = None,
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 

@@ -111,9 +111,16 @@ class Duration:
         text = f"{count:.15g} {unit}"
         return text if self.alternative is None else f"{text} or {self.alternative}"
 
+    def __or__(self, other: Duration) -> Duration:
+        """Return the duration that is over, or due, when one of the two is."""
+        alternative = other if self.alternative is None else self.alternative | other
+        return dataclasses.replace(self, alternative=alternative)
+
     def done(self, position: Position) -> float:
         """Return the number of epochs, steps or seconds done, by the duration's unit."""
-        return {"epochs": position.epoch, "steps": position.step, "seconds": position.seconds}[self.unit]
+        if self.unit == "epochs":
+            return position.epoch
+        return position.step if self.unit == "steps" else position.seconds
 
     @property
     def epochs(self) -> int | None:

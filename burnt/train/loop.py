@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
@@ -84,7 +85,7 @@ class Loop:
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
-    background: BackgroundWriter | None
+    background: BackgroundWriter[Saved] | None
     stopping: EarlyStopping | None
     plateaus: Mapping[Plateau, str]
     callbacks: Callbacks
@@ -123,7 +124,7 @@ class Loop:
         self.trained = TrainingClock(self.position.seconds)
         self.checked_seconds = self.position.seconds
         every = self.checkpoints.intervals() if self.checkpoints is not None else []
-        self.save_intervals = [self.checkpoint_every, *every]
+        self.save_every = functools.reduce(operator.or_, every, self.checkpoint_every)
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
@@ -265,14 +266,14 @@ class Loop:
             over
             or stop
             or self.stop_reason is not None
-            or any(e.due(position, epoch_ended=epoch_ended, since=since) for e in self.save_intervals)
+            or self.save_every.due(position, epoch_ended=epoch_ended, since=since)
             or (updated_splits and not position.pending and self.is_best())
         ):
             self.save()
         if not self.control.process_commands():
             self.save()
             return "interrupted"
-        self.checked_seconds = self.trained.seconds()
+        self.checked_seconds = position.seconds
         return "finished" if over else "stopped early" if stop else self.stop_reason
 
     def log(self) -> None:
@@ -522,6 +523,7 @@ class Loop:
                     kept=kept,
                     background=None if wait else self.background,
                 )
+        position.seconds = self.trained.seconds()
         self.saved_step, self.saved_state = position.step, None if validating else state
         self.is_saved_kept = saved.kept
         if wait or self.background is None:

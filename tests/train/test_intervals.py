@@ -92,6 +92,7 @@ def test_durations_by_time(text, seconds, shown):
 
 def test_the_earlier_of_two_durations_counts():
     both = Duration.parse("2 epochs or 30 steps or 1 h")
+    assert Duration(2, "epochs") | Duration(30, "steps") | Duration(3600, "seconds") == both
     assert (str(both), both.epochs, both.seconds) == ("2 epochs or 30 steps or 1 h", 2, 3600)
     assert Duration.parse("30 steps").epochs is None
     over = [both.over(p) for p in (Position(29, 1), Position(20, 2), Position(30, 1), Position(seconds=3600))]
