@@ -11,7 +11,17 @@ import torch
 from burnt import optim
 from burnt.gradients import Gradients
 from burnt.record import Record
-from burnt.train import Checkpoints, KeepBest, KeepLast, Position, RunReader, control
+from burnt.train import (
+    Checkpoints,
+    KeepBest,
+    KeepLast,
+    Learner,
+    Position,
+    RunReader,
+    StepOutput,
+    SupervisedTraining,
+    control,
+)
 from burnt.train.background import BackgroundWriter, copied_tensors
 from burnt.train.metrics import Accuracy, Loss
 from burnt.train.rng import RandomStates
@@ -78,6 +88,22 @@ def test_the_files_are_those_of_a_training_that_waits(tmp_path, still_clock):
     assert history(tmp_path / "ours") == history(tmp_path / "waited")
     expected = files(tmp_path / "waited")
     assert len(expected) == 2 * len(list((tmp_path / "waited" / "checkpoints").iterdir())) >= 4
+    assert files(tmp_path / "ours") == expected
+
+
+def test_averages_are_in_the_files_as_well(tmp_path, still_clock):
+    def step(model, batch):
+        return StepOutput(model(batch).square().mean(), targets=batch)
+
+    for name, is_async in (("waited", False), ("ours", True)):
+        torch.manual_seed(0)
+        learner = Learner(torch.nn.Linear(2, 1), optim.Ema(optim.Sgd(), decay=0.5), 0.1, step)
+        SupervisedTraining(
+            tmp_path / name, train=[torch.ones(4, 2)] * 3, duration="2 epochs", device="cpu", seed=0,
+            checkpoints=[KeepLast(9)], checkpoint_every="1 step", async_checkpoints=is_async, monitor="off",
+        ).run(learner)  # fmt: skip
+    expected = files(tmp_path / "waited")
+    assert len(expected) == 12
     assert files(tmp_path / "ours") == expected
 
 
@@ -269,7 +295,7 @@ def test_a_command_does_not_hide_the_error_of_an_earlier_checkpoint(tmp_path, mo
 
 
 def test_the_best_are_kept_as_by_a_training_that_waits(tmp_path):
-    settings = {"validate_every": "1 step", "checkpoint_every": "4 steps", "duration": "9 steps",
+    settings = {"validate_every": "1 step", "checkpoint_every": "4 steps", "duration": "7 steps",
                 "checkpoints": [KeepLast(1), KeepBest(Loss(), count=3)]}  # fmt: skip
     kept = []
     for name, is_async in (("waited", False), ("ours", True)):

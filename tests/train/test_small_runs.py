@@ -67,19 +67,21 @@ class StopAt:
 
 
 @pytest.mark.parametrize(
+    "k", [4, pytest.param(1, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize(
     ("settings", "steps"), [({"limit_train": 3}, 9), ({"overfit_batches": 3, "accumulate": 2}, 6)]
 )
-def test_a_limited_run_resumes_exactly(tmp_path, settings, steps):
+def test_a_limited_run_resumes_exactly(tmp_path, settings, steps, k):
     whole = Run(duration="3 epochs", **settings)
     assert whole.training(tmp_path / "whole").run(whole.learner).position.step == steps
-    for k in (1, 4):
-        folder = tmp_path / f"run-{k}"
-        first = Run(duration="3 epochs", **settings)
-        first.training(folder, callbacks=[StopAt(folder, k)]).run(first.learner)
-        second = Run(duration="3 epochs", **settings)
-        second.training(folder, resume=True).run(second.learner)
-        for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
-            assert torch.equal(one, other)
+    folder = tmp_path / "run"
+    first = Run(duration="3 epochs", **settings)
+    first.training(folder, callbacks=[StopAt(folder, k)]).run(first.learner)
+    second = Run(duration="3 epochs", **settings)
+    second.training(folder, resume=True).run(second.learner)
+    for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_same_few_batches_are_learnt_by_heart(tmp_path):

@@ -105,15 +105,17 @@ def test_each_set_has_metrics_of_its_own(tmp_path):
         assert again == {name: result.values[f"{split}/{name}"] for name in ("loss", "accuracy")}
 
 
-def test_interrupted_in_any_set_all_are_validated_anew(tmp_path):
+# Of 7 batches each time: in the first set, and twice in the second.
+@pytest.mark.parametrize(
+    "interrupt_at", [6, pytest.param(2, marks=pytest.mark.full), pytest.param(13, marks=pytest.mark.full)]
+)
+def test_interrupted_in_any_set_all_are_validated_anew(tmp_path, interrupt_at):
     whole = Run(tmp_path / "whole")
-    for interrupt_at in (2, 6, 13):  # of 7 batches each time: in the first set, and twice in the second
-        folder = tmp_path / f"run-{interrupt_at}"
-        assert Run(folder, interrupt_at=interrupt_at).result is None
-        second = Run(folder, resume=True, init_seed=9)
-        assert torch.equal(second.model.weight, whole.model.weight)
-        assert second.result.values == whole.result.values
-        assert points(folder) == points(tmp_path / "whole")
+    assert Run(tmp_path / "run", interrupt_at=interrupt_at).result is None
+    second = Run(tmp_path / "run", resume=True, init_seed=9)
+    assert torch.equal(second.model.weight, whole.model.weight)
+    assert second.result.values == whole.result.values
+    assert points(tmp_path / "run") == points(tmp_path / "whole")
 
 
 def test_the_first_set_is_monitored_by_default(tmp_path):
@@ -207,13 +209,12 @@ def test_the_monitor_shows_the_metric_that_ranks_the_checkpoints():
 # the validation before the first step
 
 
-def test_a_validation_before_the_first_step(tmp_path):
-    whole = Run(tmp_path / "whole", validate_first=True)
+@pytest.mark.parametrize("interrupt_at", [3, pytest.param(9, marks=pytest.mark.full)])
+def test_a_validation_before_the_first_step(tmp_path, interrupt_at):
+    whole, folder = Run(tmp_path / "whole", validate_first=True), tmp_path / "run"
     assert points(tmp_path / "whole")["clean", "loss"][0] == [0, 4, 8, 12]
     assert points(tmp_path / "whole")["train", "loss"][0][0] > 0
-    for interrupt_at in (3, 9):
-        folder = tmp_path / f"run-{interrupt_at}"
-        assert Run(folder, validate_first=True, interrupt_at=interrupt_at).result is None
-        second = Run(folder, validate_first=True, resume=True, init_seed=9)
-        assert torch.equal(second.model.weight, whole.model.weight)
-        assert points(folder) == points(tmp_path / "whole")
+    assert Run(folder, validate_first=True, interrupt_at=interrupt_at).result is None
+    second = Run(folder, validate_first=True, resume=True, init_seed=9)
+    assert torch.equal(second.model.weight, whole.model.weight)
+    assert points(folder) == points(tmp_path / "whole")
