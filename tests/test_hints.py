@@ -33,6 +33,7 @@ CALLABLES = [
     data.Loader,
     train.Learner,
     train.SupervisedTraining,
+    train.EarlyStopping,
 ]
 
 

@@ -23,6 +23,8 @@ from burnt.data.pack import Pack, segment_mask, segment_starts
 from burnt.data.pad import Pad
 from burnt.data.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
 from burnt.data.stream import Shards, StreamLoader
+from burnt.data.limit import LimitedLoader, RepeatedLoader
+from burnt.data.loader import IterableLoader, Loader, as_loader
 
 __all__ = [
     "Batch",
@@ -32,6 +34,7 @@ __all__ = [
     "EpochLoader",
     "InMemoryDataset",
     "IterableLoader",
+    "LimitedLoader",
     "Loader",
     "Mover",
     "Pack",
@@ -42,6 +45,7 @@ __all__ = [
     "Shards",
     "StreamLoader",
     "SubsetSampler",
+    "RepeatedLoader",
     "TensorDataset",
     "TorchSampler",
     "WeightedSampler",

@@ -248,7 +248,7 @@ class Loader(Generic[B]):
 
     def indices(self, epoch: int, batch: int) -> Tensor:
         """Return the indices of the items of a batch, ``[n]`` of int64; with `pack`, those of its pieces."""
-        _, (_, _, indices) = next(self._tasks(epoch, batch))
+        indices: Tensor = next(self._tasks(epoch, batch))[1][2]
         return indices
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:

@@ -29,6 +29,7 @@ __all__ = [
     "problem_text",
     "progress_text",
     "rate_change_warning",
+    "seconds_of",
     "series_label",
     "size_text",
     "split_tuning_keys",
@@ -207,12 +208,19 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
 
 
 def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
-    """Return the validation loss, else the loss, else the first metric with a known better direction."""
+    """Return the metric to show first, or None if there is no metric.
+
+    It is the validation loss, else the metric that ranks the run's checkpoints, else the training loss, else
+    the first metric with a known better direction.
+    """
+    ranked_by = config.get("ranked_by") if isinstance(config, Mapping) else None
+    labels = ("valid/loss", ranked_by, "train/loss")
 
     def rank(series: Series) -> int:
-        if series.name == "loss" and series.split in ("valid", "train"):
-            return 0 if series.split == "valid" else 1
-        return 3 if better_direction(series.name, config) is None else 2
+        label = series_label(series)
+        if label in labels:
+            return labels.index(label)
+        return 4 if better_direction(series.name, config) is None else 3
 
     return min(series_list, key=rank, default=None)
 
@@ -221,11 +229,22 @@ def fraction(progress: Progress | None) -> float | None:
     """Return the fraction of a run that is done, 0 to 1; None if its total is unknown."""
     if progress is None:
         return None
+    shares = []
     if progress.total_steps:
-        return min(progress.step / progress.total_steps, 1.0)
-    if progress.total_epochs and progress.epoch is not None:
-        return min(max(progress.epoch - 1, 0) / progress.total_epochs, 1.0)
-    return None
+        shares.append(progress.step / progress.total_steps)
+    elif progress.total_epochs and progress.epoch is not None:
+        shares.append(max(progress.epoch - 1, 0) / progress.total_epochs)
+    if (seconds := seconds_of(progress)) is not None:
+        shares.append(seconds[0] / seconds[1])
+    return min(max(shares), 1.0) if shares else None
+
+
+def seconds_of(progress: Progress) -> tuple[float, float] | None:
+    """Return the seconds trained and their total; None unless the run's duration is a time."""
+    done, total = (parse_number(progress.data.get(key)) for key in ("seconds", "total_seconds"))
+    if done is None or total is None or not (math.isfinite(done) and math.isfinite(total) and total > 0):
+        return None
+    return done, total
 
 
 def progress_text(progress: Progress | None) -> str:
@@ -236,6 +255,8 @@ def progress_text(progress: Progress | None) -> str:
         text = f"epoch {progress.epoch}/{progress.total_epochs}"
     elif progress.total_steps:
         text = f"step {progress.step}/{progress.total_steps}"
+    elif (seconds := seconds_of(progress)) is not None:
+        text = f"{duration_text(seconds[0])}/{duration_text(seconds[1])}"
     else:
         text = f"step {progress.step}"
     done = fraction(progress)

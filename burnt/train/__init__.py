@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from burnt.train import metrics, store
     from burnt.train.batch_norm import update_batch_norm
     from burnt.train.batch_size_finder import find_batch_size
-    from burnt.train.checkpoint import Checkpoints, KeepBest, KeepLast, Saved
+    from burnt.train.checkpoint import Checkpoints, Every, KeepBest, KeepLast, Saved
     from burnt.train.duration import Duration, Position
     from burnt.train.evaluation import evaluate
     from burnt.train.interrupt import Interrupted
@@ -35,6 +35,7 @@ _HOMES = {
     "ClassificationOutput": "burnt.train.step",
     "Duration": "burnt.train.duration",
     "EarlyStopping": "burnt.train.stopping",
+    "Every": "burnt.train.checkpoint",
     "Histogram": "burnt.train.logged",
     "Image": "burnt.train.logged",
     "Interrupted": "burnt.train.interrupt",
@@ -69,6 +70,7 @@ __all__ = [
     "ClassificationOutput",
     "Duration",
     "EarlyStopping",
+    "Every",
     "Histogram",
     "Image",
     "Interrupted",

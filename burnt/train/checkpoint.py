@@ -9,7 +9,9 @@ complete.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,16 +25,17 @@ from burnt._files import sync_folder
 from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.buffers import load_buffers
-from burnt.train.duration import Position
+from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
 
-__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
+__all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
-_MODEL, _TRAINING = "model.safetensors", "training.safetensors"
+MODEL_FILE, _TRAINING = "model.safetensors", "training.safetensors"
 _MOVED = ".tmp-moved-"
 """The prefix of a checkpoint while another one of the same step takes its place."""
 _KEYS = {"position", "values", "optimizer", "metrics", "rng"}
@@ -114,6 +117,37 @@ class KeepLast:
         return saved[-self.count :]
 
 
+class Every:
+    """Keep a checkpoint at each multiple of an interval.
+
+    The training saves then, whatever its ``checkpoint_every``. With an interval in seconds, the first
+    checkpoint after each multiple is kept.
+
+    Args:
+        interval: ``"500 steps"``, ``"5 epochs"``, ``"2 h"``; or several, ``"5 epochs or 2 h"``.
+
+    Raises:
+        ConfigError: the interval is not a duration.
+
+    >>> saved = [Saved(Path(f"step-{step}"), Position(step), {}) for step in (400, 500, 900, 1000)]
+    >>> [entry.position.step for entry in Every("500 steps").keep(saved)]
+    [500, 1000]
+    """
+
+    def __init__(self, interval: str | Duration) -> None:
+        self.interval = Duration.parse(interval, "Every")
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """Return the checkpoints at the multiples of the interval."""
+        kept, since = [], 0.0
+        for entry in saved:
+            position = entry.position
+            if self.interval.due(position, epoch_ended=not position.batch, since=since):
+                kept.append(entry)
+            since = position.seconds
+        return kept
+
+
 class KeepBest:
     """Keep the checkpoints with the best values of a metric.
 
@@ -124,11 +158,11 @@ class KeepBest:
 
     Args:
         metric: the metric to compare by, as an object or by name.
-        split: ``"valid"`` or ``"train"``.
+        split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
         count: how many.
     """
 
-    def __init__(self, metric: Metric | str, split: str = "valid", count: int = 1) -> None:
+    def __init__(self, metric: Metric | str, split: str | None = None, count: int = 1) -> None:
         self.monitored = Monitored(metric, split)
         self.metric = metric if isinstance(metric, Metric) else None
         self.count = max(int(count), 1)
@@ -180,6 +214,10 @@ class Checkpoints:
         saved = [*(entry for entry in self.saved() if entry.scheduled and entry.path != new.path), new]
         return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
 
+    def intervals(self) -> list[Duration]:
+        """Return the intervals at which an `Every` wants a checkpoint."""
+        return [keeper.interval for keeper in self.keepers if isinstance(keeper, Every)]
+
     def newest(self) -> Path | None:
         """Return the folder of the newest checkpoint, or None; for the process that writes them alone."""
         self._restore_moved()
@@ -198,6 +236,7 @@ class Checkpoints:
         kept: bool = False,
         scheduled: bool = True,
         buffers: Mapping[str, Tensor] | None = None,
+        background: BackgroundWriter[Saved] | None = None,
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
@@ -205,6 +244,7 @@ class Checkpoints:
         store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
         replaces a kept checkpoint of the same step. `scheduled`: keepers may select it; otherwise it is
         removed once there is a newer one. `buffers`: those that are not in the model's state dict.
+        `background`: writes a copy; until it is written, no other method may be called.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
@@ -230,6 +270,19 @@ class Checkpoints:
             **({} if scheduled else {"scheduled": False}),
             **document,
         }
+        record = record_of(model, config=getattr(model, "_built_by", None))
+        new = Saved(target, dataclasses.replace(position), dict(values), kept, scheduled)
+        if background is None:
+            return self._write(new, record, tensors, full_document)
+        copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(full_document)
+        background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies))
+        return new
+
+    def _write(
+        self, new: Saved, record: Record, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+    ) -> Saved:
+        """Write the files of a checkpoint under a temporary name, rename their folder, and remove others."""
+        target = new.path
         self.folder.mkdir(parents=True, exist_ok=True)
         self._restore_moved()
         for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
@@ -237,9 +290,8 @@ class Checkpoints:
         temporary, old = self.folder / f".tmp-{target.name}", self.folder / f"{_MOVED}{target.name}"
         temporary.mkdir()
         try:
-            config = getattr(model, "_built_by", None)
-            record_of(model, config=config).save(temporary / _MODEL)
-            write_tensors(temporary / _TRAINING, tensors, full_document)
+            record.save(temporary / MODEL_FILE)
+            write_tensors(temporary / _TRAINING, tensors, document)
             sync_folder(temporary)
             if target.exists():
                 # An earlier attempt saved the same step.
@@ -253,7 +305,6 @@ class Checkpoints:
             raise
         if old.exists():
             shutil.rmtree(old)
-        new = Saved(target, dataclasses.replace(position), dict(values), kept, scheduled)
         self.prune()
         return new
 
@@ -267,7 +318,7 @@ class Checkpoints:
         tensors, document = _read_training(source)
         temporary = self.folder / f".tmp-{source.name}"
         temporary.mkdir(parents=True)
-        shutil.copy(source / _MODEL, temporary)
+        shutil.copy(source / MODEL_FILE, temporary)
         write_tensors(temporary / _TRAINING, tensors, {**document, "kept": True})
         sync_folder(temporary)
         temporary.rename(self.folder / source.name)
@@ -311,7 +362,7 @@ class Checkpoints:
         """
         tensors, document = _read_training(path)
         try:
-            record = Record.load(path / _MODEL)
+            record = Record.load(path / MODEL_FILE)
         except (RecordError, OSError) as error:
             raise _damaged_error(path, error) from error
         try:

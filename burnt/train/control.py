@@ -27,6 +27,9 @@ _PAUSED_POLL_SECONDS = 0.05
 class TrainingClock:
     """Measures the seconds spent on training steps; it can be stopped during other work.
 
+    Args:
+        seconds: what it shows at the start.
+
     >>> clock = TrainingClock()
     >>> with clock.stopped():
     ...     before = clock.seconds()
@@ -34,12 +37,12 @@ class TrainingClock:
     True
     """
 
-    def __init__(self) -> None:
-        self._started_at = time.perf_counter()
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._started_at = time.perf_counter() - seconds
         self._stopped_at: float | None = None
 
     def seconds(self) -> float:
-        """Return the seconds since the clock was created, without the time it was stopped."""
+        """Return the seconds since the clock was created, without the time it was stopped, and the first."""
         now = time.perf_counter() if self._stopped_at is None else self._stopped_at
         return now - self._started_at
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from burnt.errors import BurntError
-from burnt.train.checkpoint import KeepBest, Keeper, Saved
+from burnt.train.checkpoint import Every, KeepBest, Keeper, Saved
 from burnt.train.format import value_text
 from burnt.train.metrics.base import Metric
+from burnt.train.monitored_metric import default_split
 from burnt.train.store import RunReader
 
 __all__ = ["format_summary"]
@@ -31,7 +32,8 @@ def format_summary(
         saved: the checkpoints on disk, oldest first.
         keepers: the keepers that selected them.
     """
-    lines = _format_table(folder, values, metrics)
+    best_of = next((keeper.monitored.split for keeper in keepers if isinstance(keeper, KeepBest)), None)
+    lines = _format_table(folder, values, metrics, best_of)
     if saved:
         lines.append(f"Checkpoints in {saved[0].path.parent}: {_format_checkpoints(saved, keepers)}")
     where = shlex.quote(str(folder))
@@ -39,12 +41,17 @@ def format_summary(
     return "\n".join(lines)
 
 
-def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
-    splits = [split for split in ("train", "valid") if any(key.startswith(f"{split}/") for key in values)]
+def _format_table(
+    folder: Path, values: Mapping[str, float], metrics: Sequence[Metric], best_of: str | None
+) -> list[str]:
+    """Return the table's lines; `best_of` is the split whose best values are shown, if it was measured."""
+    splits = list(dict.fromkeys(key.split("/", 1)[0] for key in values))
+    splits.sort(key=lambda split: split != "train")
     if not splits:
         return []
-    best = _best_values(folder, splits[-1], metrics)
-    rows = [["", *splits, *([f"best {splits[-1]}"] if best else [])]]
+    shown = best_of if best_of in splits else splits[-1] if len(splits) == 1 else default_split(splits)
+    best = _best_values(folder, shown, metrics)
+    rows = [["", *splits, *([f"best {shown}"] if best else [])]]
     for metric in metrics:
         keys = [f"{split}/{metric.name}" for split in splits]
         if any(key in values for key in keys):
@@ -84,9 +91,15 @@ def _format_checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> st
         if entry.kept:
             reasons[entry.path].append("saved by command")
     for keeper in keepers:
-        if isinstance(keeper, KeepBest):
-            for entry in keeper.keep(saved):
-                reasons[entry.path].append(f"best {keeper.monitored.key}")
+        match keeper:
+            case KeepBest():
+                reason = f"best {keeper.monitored.key}"
+            case Every():
+                reason = f"every {keeper.interval}"
+            case _:
+                continue
+        for entry in keeper.keep(saved):
+            reasons[entry.path].append(reason)
     return ", ".join(
         f"{path.name} ({', '.join(words)})" if words else path.name for path, words in reasons.items()
     )

@@ -133,7 +133,7 @@ def _check_validation_step(
     """Run the validation step; return the arguments of the model's calls."""
     batch = next(iter(loader.epoch(0)), None)
     if batch is None:
-        raise _no_batches(split)
+        raise _no_batches("valid" if split == "valid" else f"valid[{split!r}]")
     device = next((p.device for p in steps.parameters()), torch.device("cpu"))
     seen: list[StepOutput] = []
     inputs: list[Any] = []
@@ -155,7 +155,7 @@ def _check_validation_step(
     except Exception as error:
         raise BurntError(
             "the validation step fails on its first batch",
-            where=f"{type(steps.model).__name__}, {batch!r}"[:200],
+            where=f"{type(steps.model).__name__}, {split}, {batch!r}"[:200],
             found=f"{type(error).__name__}: {error}",
             hint="this check ran before the first training step; nothing was written",
         ) from error

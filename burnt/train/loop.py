@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -22,8 +23,9 @@ from burnt.data import move
 from burnt.data.loader import EpochLoader
 from burnt.errors import DataError, NonFiniteError
 from burnt.gradients import Gradients
+from burnt.train.background import BackgroundWriter
 from burnt.train.buffers import TransientBuffers
-from burnt.train.checkpoint import Checkpoints
+from burnt.train.checkpoint import Checkpoints, Saved
 from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
 from burnt.train.events import (
@@ -81,11 +83,13 @@ class Loop:
     validate_every: Duration
     checkpoint_every: Duration
     log_every: int
+    validate_first: bool
     accumulate: int
     clip_norm: float | None
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
+    background: BackgroundWriter[Saved] | None
     stopping: EarlyStopping | None
     plateaus: Mapping[Plateau, str]
     callbacks: Callbacks
@@ -103,7 +107,8 @@ class Loop:
 
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
-        self.control.attach(functools.partial(self.save, kept=True), self.show_activity)
+        # The command is answered when the checkpoint is written.
+        self.control.attach(functools.partial(self.save, kept=True, wait=True), self.show_activity)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.batch_iterator: Iterator[Any] = iter(())
@@ -121,6 +126,10 @@ class Loop:
         names = {m.name for metrics in (self.train_metrics, *self.valid_metrics.values()) for m in metrics}
         self.logged = StepLog(self.writer, [*names, *SPEED], self.step_in_progress)
         self.clock, self.activity = TrainingClock(), "training"
+        self.trained = TrainingClock(self.position.seconds)
+        self.checked_seconds = self.position.seconds
+        every = self.checkpoints.intervals() if self.checkpoints is not None else []
+        self.save_every = functools.reduce(operator.or_, every, self.checkpoint_every)
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
@@ -140,9 +149,12 @@ class Loop:
             self.callbacks(Started(self))
             if self.position.step:
                 rng.restore()  # what a callback draws at the start, it drew before the first step
+            if self.validate_first and self.position.step == 0:
+                self.position.pending = True
             if self.position.pending:
-                self.position.pending = False
-                reason = self.run_due_tasks(epoch_ended=self.position.batch == 0)
+                reason = self.run_due_tasks(
+                    epoch_ended=self.position.batch == 0 and self.position.epoch > 0
+                )
             elif self.duration.over(self.position):
                 reason = "finished"  # a finished run was resumed: no steps are left
             if reason is None and self.stopping is not None and self.stopping.over:
@@ -252,10 +264,17 @@ class Loop:
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
-        position = self.position
+        self.report_saved()
+        position, since = self.position, self.checked_seconds
+        position.seconds = self.trained.seconds()
         over = self.duration.over(position)
         updated_splits = {"train"} if epoch_ended else set()
-        if over or self.validate_every.due(position, epoch_ended=epoch_ended):
+        is_validation_due, position.pending = position.pending, False
+        if (
+            over
+            or is_validation_due
+            or self.validate_every.due(position, epoch_ended=epoch_ended, since=since)
+        ):
             is_new = self.validated_step != position.step
             try:
                 position.pending = not self.validate()
@@ -279,13 +298,14 @@ class Loop:
             over
             or stop
             or self.stop_reason is not None
-            or self.checkpoint_every.due(position, epoch_ended=epoch_ended)
+            or self.save_every.due(position, epoch_ended=epoch_ended, since=since)
             or (updated_splits and not position.pending and self.is_best())
         ):
             self.save()
         if not self.control.process_commands():
             self.save(scheduled=False)
             return "interrupted"
+        self.checked_seconds = position.seconds
         return "finished" if over else "stopped early" if stop else self.stop_reason
 
     def log(self) -> None:
@@ -335,9 +355,15 @@ class Loop:
             total_steps=self.duration.last_step(
                 self.position, self.batches_per_epoch, accumulate=self.accumulate
             ),
-            total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
+            total_epochs=self.duration.epochs,
             activity=self.activity,
             paused_seconds=self.control.paused_seconds,
+            # Only of a duration in seconds, which no total of steps shows.
+            **(
+                {}
+                if self.duration.seconds is None
+                else {"seconds": self.trained.seconds(), "total_seconds": self.duration.seconds}
+            ),
         )
 
     @contextmanager
@@ -345,7 +371,7 @@ class Loop:
         """Show `activity` to viewers while the block runs, and exclude its time from the step speed."""
         before = self.activity
         try:
-            with self.clock.stopped():
+            with self.clock.stopped(), self.trained.stopped() if activity == "paused" else nullcontext():
                 self.activity = activity
                 self.report_progress()
                 self.reporter.activity(activity)
@@ -371,6 +397,8 @@ class Loop:
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
+        if self.background is not None:
+            self.background.wait()
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
         error = NonFiniteError(
             f"{what} became {value}",
@@ -434,6 +462,7 @@ class Loop:
                 if self.control.is_ending:
                     break
         rng, self.before_validation = self.before_validation, None
+        self.position.seconds = self.trained.seconds()
         if self.control.is_ending:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
@@ -481,22 +510,22 @@ class Loop:
         monitor_state = {
             "metric": stopping.monitored.key,
             "best": stopping.best,
-            "patience": str(stopping.patience),
+            "patience": None if stopping.patience is None else str(stopping.patience),
         }
         self.writer.event(
             "stopping", self.position.step, **monitor_state, waited=stopping.waited, left=stopping.left
         )
         if stop:
-            self.writer.event("early_stopping", self.position.step, **monitor_state)
-            better = "been a number" if stopping.best is None else f"improved on {stopping.best:.4g}"
-            self.reporter.message(
-                f"Stopping early: {stopping.monitored.key} has not {better} for {stopping.patience}."
-            )
+            self.writer.event("early_stopping", self.position.step, **monitor_state, reason=stopping.reason)
+            self.reporter.message(f"Stopping early: {stopping.reason}.")
         return stop
 
     def is_best(self) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of the current step."""
-        return self.checkpoints is not None and self.checkpoints.is_best(self.position, self.values_here())
+        if self.checkpoints is None:
+            return False
+        self.report_saved(wait=True)  # the ranking needs all files
+        return self.checkpoints.is_best(self.position, self.values_here())
 
     def save_before_failing(self, why: str) -> None:
         """Write a checkpoint between two steps before an error ends the training, and report it."""
@@ -504,7 +533,7 @@ class Loop:
         if not step:
             return
         try:
-            self.save(scheduled=False)
+            self.save(scheduled=False, wait=True)
         except Exception as error:  # the first error is the one to raise
             self.reporter.message(
                 f"The state after step {step} is not saved: {type(error).__name__}: {error}"
@@ -513,12 +542,13 @@ class Loop:
             if self.saved_step == step:
                 self.reporter.message(f"The state after step {step} is saved: {why}.")
 
-    def save(self, *, kept: bool = False, scheduled: bool = True) -> None:
+    def save(self, *, kept: bool = False, scheduled: bool = True, wait: bool = False) -> None:
         """Write a checkpoint if loss and parameters are finite.
 
         Args:
             kept: it is never removed.
             scheduled: the settings of the training ask for it, not an interruption or a command.
+            wait: return when it is written, also if checkpoints are written in the background.
         """
         position, control = self.position, self.control
         # A command can change the learning rate without a step.
@@ -527,6 +557,7 @@ class Loop:
         if self.checkpoints is None or self.writer.gone or is_saved:
             return
         with self.show_activity("saving"):
+            self.report_saved(wait=True)
             # Without a row in the run store: an interruption must not change the history.
             self.check_loss(intervals(self.train_metrics, read(self.train_metrics), self.logged_sums))
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
@@ -555,11 +586,27 @@ class Loop:
                     kept=kept,
                     scheduled=scheduled and not kept,
                     buffers=self.buffers.changed(),
+                    background=None if wait else self.background,
                 )
-            self.writer.event("checkpoint", position.step, path=saved.path.name,
-                              values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
+        position.seconds = self.trained.seconds()
         self.saved_step, self.saved_state = position.step, None if validating else state
         self.is_saved_kept = saved.kept
+        if wait or self.background is None:
+            self.record_saved(saved)
+
+    def report_saved(self, *, wait: bool = False) -> None:
+        """Report a checkpoint that was written in the background, if there is a new one; raise its error."""
+        if self.background is None:
+            return
+        if wait:
+            self.background.wait()
+        if (saved := self.background.collect()) is not None:
+            self.record_saved(saved)
+
+    def record_saved(self, saved: Saved) -> None:
+        """Record a checkpoint that was written, and give it to the callbacks."""
+        self.writer.event("checkpoint", saved.position.step, path=saved.path.name,
+                          values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
         self.callbacks(CheckpointSaved(self, saved))
 
     def state(self) -> dict[str, Any]:
@@ -588,6 +635,16 @@ class Loop:
             (before[metric.name][0], before[metric.name][1]) if metric.name in before else sums
             for metric, sums in zip(self.train_metrics, self.logged_sums, strict=True)
         ]
+    def finish_saving(self, error: BaseException | None = None) -> None:
+        """Wait for the checkpoint that is being written; after an error, add a note if that fails too."""
+        try:
+            self.report_saved(wait=True)
+        except Exception as second:
+            if error is None:
+                raise
+            if second is not error:
+                notes = [f"{type(second).__name__}: {second}", *getattr(second, "__notes__", ())]
+                error.add_note("\n".join(notes))
 
     def state_of_loader(self) -> Any:
         """Return what the loader says of its position in the epoch; None if batches are enough."""

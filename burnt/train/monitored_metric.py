@@ -7,22 +7,36 @@ from collections.abc import Iterable
 from burnt.errors import MetricError, nearest
 from burnt.train.metrics.base import Metric
 
-__all__ = ["Monitored"]
+__all__ = ["Monitored", "default_split"]
+
+DEFAULT_SPLIT = "valid"
+
+
+def default_split(splits: Iterable[str]) -> str:
+    """Return the split that is monitored by default: ``"valid"``, or the first of other validation sets.
+
+    >>> default_split(["train", "rotated", "valid"]), default_split(["train", "rotated"])
+    ('valid', 'rotated')
+    """
+    others = [split for split in splits if split != "train"]
+    return others[0] if others and DEFAULT_SPLIT not in others else DEFAULT_SPLIT
 
 
 class Monitored:
     """A metric on a split.
 
     Args:
-        metric: the metric, as an object or by name.
-        split: ``"valid"`` or ``"train"``.
+        metric: the metric, as an object or by name; ``"valid/loss"`` names the split too.
+        split: ``"train"`` or the name of a validation set. By default ``"valid"``, or if the run has no set
+            of that name, its first one.
     """
 
-    def __init__(self, metric: Metric | str, split: str = "valid") -> None:
+    def __init__(self, metric: Metric | str, split: str | None = None) -> None:
         if isinstance(metric, str) and "/" in metric:
-            split, metric = metric.split("/", 1)  # "valid/loss", as in the keys of `values`
+            split, metric = metric.split("/", 1)  # as in the keys of `values`
         self.metric = metric
-        self.split = split
+        self.split = DEFAULT_SPLIT if split is None else split
+        self._is_default = split is None
 
     @property
     def name(self) -> str:
@@ -35,7 +49,7 @@ class Monitored:
         return f"{self.split}/{self.name}"
 
     def resolve(self, metrics: Iterable[Metric], splits: Iterable[str], owner: str) -> Metric:
-        """Look the metric up among those of the run.
+        """Look the metric up among those of the run, and the split that is monitored by default.
 
         Raises:
             MetricError: the run has no such metric or split, or the metric defines no better value.
@@ -51,13 +65,17 @@ class Monitored:
                 found=repr(self.name),
                 hint=f"did you mean {guess!r}?" if guess else "add it to metrics=[...]",
             )
+        if self._is_default:
+            self.split = default_split(splits)
         if self.split not in splits:
             raise MetricError(
                 f"{owner} monitors a split that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(splits)}",
                 found=repr(self.split),
-                hint="give valid= a loader, or monitor split='train'",
+                hint="give valid= a loader, or monitor split='train'"
+                if self.split == DEFAULT_SPLIT
+                else "the splits are 'train' and the names in valid={...}",
             )
         if found.higher_is_better is None or not found.scalar:
             raise MetricError(

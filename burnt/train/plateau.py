@@ -27,10 +27,11 @@ class Plateau:
     Args:
         schedule: the rate before any reduction: a schedule, a number, or a function of the finished steps.
         metric: the metric to monitor, as an object or by name.
-        patience: how long the metric may fail to improve, ``"3 epochs"`` or ``"500 steps"``, or a number of
-            validations. The rate is reduced at the end of it; torch's waits for one validation more.
+        patience: how long the metric may fail to improve, ``"3 epochs"``, ``"500 steps"`` or ``"2 h"``,
+            or a number of validations. The rate is reduced at the end of it; torch's waits for one
+            validation more.
         factor: multiplies the rate at each reduction.
-        split: ``"valid"`` or ``"train"``.
+        split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
         threshold: the smallest change that counts as an improvement: as a fraction of the best value, or
             absolute.
         threshold_mode: ``"rel"`` or ``"abs"``.
@@ -65,7 +66,7 @@ class Plateau:
         metric: Metric | str,
         patience: str | int | Duration,
         factor: float = 0.1,
-        split: str = "valid",
+        split: str | None = None,
         threshold: float = 1e-4,
         threshold_mode: Literal["rel", "abs"] = "rel",
         cooldown: str | int | Duration = 0,
@@ -114,8 +115,8 @@ class Plateau:
         self.scale = 1.0
         self.evaluations = 0
         self._updated_at = -1  # in steps
-        self._waiting_since = 0  # in the unit of patience
-        self._cooldown_until = -1  # in the unit of cooldown
+        self._waiting_since = 0.0  # in the unit of patience
+        self._cooldown_until = -1.0  # in the unit of cooldown
 
     def __call__(self, step: int) -> float:
         """Return the schedule's rate after `step` finished steps, times the reductions so far."""
@@ -167,7 +168,7 @@ class Plateau:
         self._updated_at, self._waiting_since = state["updated_at"], state["waiting_since"]
         self._cooldown_until = state["cooldown_until"]
 
-    def _count(self, duration: Duration, position: Position) -> int:
+    def _count(self, duration: Duration, position: Position) -> float:
         return self.evaluations if duration.unit == _EVALUATIONS else duration.done(position)
 
     def _improves(self, value: float, metric: Metric) -> bool:
@@ -194,7 +195,7 @@ def _parse(value: str | int | Duration, name: str, *, least: int) -> Duration:
         if value < least:
             raise _invalid(name, f"at least {least}", value)
         return Duration(value, _EVALUATIONS)
-    return Duration.parse(value, name)
+    return Duration.parse(value, name, single=True)
 
 
 def _invalid(name: str, expected: str, found: object) -> ConfigError:

@@ -44,8 +44,15 @@ class Reporter:
     def open(self, writer: RunWriter) -> None:
         """Called when the run folder exists and its writer is open."""
 
-    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """Called when the training starts at a position; `epochs` and `steps` are totals, None if unknown."""
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Called when the training starts at a position; the others are totals, None if not known."""
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Called after metrics were read, every `log_every` steps."""
@@ -127,6 +134,7 @@ class LoggingReporter(Reporter):
         self.inner = inner
         self._writer: RunWriter | None = None
         self._early_messages: list[str] = []
+        self._width = 5  # of the widest split so far
 
     def open(self, writer: RunWriter) -> None:
         """Log the messages of before the writer was open."""
@@ -135,10 +143,17 @@ class LoggingReporter(Reporter):
             writer.log_line(text)
         self.inner.open(writer)
 
-    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
         """Log the title."""
         self._log(title)
-        self.inner.start(title, position, epochs, steps)
+        self.inner.start(title, position, epochs, steps, seconds)
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Forward the values; the loop itself writes them to the run store."""
@@ -146,7 +161,8 @@ class LoggingReporter(Reporter):
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """Log a line with the values."""
-        self._log(f"epoch {position.current_epoch}  {split:<5}  {values_text(values)}")
+        self._width = max(self._width, len(split))
+        self._log(f"epoch {position.current_epoch}  {split:<{self._width}}  {values_text(values)}")
         self.inner.epoch(position, split, values)
 
     def activity(self, name: str) -> None:
@@ -193,10 +209,19 @@ class PlainReporter(Reporter):
         self._output_closed = False
         self._steps: int | None = None
         self._epochs: int | None = None
+        self._seconds: float | None = None
+        self._width = 5  # of the widest split so far
 
-    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
         """Print the title."""
-        self._epochs, self._steps = epochs, steps
+        self._epochs, self._steps, self._seconds = epochs, steps, seconds
         self._print_line(title)
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
@@ -208,14 +233,17 @@ class PlainReporter(Reporter):
             + (f"/{self._steps}" if self._steps else "")
         ]
         parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
+        left = [] if self._seconds is None else [self._seconds - position.seconds]
         if self._steps and speed["steps_per_second"]:
-            left = max(self._steps - position.step, 0)  # an iterable may give more batches than its length
-            parts.append("eta " + duration_text(left / speed["steps_per_second"]))
+            left.append((self._steps - position.step) / speed["steps_per_second"])
+        if left:  # not below 0: an iterable may give more batches than its length
+            parts.append("eta " + duration_text(max(min(left), 0)))
         self._print_line("  ".join(parts))
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """Print the values of a split over an epoch."""
-        self._print_line(f"{self._epoch_label(position)}  {split:<5}  {values_text(values)}")
+        self._width = max(self._width, len(split))
+        self._print_line(f"{self._epoch_label(position)}  {split:<{self._width}}  {values_text(values)}")
 
     def message(self, text: str) -> None:
         """Print the text."""
@@ -253,9 +281,16 @@ class MonitorReporter(PlainReporter):
         """Keep the writer; nothing is shown yet."""
         self._writer = writer
 
-    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
         """Print the title and open the monitor."""
-        super().start(title, position, epochs, steps)
+        super().start(title, position, epochs, steps, seconds)
         assert self._writer is not None
         self._monitor = MonitorProcess(
             self._writer.folder, on_line=self._log_output, on_return=self._on_return
@@ -328,15 +363,24 @@ class LiveReporter(Reporter):
         self._start_step = 0
         self._epochs: int | None = None
         self._steps: int | None = None
+        self._seconds: float | None = None
         self._started_at = self._activity_since = time.monotonic()
         self._values: dict[str, dict[str, float]] = {}
         self._speed: Mapping[str, float] = {}
         self._activity = "training"
 
-    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
         """Print the title and open the view."""
         self._title, self._position, self._start_step = title, position, position.step
-        self._epochs, self._steps, self._started_at = epochs, steps, time.monotonic()
+        self._epochs, self._steps, self._seconds = epochs, steps, seconds
+        self._started_at = time.monotonic()
         self._console.print(title, markup=False, highlight=False)
         self._live.start()
 
@@ -379,13 +423,17 @@ class LiveReporter(Reporter):
         epochs = f"/{self._epochs}" if self._epochs else ""
         steps = f"/{self._steps:,}" if self._steps else ""
         cells: list[Any] = [f"[bold]epoch {position.current_epoch}{epochs}[/]"]
-        cells.append(ProgressBar(total=self._steps, completed=position.step, width=28, pulse=not self._steps))
+        shares = [position.step / self._steps] if self._steps else []
+        shares += [position.seconds / self._seconds] if self._seconds else []
+        cells.append(ProgressBar(total=1, completed=max(shares, default=0), width=28, pulse=not shares))
         cells.append(f"step {position.step:,}{steps}")
         cells.append(f"[dim]{duration_text(elapsed)}[/]")
         done = position.step - self._start_step
-        if self._steps and done and self._activity != "done":
-            left = elapsed / done * max(self._steps - position.step, 0)
-            cells.append(f"[dim]eta {duration_text(left)}[/]")
+        left = [] if self._seconds is None else [self._seconds - position.seconds]
+        if self._steps and done:
+            left.append(elapsed / done * (self._steps - position.step))
+        if left and self._activity != "done":
+            cells.append(f"[dim]eta {duration_text(max(min(left), 0))}[/]")
         cells.append(f"[cyan]{self._activity}[/]")
         bar.add_row(*cells)
         names = list(dict.fromkeys(name for values in self._values.values() for name in values))
@@ -395,7 +443,8 @@ class LiveReporter(Reporter):
         table.add_column("")
         for name in names:
             table.add_column(name, justify="right")
-        for split in ("now", "train", "valid"):
+        order = ["now", "train"]
+        for split in [*order, *(split for split in self._values if split not in order)]:
             if split in self._values:
                 row = self._values[split]
                 table.add_row(split, *(value_text(row[n]) if n in row else "" for n in names))

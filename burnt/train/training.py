@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import os
 import platform
 import shlex
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +22,7 @@ from burnt._hints import explain_arguments
 from burnt._json import parse_json
 from burnt._version import __version__
 from burnt.config import Config
-from burnt.data import as_loader
+from burnt.data import LimitedLoader, RepeatedLoader, as_loader
 from burnt.data.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import (
@@ -30,8 +32,9 @@ from burnt.errors import (
 )
 from burnt.module import loading_problem
 from burnt.optim.schedules.base import stable_text
-from burnt.record import record_of
-from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.record import Record, load_into, record_of
+from burnt.train.background import BackgroundWriter
+from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
 from burnt.train.directing import take_director
 from burnt.train.duration import Duration, Position
@@ -40,7 +43,7 @@ from burnt.train.evaluation import evaluate, loss_first
 from burnt.train.events import Callbacks, Ended, Failed
 from burnt.train.final_summary import format_summary
 from burnt.train.first_batches import check_first_batches
-from burnt.train.format import values_text
+from burnt.train.format import value_text, values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
@@ -64,13 +67,17 @@ class TrainingResult:
     """The result of a training.
 
     Args:
-        model: the trained model, in its state after the last step; with the averages if the optimizer is an
-            `optim.Ema`, `optim.Swa` or `optim.ScheduleFreeAdamW`.
+        model: the trained model, in its state after the last step, or with the best weights by
+            ``EarlyStopping(restore_best=True)``; with the averages if the optimizer is an `optim.Ema`,
+            `optim.Swa` or `optim.ScheduleFreeAdamW`.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
         values: the last metric values by split and name, ``{"valid/loss": 0.1}``.
         checkpoints: the checkpoints on disk, oldest first.
+        best: the best of them, by the metric of the first `KeepBest`, or of an `EarlyStopping` with
+            ``restore_best``; None without such a metric or before its first value.
+        best_value: the value of that metric.
     """
 
     model: torch.nn.Module
@@ -79,6 +86,8 @@ class TrainingResult:
     position: Position
     values: Mapping[str, float]
     checkpoints: tuple[Saved, ...]
+    best: Saved | None = None
+    best_value: float | None = None
 
     def __repr__(self) -> str:
         checkpoints = ", ".join(saved.path.name for saved in self.checkpoints)
@@ -97,7 +106,9 @@ class SupervisedTraining:
         train: a `burnt.data.Loader`, or any iterable of batches that can be iterated more than once.
         valid: the same for validation, or several by name: ``{"valid": loader, "rotated": other}``. The names
             are the splits of their metrics, ``"rotated/loss"``.
-        duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
+        duration: ``"10 epochs"``, ``"500 steps"`` or ``"2 h"``, counted from the start of the run, also when
+            resumed; ``"10 epochs or 2 h"`` ends with the first. Time is that of the training with its
+            validations and checkpoints, without pauses; where it ends a run is not reproducible.
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
         checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
@@ -118,11 +129,20 @@ class SupervisedTraining:
             over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
         callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
         log_every: steps between two readings of the metrics.
-        validate_every: how often to validate.
+        validate_every: how often to validate: a duration, as all intervals.
+        validate_first: validate before the first step too: metric values at step 0.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
-            saves.
+            saves, and so does the interval of an `Every`.
+        async_checkpoints: write checkpoints in a thread: the training waits for a copy of the model and the
+            optimizer's state alone, which takes memory until it is written. One is written at a time; an
+            error is raised after the next step, or at the end.
         resume: continue the run in the folder from its newest checkpoint, at the next batch.
         config: written to the run's ``config.json``; by default the Config that built the model.
+        limit_train: use only the first batches of each training epoch: a number, or as a float a fraction of
+            an epoch, ``0.1``.
+        limit_valid: the same for each validation.
+        overfit_batches: train on the same first batches in every epoch, a number or a fraction of an epoch,
+            and validate on them too: a model that cannot fit them has an error. They are held in memory.
         check: check shapes, loss and validation step before the first step.
         memory_pool: reuse large host buffers during the run (`burnt.memory`), unless the environment disables
             it.
@@ -138,6 +158,7 @@ class SupervisedTraining:
         model="the model belongs to the Learner: run(Learner(model, ...))",
         optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
         loss="the loss is computed in the step of the Learner",
+        fast_dev_run="a method: training.quick_run(learner)",
         logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
         num_workers="worker processes belong to the loader: train=Loader(..., workers=2)",
     )
@@ -161,15 +182,21 @@ class SupervisedTraining:
         callbacks: Sequence[Any] = (),
         log_every: int = 20,
         validate_every: str | Duration = "1 epoch",
+        validate_first: bool = False,
         checkpoint_every: str | Duration = "1 epoch",
+        async_checkpoints: bool = False,
         resume: bool = False,
         config: Config | Mapping[str, Any] | None = None,
+        limit_train: float | None = None,
+        limit_valid: float | None = None,
+        overfit_batches: float | None = None,
         check: bool = True,
         memory_pool: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.train = as_loader(train, "train")
         self.valid = _validation_loaders(valid)
+        self._limit(limit_train, limit_valid, overfit_batches)
         self.duration = Duration.parse(duration)
         self.validate_every = Duration.parse(validate_every, "validate_every")
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
@@ -203,15 +230,92 @@ class SupervisedTraining:
         self.stopping = stopping
         self.fork: dict[str, Any] | None = None
         self.loop_type: Callable[..., Loop] = Loop
+        self.validate_first = validate_first
+        self.async_checkpoints = async_checkpoints
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
-        self.keepers: Sequence[Keeper] | None = checkpoints
-        if checkpoints is not None and not checkpoints:
-            self.keepers = [KeepLast(2), *self._keep_best()]
-        for watcher in [stopping, *(self.keepers or ())]:
+        keepers = None if checkpoints is None else list(checkpoints)
+        if keepers is not None and not keepers:
+            keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
+        self.keepers = keepers
+        for watcher in [stopping, *(keepers or ())]:
             if isinstance(watcher, EarlyStopping | KeepBest):
                 watcher.metric = watcher.monitored.resolve(
                     self.metrics, self._splits(), type(watcher).__name__
                 )
+        if stopping is not None and stopping.restore_best:
+            if keepers is None:
+                raise ConfigError(
+                    "EarlyStopping cannot restore the best weights",
+                    where="restore_best",
+                    expected="checkpoints to restore them from",
+                    found="checkpoints=None",
+                )
+            if self._best_keeper() is None:
+                assert stopping.metric is not None  # resolved above
+                keepers.append(KeepBest(stopping.metric, stopping.monitored.split))
+
+    def _limit(self, train: float | None, valid: float | None, overfit: float | None) -> None:
+        """Replace the loaders by those of a small run.
+
+        Raises:
+            ConfigError: `overfit` is combined with another limit.
+            DataError: a limit is invalid.
+        """
+        if overfit is not None:
+            if train is not None or valid is not None:
+                raise ConfigError(
+                    "overfit_batches= replaces the other limits",
+                    where="limit_train" if train is not None else "limit_valid",
+                    expected="None",
+                    found=train if train is not None else valid,
+                )
+            self.train = RepeatedLoader(self.train, overfit, "overfit_batches")
+            # So that what monitors a validation still works, and shows what differs in evaluation mode.
+            self.valid = dict.fromkeys(self.valid, self.train)
+        if train is not None:
+            self.train = LimitedLoader(self.train, train, "limit_train")
+        if valid is not None:
+            self.valid = {
+                split: LimitedLoader(loader, valid, "limit_valid") for split, loader in self.valid.items()
+            }
+
+    def quick_run(self, learner: Learner) -> dict[str, float]:
+        """Do one step, one batch of each validation, a checkpoint and a resume, to find errors early.
+
+        The run is in a temporary folder, which is removed; model, optimizer and early stopping are copies,
+        and random states are restored. Callbacks receive its events.
+
+        Returns:
+            The metric values, as in `TrainingResult.values`.
+
+        Raises:
+            BurntError, Exception: any error of `run`.
+
+        >>> import torch
+        >>> from burnt import nn, optim
+        >>> from burnt.train import Learner, StepOutput, SupervisedTraining
+        >>> def step(model, batch):
+        ...     return StepOutput(model(batch["x"]).square().mean(), targets=batch["x"])
+        >>> batches = [{"x": torch.ones(4, 2)}] * 9
+        >>> training = SupervisedTraining("runs/net", train=batches, duration="9 epochs")
+        >>> list(training.quick_run(Learner(nn.Linear(2, 1), optim.AdamW(), 1e-3, step)))
+        ['train/loss']
+        """
+        quick, rng = copy.copy(self), RandomStates.capture()
+        quick.duration, quick.monitor, quick.resume = Duration(1, "epochs"), "off", False
+        quick.train = LimitedLoader(self.train, self.accumulate)
+        quick.valid = {split: LimitedLoader(loader, 1) for split, loader in self.valid.items()}
+        quick.stopping = copy.deepcopy(self.stopping)
+        try:
+            with tempfile.TemporaryDirectory(prefix="burnt-quick-run-") as folder:
+                quick.folder = Path(folder) / "run"
+                result = quick.run(copy.deepcopy(learner))
+                if self.keepers is not None:
+                    quick.resume = True
+                    quick.run(copy.deepcopy(learner))
+        finally:
+            rng.restore()
+        return dict(result.values)
 
     def run(self, learner: Learner) -> TrainingResult:
         """Train, and return the trained model with the results.
@@ -299,11 +403,13 @@ class SupervisedTraining:
                 validate_every=self.validate_every,
                 checkpoint_every=self.checkpoint_every,
                 log_every=self.log_every,
+                validate_first=self.validate_first,
                 accumulate=self.accumulate,
                 clip_norm=self.clip_norm,
                 device=self.device,
                 autocast=functools.partial(autocast, self.precision, self.device),
                 checkpoints=checkpoints,
+                background=BackgroundWriter() if self.async_checkpoints else None,
                 stopping=self.stopping,
                 plateaus=plateaus_of(learner),
                 callbacks=self.callbacks,
@@ -323,20 +429,25 @@ class SupervisedTraining:
             self.reporter.start(
                 self._title(learner, position),
                 position,
-                self.duration.count if self.duration.unit == "epochs" else None,
+                self.duration.epochs,
                 self.duration.last_step(position, self.train.num_batches(), accumulate=self.accumulate),
+                self.duration.seconds,
             )
             try:
                 reason = ending.reason = loop.run()
+                loop.finish_saving()
             except BaseException as error:
+                loop.finish_saving(error)
                 self.callbacks(Failed(loop, error))
                 raise
+            saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
+            if interruption.signal is None:
+                self._restore_best(learner.model, saved)
             self.callbacks(Ended(loop, reason))
             seconds = perf_counter() - start_time
             if control.is_ending:
                 ending.reason = control.reason
                 reason = reason if interruption.signal is not None else "stopped"
-        saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
             f"Training {reason}: {quantity(position.epoch, 'epoch')}, {quantity(position.step, 'step')}, "
             f"{duration_text(seconds)}"
@@ -350,14 +461,37 @@ class SupervisedTraining:
             self.reporter.message(self._resume_instructions(position, saved))
         if interruption.signal is not None:
             raise interruption.error()
-        return TrainingResult(model, self.folder, reason, position, loop.values, saved)
+        return TrainingResult(model, self.folder, reason, position, loop.values, saved, *self._best(saved))
 
     def _splits(self) -> tuple[str, ...]:
         return ("train", *self.valid)
 
-    def _keep_best(self) -> list[Keeper]:
-        """Return the keeper of the best checkpoint that a training has by default."""
-        return [KeepBest(Loss(), split) for split in list(self.valid)[:1]]
+    def _best_keeper(self) -> KeepBest | None:
+        """Return the keeper that determines the best checkpoint: that of ``restore_best``, or the first."""
+        best = [keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)]
+        if self.stopping is not None and self.stopping.restore_best:
+            best = [keeper for keeper in best if keeper.monitored.key == self.stopping.monitored.key]
+        return best[0] if best else None
+
+    def _best(self, saved: Sequence[Saved]) -> tuple[Saved | None, float | None]:
+        """Return the best checkpoint with its value."""
+        keeper = self._best_keeper()
+        found = None if keeper is None else next(iter(keeper.keep(saved)), None)
+        if keeper is None or found is None:
+            return None, None
+        return found, found.values[keeper.monitored.key]
+
+    def _restore_best(self, model: torch.nn.Module, saved: Sequence[Saved]) -> None:
+        """Load the weights of the best checkpoint into the model, if early stopping is to do so."""
+        if self.stopping is None or not self.stopping.restore_best:
+            return
+        best, value = self._best(saved)
+        key = self.stopping.monitored.key
+        if best is None or value is None:
+            self.reporter.message(f"No checkpoint has a value of {key}: the model has its last weights.")
+            return
+        load_into(model, Record.load(best.path / MODEL_FILE))
+        self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")
 
     def _restore_checkpoint(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
@@ -429,7 +563,7 @@ class SupervisedTraining:
 
     def _ranking(self) -> dict[str, Any] | None:
         """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
-        keeper = next((keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)), None)
+        keeper = self._best_keeper()
         if keeper is None or keeper.metric is None:
             return None
         return {
@@ -451,6 +585,7 @@ class SupervisedTraining:
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
             "schedule": stable_text(learner.schedule),
+            **({} if (ranking := self._ranking()) is None else {"ranked_by": ranking["metric"]}),
             "duration": str(self.duration),
             "precision": self.precision,
             "accumulate": self.accumulate,
@@ -467,10 +602,10 @@ class SupervisedTraining:
                 "source": Source.of(learner.model).to_dict(),
                 "signature": signature,
                 "classes": _class_names(self.train),
-                "best": self._ranking(),
                 "versions": {
                     "burnt": __version__, "torch": torch.__version__, "python": platform.python_version()
                 },
+                "best": ranking,
             },
             **({"fork": fork} if fork else {}),
         }  # fmt: skip

@@ -1102,6 +1102,9 @@ def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
     assert best_checkpoint(found) == (found[1], "valid/loss")
     found = [checkpoint(1, accuracy=0.5), checkpoint(2, accuracy=0.9), checkpoint(3, accuracy=0.9)]
     assert best_checkpoint(found) == (found[1], "valid/accuracy")
+    found = [Checkpoint(f"step-{n}", n, 1, 0.0, {"b/loss": 1 / n, "a/loss": n}) for n in (1, 2)]
+    assert best_checkpoint(found, {"ranked_by": "a/loss"}) == (found[0], "a/loss")
+    assert best_checkpoint(found) == (found[1], "b/loss")
 
 
 _ODD = {

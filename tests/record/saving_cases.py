@@ -13,6 +13,7 @@ import burnt
 from burnt import nn, optim
 from burnt.errors import RecordError
 from burnt.record import Record, read_weights
+from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import Checkpoints, KeepLast, Position
 from burnt.train.rng import RandomStates
 
@@ -92,13 +93,19 @@ def load_net(folder: Path) -> int:
     return which
 
 
-def save_checkpoint(folder: Path, which: int, steps: tuple[int, int]) -> None:
+def save_checkpoint(
+    folder: Path, which: int, steps: tuple[int, int], background: BackgroundWriter | None = None
+) -> None:
     model = net(which)
     position = Position(step=steps[which])
     optimizer = optim.Sgd(momentum=0.9)
     Checkpoints(folder / "checkpoints", [KeepLast(1)]).save(
-        model, optimizer.into_record(), [], position, {"loss": float(which)}, RandomStates.capture(), {}
-    )
+        model, optimizer.into_record(), [], position, {"loss": float(which)}, RandomStates.capture(), {},
+        background=background,
+    )  # fmt: skip
+    if background is not None:
+        background.wait()
+        background.collect()
 
 
 def load_checkpoint(folder: Path) -> int:
@@ -129,5 +136,8 @@ CASES = {
     "shards over a file": folder_case(ONE, TWO),
     "a file over shards": folder_case(FOUR, ONE),
     "next checkpoint": Case(lambda f, which: save_checkpoint(f, which, (1, 2)), load_checkpoint),
+    "next checkpoint in the background": Case(
+        lambda f, which: save_checkpoint(f, which, (1, 2), BackgroundWriter()), load_checkpoint
+    ),
     "same checkpoint": Case(lambda f, which: save_checkpoint(f, which, (1, 1)), load_checkpoint),
 }

@@ -181,6 +181,10 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         ),
         "accumulate": 2, "log_every": 2,
     },
+    "background": lambda: {
+        "train": loader(transform=noisy), "async_checkpoints": True, "checkpoint_every": "1 step",
+        "log_every": 3, "accumulate": 2,
+    },
     "torch": lambda: {"train": torch_loader(), "log_every": 5, "checkpoint_every": "2 steps"},
 }  # fmt: skip
 """Settings by name; each call makes new objects. Others are added here: every test takes them all."""

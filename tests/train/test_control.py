@@ -697,9 +697,9 @@ def test_the_countdown_of_early_stopping_is_reported_after_each_validation(tmp_p
     ]
     assert reported[0][1].keys() == {"metric", "best", "waited", "left", "patience"}
     assert (reported[0][1]["metric"], reported[0][1]["patience"]) == ("valid/loss", "2 epochs")
-    assert trial.events("early_stopping") == [
-        (12, {k: reported[0][1][k] for k in ("metric", "best", "patience")})
-    ]
+    state = {k: reported[0][1][k] for k in ("metric", "best", "patience")}
+    reason = f"valid/loss has not improved on {stopping.best:.4f} for 2 epochs"
+    assert trial.events("early_stopping") == [(12, {**state, "reason": reason})]
 
 
 def test_the_model_is_a_table(whole):

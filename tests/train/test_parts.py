@@ -60,7 +60,7 @@ def test_what_is_no_duration(text):
     assert str(caught.value) == (
         "a duration needs a number and a unit\n"
         "  in        checkpoint_every\n"
-        '  expected  such as "10 epochs" or "500 steps"\n'
+        '  expected  such as "10 epochs", "500 steps" or "2 h"\n'
         f"  found     {text!r}"
     )
 
@@ -248,7 +248,7 @@ def test_plateau_as_text():
         ({"patience": 0}, "patience", ["at least 1", "0"]),
         ({"patience": "soon"}, "patience", ["10 epochs", "'soon'"]),
         ({"cooldown": -1}, "cooldown", ["at least 0", "-1"]),
-        ({"cooldown": "1 day"}, "cooldown", ["'1 day'"]),
+        ({"cooldown": "1 lap"}, "cooldown", ["'1 lap'"]),
         ({"factor": 1.0}, "factor", ["above 0 and below 1", "1.0"]),
         ({"factor": 0.0}, "factor", ["above 0 and below 1", "0.0"]),
         ({"threshold": -1.0}, "threshold", ["at least 0", "-1.0"]),

@@ -103,6 +103,31 @@ def test_plain_lines_where_no_end_is_known(monkeypatch):
     assert out.getvalue().splitlines()[1] == "epoch 1  step 10  loss nan  1,234 samples/s"
 
 
+def test_plain_lines_of_a_duration_in_time(monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0)
+    out = io.StringIO()
+    reporter = PlainReporter(out)
+    reporter.start("title", Position(), None, None, 7200.0)
+    reporter.step(Position(10, 0, 10, seconds=3600.0), {"loss": 0.5}, SPEED)
+    reporter.step(Position(10, 0, 10, seconds=7201.0), {"loss": 0.5}, SPEED)
+    reporter.start("title", Position(), None, 1200, 7200.0)  # at two steps a second
+    reporter.step(Position(200, 0, 10, seconds=100.0), {"loss": 0.5}, SPEED)
+    ends = [line.rpartition("eta ")[2] for line in out.getvalue().splitlines() if "eta" in line]
+    assert ends == ["1:00:00", "0.0 s", "8:20"]
+
+
+def test_the_live_view_of_a_duration_in_time():
+    reporter, _ = live()
+    reporter.start("title", Position(), None, None, 7200.0)
+    reporter.step(Position(50, 0, 50, seconds=1800.0), {"loss": 0.5}, SPEED)
+    picture = io.StringIO()
+    Console(file=picture, width=110).print(reporter)
+    reporter.close()
+    (line,) = [line for line in picture.getvalue().splitlines() if "eta" in line]
+    assert "eta 1:30:00" in line
+    assert len(re.search("━+", line)[0]) == 7  # of 28
+
+
 def live(width=110) -> tuple[LiveReporter, Console]:
     reporter = LiveReporter()
     console = Console(file=io.StringIO(), width=width, force_terminal=True, record=True)

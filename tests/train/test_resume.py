@@ -99,7 +99,7 @@ class Run:
             train=loader(),
             valid=Loader(TensorDataset(**tensors()), 4),
             metrics=[Accuracy(), ConfusionMatrix(2)],
-            checkpoints=[KeepLast(2), KeepBest(Loss())],
+            checkpoints=settings.pop("checkpoints", [KeepLast(2), KeepBest(Loss())]),
             stopping=self.stopping,
             device="cpu",
             log_every=1,

@@ -214,7 +214,7 @@ REFUSED = {
     "validation": Looked(
         BurntError,
         "the validation step fails on its first batch",
-        "Sequential, Batch(x: (4, 6), y: (4,))",
+        "Sequential, valid, Batch(x: (4, 6), y: (4,))",
         "KeyError: 'no such key'",
         validation_step=crashing,
     ),

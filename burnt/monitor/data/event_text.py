@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnt.monitor.format import clean, one_line, parse_number, size_text, value_text
+from burnt.monitor.format import clean, duration_text, one_line, parse_number, size_text, value_text
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
@@ -85,10 +85,13 @@ def early_stopping_text(events: Sequence[Event]) -> str:
     if newest is None:
         return ""
     data = newest.data
-    return (
-        f"early stopping: {data.get('waited')} of {data.get('patience')} without improving on "
-        f"{clean(str(data.get('metric')))} {_format_value(data.get('best'))}"
-    )
+    best = f"{clean(str(data.get('metric')))} {_format_value(data.get('best'))}"
+    if data.get("patience") is None:
+        return f"early stopping: best {best}"
+    waited = data.get("waited")
+    if isinstance(waited, float):  # seconds
+        waited = duration_text(waited)
+    return f"early stopping: {waited} of {data.get('patience')} without improving on {best}"
 
 
 def manual_learning_rate(view: RunView) -> float | None:

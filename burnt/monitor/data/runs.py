@@ -20,7 +20,14 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
-from burnt.monitor.format import better_direction, fraction, main_metric, parse_number, problem_text
+from burnt.monitor.format import (
+    better_direction,
+    fraction,
+    main_metric,
+    parse_number,
+    problem_text,
+    seconds_of,
+)
 from burnt.train.store import (
     Artefact,
     ArtefactName,
@@ -186,13 +193,21 @@ class RunView:
             return None
         if progress.activity == "paused":
             return None
+        seconds = seconds_of(progress)
+        ends = [] if seconds is None else [max(seconds[1] - seconds[0], 0.0)]
+        if progress.total_steps or not ends:
+            ends += self._ends_at_pace(progress, fraction)
+        return min(ends, default=None)
+
+    def _ends_at_pace(self, progress: Progress, fraction: float) -> list[float]:
+        """Return the seconds until the last step or epoch at the pace of the last minutes, if known."""
         if not progress.total_steps:
             elapsed, done, left = _active_time(progress) - self.attempts[-1].started, fraction, 1.0 - fraction
         else:
             start_time, step = self._pace_marks[0]
             elapsed, done = _active_time(progress) - start_time, progress.step - step
             left = progress.total_steps - progress.step
-        return None if done <= 0 or elapsed <= 0 else max(elapsed / done * left, 0.0)
+        return [] if done <= 0 or elapsed <= 0 else [max(elapsed / done * left, 0.0)]
 
     def _record_pace(self) -> None:
         """Record (time, step) marks for `eta`: the start of the attempt, later only the last minutes."""

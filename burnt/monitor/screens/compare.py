@@ -315,7 +315,12 @@ def all_metrics(views: Sequence[RunView]) -> list[Series]:
     series_set = {series for view in views for series in view.series()}
     names = metrics_in_order(list(series_set))
     return sorted(
-        series_set, key=lambda series: (names.index(series.name), series.split != "valid", series.split)
+        series_set,
+        key=lambda series: (
+            names.index(series.name),
+            ("valid", "train").index(series.split) * 2 if series.split in ("valid", "train") else 1,
+            series.split,
+        ),
     )
 
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from burnt.monitor.data.event_text import event_text
+from burnt.monitor.data.event_text import early_stopping_text, event_text
+from burnt.train.store import Event
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,16 @@ def test_an_event_is_a_line(kind: str, data: dict[str, object], text: str) -> No
 def test_an_event_of_another_form_is_a_line_too(kind: str, values: object) -> None:
     for data in ({}, {"values": values, "message": values, "bytes": values, "value": values, "path": values}):
         assert event_text(kind, data).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"waited": 1, "patience": "3 epochs"}, "1 of 3 epochs without improving on valid/loss 0.5000"),
+        ({"waited": 754.2, "patience": "2 h"}, "12:34 of 2 h without improving on valid/loss 0.5000"),
+        ({"waited": 0, "patience": None}, "best valid/loss 0.5000"),
+    ],
+)
+def test_the_state_of_early_stopping(data: dict[str, object], text: str) -> None:
+    event = Event(1, 1, 0.0, 10, "stopping", {"metric": "valid/loss", "best": 0.5, **data})
+    assert early_stopping_text([event]) == f"early stopping: {text}"

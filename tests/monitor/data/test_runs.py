@@ -16,6 +16,7 @@ import pytest
 from burnt.monitor.data import runs
 from burnt.monitor.data.downsampled_series import DownsampledSeries
 from burnt.monitor.data.runs import RunLibrary, RunView
+from burnt.monitor.format import progress_text
 from burnt.train.store import RunReader, RunWriter, Series
 from burnt.train.store.schema import DATABASE
 
@@ -70,6 +71,33 @@ def test_a_pause_does_not_count_as_time_that_steps_take(tmp_path: Path, monkeypa
         view.refresh()
         assert view.eta == pytest.approx(40.0, abs=5.0)
         assert view.active_seconds == pytest.approx(40.0, abs=5.0)
+        view.close()
+
+
+@pytest.mark.parametrize(
+    ("totals", "done", "eta", "text"),
+    [
+        ({"seconds": 1800.0, "total_seconds": 7200.0}, 0.25, 5400.0, "30:00/2:00:00 25%"),
+        ({"seconds": 9000.0, "total_seconds": 7200.0}, 1.0, 0.0, "2:30:00/2:00:00 100%"),
+        # The steps end first: half of them took 100 s.
+        ({"seconds": 100.0, "total_seconds": 7200.0, "total_steps": 10}, 0.5, 100.0, "step 5/10 50%"),
+        ({"seconds": "NaN", "total_seconds": 7200.0}, None, None, "step 5"),
+        ({"seconds": 5.0, "total_seconds": 0}, None, None, "step 5"),
+    ],
+)
+def test_a_duration_in_time_shows_its_share_and_its_end(
+    tmp_path: Path, monkeypatch, totals, done, eta, text
+) -> None:
+    with RunWriter.create(tmp_path / "run") as run:
+        began = time.time()
+        monkeypatch.setattr(time, "time", lambda: began + 100.0)
+        run.progress(5, 1, **totals)
+        run.flush()
+        view = RunView(tmp_path / "run")
+        view.refresh()
+        assert view.fraction == done
+        assert view.eta == (None if eta is None else pytest.approx(eta, abs=5.0))
+        assert progress_text(view.progress) == text
         view.close()
 
 

@@ -79,7 +79,10 @@ class CheckpointsPane(Pane):
 def best_checkpoint(
     checkpoints: Sequence[Checkpoint], config: Mapping[str, Any] | None = None
 ) -> tuple[Checkpoint | None, str]:
-    """Find the best checkpoint by validation loss, else by the first value with a known better direction.
+    """Find the best checkpoint.
+
+    It is the best by the validation loss, else by the metric that ranks the run's checkpoints, else by the
+    first value with a known better direction.
 
     Returns:
         The checkpoint (the oldest of equals, which is the one a training keeps) and the value's name, or None
@@ -87,7 +90,13 @@ def best_checkpoint(
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
     comparable = [name for name in names if better_direction(name, config) is not None]
-    for name in ("valid/loss", *[n for n in comparable if n.startswith("valid/")], *comparable):
+    ranked_by = config.get("ranked_by") if isinstance(config, Mapping) else None
+    for name in (
+        "valid/loss",
+        *[n for n in comparable if n == ranked_by],
+        *[n for n in comparable if n.startswith("valid/")],
+        *comparable,
+    ):
         candidates = [
             (value, checkpoint)
             for checkpoint in checkpoints

@@ -1,0 +1,335 @@
+"""Checkpoints written in the background: the same files, and no error or checkpoint is lost."""
+
+import errno
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from burnt import optim
+from burnt.gradients import Gradients
+from burnt.record import Record
+from burnt.train import (
+    Checkpoints,
+    KeepBest,
+    KeepLast,
+    Learner,
+    Position,
+    RunReader,
+    StepOutput,
+    SupervisedTraining,
+    control,
+)
+from burnt.train.background import BackgroundWriter, copied_tensors
+from burnt.train.metrics import Accuracy, Loss
+from burnt.train.rng import RandomStates
+from burnt.train.store.control import send
+from tests.faults import operations
+from tests.train.test_resume import STEPS, Run, assert_same, history
+
+
+@pytest.fixture
+def still_clock(monkeypatch):
+    """Checkpoints hold the time trained, which is the same in two runs only if it stands still."""
+    monkeypatch.setattr(control, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=lambda _: None))
+
+
+def files(folder) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted((folder / "checkpoints").rglob("*"))
+        if path.is_file()
+    }
+
+
+class SlowDisk:
+    """Holds the writer's thread until the training waits for it."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.event = threading.Event()
+        write, wait = Checkpoints._write, BackgroundWriter.wait
+
+        def write_late(*arguments):
+            if threading.current_thread() is not threading.main_thread():
+                assert self.event.wait(10)
+                self.event.clear()
+            return write(*arguments)
+
+        def awaited(writer):
+            if writer._thread is not None:
+                self.event.set()
+            wait(writer)
+
+        monkeypatch.setattr(Checkpoints, "_write", write_late)
+        monkeypatch.setattr(BackgroundWriter, "wait", awaited)
+
+
+def failing(monkeypatch, steps, error=OSError) -> None:
+    """Make the writing of the checkpoints of some steps fail."""
+    write = Checkpoints._write
+
+    def write_or_fail(self, new, *arguments):
+        if new.position.step in steps:
+            raise error(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(new.path))
+        return write(self, new, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "_write", write_or_fail)
+
+
+SETTINGS = {"checkpoint_every": "2 steps", "validate_every": "3 steps"}
+
+
+def test_the_files_are_those_of_a_training_that_waits(tmp_path, still_clock):
+    waited = Run(tmp_path / "waited", **SETTINGS)
+    ours = Run(tmp_path / "ours", async_checkpoints=True, **SETTINGS)
+    assert_same(ours, waited)
+    assert history(tmp_path / "ours") == history(tmp_path / "waited")
+    expected = files(tmp_path / "waited")
+    assert len(expected) == 2 * len(list((tmp_path / "waited" / "checkpoints").iterdir())) >= 4
+    assert files(tmp_path / "ours") == expected
+
+
+def test_averages_are_in_the_files_as_well(tmp_path, still_clock):
+    def step(model, batch):
+        return StepOutput(model(batch).square().mean(), targets=batch)
+
+    for name, is_async in (("waited", False), ("ours", True)):
+        torch.manual_seed(0)
+        learner = Learner(torch.nn.Linear(2, 1), optim.Ema(optim.Sgd(), decay=0.5), 0.1, step)
+        SupervisedTraining(
+            tmp_path / name, train=[torch.ones(4, 2)] * 3, duration="2 epochs", device="cpu", seed=0,
+            checkpoints=[KeepLast(9)], checkpoint_every="1 step", async_checkpoints=is_async, monitor="off",
+        ).run(learner)  # fmt: skip
+    expected = files(tmp_path / "waited")
+    assert len(expected) == 12
+    assert files(tmp_path / "ours") == expected
+
+
+@pytest.mark.parametrize("stop_at", [7, pytest.param(10, marks=pytest.mark.full)])
+def test_stopped_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, stop_at):
+    whole = Run(tmp_path / "whole", **SETTINGS)
+    first = Run(tmp_path / "run", async_checkpoints=True, stop_at=stop_at, **SETTINGS)
+    assert first.interrupted
+    second = Run(tmp_path / "run", async_checkpoints=True, resume=True, init_seed=9, **SETTINGS)
+    assert list(second.losses) == list(range(stop_at + 1, STEPS + 1))
+    assert_same(second, whole)
+
+
+def test_the_state_is_that_of_the_moment_whatever_the_training_does_meanwhile(tmp_path, monkeypatch):
+    SlowDisk(monkeypatch)
+    model, optimizer = torch.nn.Linear(3, 2), optim.AdamW()
+    params = dict(model.named_parameters())
+    gradients = Gradients({path: torch.ones_like(p) for path, p in params.items()})
+    optimizer.step(0.1, params, gradients)
+    expected = {path: p.detach().clone() for path, p in params.items()}
+    moments = {name: t.clone() for name, t in optimizer.into_record().tensors.items()}
+    document, metric = {"callbacks": {"Mine": {"seen": [1]}}}, Accuracy()
+    metric.total, metric.count = torch.tensor(3.0), 4
+    background, checkpoints = BackgroundWriter(), Checkpoints(tmp_path, [KeepLast(2)])
+    rng = RandomStates.capture()
+    saved = checkpoints.save(
+        model, optimizer.into_record(), [metric], Position(1), {}, rng, document, background=background
+    )
+    assert background.collect() is None
+    optimizer.step(0.1, params, gradients)
+    document["callbacks"]["Mine"]["seen"].append(2)
+    metric.total += 1
+    background.wait()
+    assert background.collect() == saved
+    assert background.collect() is None
+    other, again = torch.nn.Linear(3, 2), Accuracy()
+    loaded = checkpoints.load(saved.path, other, [again])
+    for path, p in other.named_parameters():
+        assert torch.equal(p, expected[path])
+    assert {name: t.tolist() for name, t in loaded.optimizer.tensors.items()} == {
+        name: t.tolist() for name, t in moments.items()
+    }
+    assert loaded.document["callbacks"] == {"Mine": {"seen": [1]}}
+    assert (again.total.item(), again.count) == (3.0, 4)
+
+
+def test_copies_are_contiguous_and_leave_what_cannot_be_stored():
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.empty(2, device="meta")
+    tensors = {
+        "t": torch.arange(6).reshape(2, 3).T,
+        "scalar": torch.tensor(1.5),
+        "sparse": sparse,
+        "meta": meta,
+    }
+    copies = copied_tensors(tensors)
+    assert copies["t"].is_contiguous()
+    assert copies["t"].tolist() == tensors["t"].tolist()
+    assert copies["scalar"].data_ptr() != tensors["scalar"].data_ptr()
+    assert copies["sparse"] is not None
+    assert copies["meta"].is_meta
+
+
+def test_one_is_written_at_a_time_and_reported_when_it_is_written(tmp_path, monkeypatch):
+    SlowDisk(monkeypatch)
+    seen: list[tuple[str, int]] = []
+
+    class Watch:
+        def on_step(self, event):
+            step = event.training.position.step
+            if step == 3:
+                seen.append(("on disk", len(event.training.checkpoints.saved())))  # that of step 2 is not
+                event.training.background.wait()
+
+        def on_checkpoint(self, event):
+            assert event.saved.path.is_dir()
+            seen.append(("saved", event.saved.position.step))
+
+    Run(tmp_path / "run", async_checkpoints=True, callbacks=[Watch()], checkpoint_every="2 steps",
+        duration="4 steps", validate_every="9 epochs")  # fmt: skip
+    assert seen == [("on disk", 0), ("saved", 2), ("saved", 4)]
+    with RunReader(tmp_path / "run") as run:
+        events = run.events("checkpoint")
+    assert [(event.step, event.data["path"]) for event in events] == [
+        (2, "step-00000002"), (4, "step-00000004"),
+    ]  # fmt: skip
+    assert all(event.data["bytes"] > 1000 for event in events)
+
+
+def test_a_full_disk_ends_the_training_at_the_next_step(tmp_path, monkeypatch):
+    failing(monkeypatch, {4})
+
+    class Wait:
+        def on_step(self, event):
+            if event.training.position.step == 5:
+                event.training.background.wait()
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        Run(tmp_path / "run", async_checkpoints=True, callbacks=[Wait()], **SETTINGS)
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename.endswith("step-00000004")
+    assert caught.value.__notes__ == ["while the checkpoint step-00000004 was written in the background"]
+    with RunReader(tmp_path / "run") as run:
+        (event,) = run.events("error")
+        assert (run.state(), event.step) == ("crashed", 5)
+        assert [e.step for e in run.events("checkpoint")] == [2, 3]
+    monkeypatch.undo()
+    resumed = Run(tmp_path / "run", resume=True, duration="5 steps", **SETTINGS)
+    assert list(resumed.losses) == [4, 5]
+
+
+def test_an_error_of_the_last_checkpoint_is_raised_at_the_end(tmp_path, monkeypatch):
+    failing(monkeypatch, {5})
+    with pytest.raises(OSError, match="No space left"):
+        Run(tmp_path / "run", async_checkpoints=True, duration="5 steps")
+    with RunReader(tmp_path / "run") as run:
+        assert run.state() == "crashed"
+
+
+def test_an_exception_waits_for_the_checkpoint(tmp_path, monkeypatch):
+    SlowDisk(monkeypatch)
+
+    class Crash:
+        def on_step(self, event):
+            if event.training.position.step == 3:
+                raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Run(tmp_path / "run", async_checkpoints=True, callbacks=[Crash()], checkpoint_every="2 steps")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    with RunReader(tmp_path / "run") as run:
+        assert [event.step for event in run.events("checkpoint")] == [2]
+
+
+def test_an_exception_tells_of_a_checkpoint_that_failed_too(tmp_path, monkeypatch):
+    failing(monkeypatch, {2})
+
+    class Crash:
+        def on_step(self, event):
+            if event.training.position.step == 3:
+                raise KeyError("mine")
+
+    SlowDisk(monkeypatch)
+    with pytest.raises(KeyError, match="mine") as caught:
+        Run(tmp_path / "run", async_checkpoints=True, callbacks=[Crash()], checkpoint_every="2 steps")
+    (note,) = caught.value.__notes__
+    assert note.startswith("OSError: [Errno 28] No space left on device")
+    assert note.endswith("while the checkpoint step-00000002 was written in the background")
+
+
+def test_a_command_is_answered_when_the_checkpoint_is_written(tmp_path):
+    folder, seen = tmp_path / "run", []
+
+    class Ask:
+        def on_step(self, event):
+            if event.training.position.step == 4:
+                send(folder, "save")
+
+        def on_checkpoint(self, event):
+            if event.saved.kept:
+                seen.append(event.saved.path.is_dir())
+
+    Run(folder, async_checkpoints=True, callbacks=[Ask()], duration="6 steps")
+    assert seen == [True]
+    with RunReader(folder) as run:
+        kinds = [e.kind for e in run.events() if e.step == 4 and e.kind in ("checkpoint", "command")]
+        (answer,) = run.events("command")
+    assert kinds == ["checkpoint", "command"]
+    assert answer.data["status"] == "done"
+
+
+def test_a_command_does_not_hide_the_error_of_an_earlier_checkpoint(tmp_path, monkeypatch):
+    failing(monkeypatch, {6})
+    SlowDisk(monkeypatch)
+    folder = tmp_path / "run"
+
+    class Ask:
+        def on_step(self, event):
+            if event.training.position.step == 7:
+                send(folder, "save")
+
+    with pytest.raises(OSError, match="No space left"):
+        Run(folder, async_checkpoints=True, callbacks=[Ask()], checkpoint_every="6 steps")
+    with RunReader(folder) as run:
+        (answer,) = run.events("command")
+        assert (answer.data["status"], answer.step) == ("refused", 7)
+        assert "No space left" in answer.data["reason"]
+        assert run.events("error")[0].step == 8
+
+
+def test_the_best_are_saved_and_kept_as_by_a_training_that_waits(tmp_path, monkeypatch):
+    SlowDisk(monkeypatch)
+    settings = {"validate_every": "1 step", "checkpoint_every": "9 epochs", "duration": "9 steps",
+                "checkpoints": [KeepLast(1), KeepBest(Loss())]}  # fmt: skip
+    seen = []
+    for name, is_async in (("waited", False), ("ours", True)):
+        Run(tmp_path / name, async_checkpoints=is_async, schedule=optim.Constant(1.0), **settings)
+        with RunReader(tmp_path / name) as run:
+            saved = [event.step for event in run.events("checkpoint")]
+        seen.append((saved, sorted(path.name for path in (tmp_path / name / "checkpoints").iterdir())))
+    assert seen[0] == seen[1]
+    assert 3 <= len(seen[0][0]) < 9
+
+
+def test_every_operation_on_files_may_fail(tmp_path):
+    """With a full disk: the error is raised, and the checkpoint before can be loaded."""
+    model, optimizer = torch.nn.Linear(2, 2), optim.Sgd()
+    for at in range(1, 99):
+        folder = tmp_path / str(at)
+        checkpoints, background = Checkpoints(folder, [KeepLast(1)]), BackgroundWriter()
+        arguments = ({}, RandomStates.capture(), {})
+        checkpoints.save(model, optimizer.into_record(), [], Position(1), *arguments)
+        with operations(at, "full") as done:
+            checkpoints.save(
+                model, optimizer.into_record(), [], Position(2), *arguments, background=background
+            )
+            background.wait()
+        if not done.failed:
+            break
+        with pytest.raises(OSError, match=r"No space left|is full"):
+            background.collect()
+        Record.load(checkpoints.newest() / "model.safetensors")
+    assert background.collect().position.step == 2
+    assert at > 6
+
+
+def test_without_checkpoints_nothing_is_written_in_the_background(tmp_path):
+    Run(tmp_path / "run", async_checkpoints=True, checkpoints=None, duration="2 steps")
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
