@@ -94,7 +94,7 @@ def _check_training_step(
     loader_state: Any,
     message: Callable[[str], None],
 ) -> FirstBatches:
-    if position.batch and loader_state is None and getattr(train, "replays", False):
+    if position.batch and getattr(train, "replays", False):
         # The loop goes through the batches before it, once.
         return FirstBatches({}, {"unknown": "the run was resumed in the middle of an epoch"})
     batch = next(iter(remaining_batches(train, position, loader_state)), None)

@@ -240,7 +240,7 @@ class Loop:
         if position.batch == 0:
             self.epoch_rng = current_rng
             return self.train.epoch(position.epoch)
-        if state is None and getattr(self.train, "replays", False):
+        if getattr(self.train, "replays", False):
             self.reporter.message(
                 f"The loader cannot skip batches: going through the {position.batch} that epoch "
                 f"{position.current_epoch} has had."
