@@ -182,6 +182,8 @@ class _Watch:
 
     def _before(self, steps: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """Describe a micro-batch."""
+        if not self._loop.is_stepping:  # a validation before the step
+            return
         step, position = self.step, self._loop.position
         number = position.batch + len(step.batches)
         step.batches.append(number)
@@ -194,12 +196,16 @@ class _Watch:
                 self._report(f"{name}, which the loader gave: {_count(tensor, indices)}", "")
 
     def _after(self, steps: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._loop.is_stepping:
+            return
         self.step.losses.append(output.loss.item())
         if not _is_finite(output.loss):
             self._report("the loss, from finite outputs of the layers", "")
 
     def _look(self, path: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         """Look at a module's outputs, and at their gradients and those of its inputs when they are known."""
+        if not self._loop.is_stepping:
+            return
         where = f"{path or 'the model'} ({type(module).__name__})"
         for tensor in tensors_in(output):
             if not _is_finite(tensor):
