@@ -223,6 +223,25 @@ def test_a_process_that_was_killed_before_it_removed_a_checkpoint(tmp_path, monk
     assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "whole")
 
 
+def test_rows_of_the_step_that_it_resumes_from_are_not_written_twice(tmp_path):
+    class CrashAfter:
+        def __init__(self, at):
+            self.at = at
+
+        def on_validation(self, event):
+            if event.training.position.step == self.at:
+                raise exact.Crash
+
+    # That the last batch of an epoch is the last is known only after its checkpoint.
+    settings = {"validate_every": "1 epoch", "checkpoint_every": "1 step"}
+    run(tmp_path / "whole", "stream", **settings)
+    folder = tmp_path / "run"
+    run(folder, "stream", callbacks=[CrashAfter(4)], **settings)
+    assert saved_steps(folder)[-1] == 4
+    run(folder, "stream", resume=True, seed=3, **settings)
+    assert_equal_runs(folder, tmp_path / "whole")
+
+
 def test_rows_are_written_before_the_checkpoint_that_does_not_repeat_them(tmp_path, monkeypatch):
     save, rows = Checkpoints.save, []
 

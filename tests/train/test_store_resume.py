@@ -190,3 +190,23 @@ def test_the_pyramid_has_every_level(tmp_path):
     assert [(row[0], row[1], strip(row[2:])) for row in stored] == [
         (level, position, strip(bucket)) for level, position, bucket in sorted(done)
     ]
+
+
+def test_rows_of_the_resumed_step_are_not_written_twice(tmp_path):
+    # A process that was killed had written some of them after the checkpoint.
+    with RunWriter.create(tmp_path) as run:
+        for step in (1, 2, 3):
+            run.log(step, 1, {"x": float(step)})
+        run.log(2, 1, {"y": 2.0}, "valid")
+        run.record_table("t", ["a"], [[2]], step=2)
+    with RunWriter.create(tmp_path, resume=True, resumed_from_step=2) as run:
+        run.log(2, 1, {"x": -1.0, "z": -1.0})
+        run.log(2, 1, {"y": -1.0}, "valid")
+        run.record_table("t", ["a"], [[-1]], step=2)
+        run.record_table("u", ["a"], [[-1]], step=2)
+        run.log(3, 1, {"x": -1.0})
+    reader = RunReader(tmp_path)
+    assert (reader.points("x").steps, reader.points("x").values) == ([1, 2, 3], [1.0, 2.0, -1.0])
+    assert reader.points("y", "valid").values == [2.0]
+    assert reader.points("z").values == [-1.0]
+    assert [(a.name, a.data["rows"]) for a in reader.artefacts()] == [("t", [[2]]), ("u", [[-1]])]

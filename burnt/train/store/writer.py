@@ -97,6 +97,7 @@ class RunWriter:
             for number, name, split in connection.execute("SELECT id, name, split FROM series")
         }
         self._series_count = len(self._series)
+        self._resumed_step, self._rows_there = _rows_of_resumed_step(connection, attempt)
         self._failing_since: float | None = None
         self._failures = 0
         self._gave_up = self._file_missing = False
@@ -125,8 +126,8 @@ class RunWriter:
             resume: continue the run in the folder, if there is one.
             resumed_from_step: the step of the checkpoint that the run resumes from. Rows of earlier attempts
                 with a higher step are superseded: they stay in the file but are not shown. Rows of this very
-                step stay valid and must not be logged again. None: the attempt starts from the beginning, and
-                all metric rows of earlier attempts are superseded.
+                step stay valid, and what is logged again there is left out. None: the attempt starts from the
+                beginning, and all metric rows of earlier attempts are superseded.
             on_error: called from the writing thread with a message, once each time that writing starts to
                 fail.
 
@@ -189,7 +190,7 @@ class RunWriter:
         """
         step, epoch = _count(step), _optional_count(epoch)
         try:
-            row = ("log", time.time(), step, epoch, split, [(k, float(v)) for k, v in values.items()])
+            numbers = [(name, float(value)) for name, value in values.items()]
         except (TypeError, ValueError, OverflowError) as error:
             raise MetricError(
                 "a metric's value is not a number",
@@ -197,7 +198,9 @@ class RunWriter:
                 found=", ".join(f"{key}={value!r}" for key, value in values.items()),
                 hint="log floats, such as tensor.item() or the mean of a list",
             ) from error
-        self._put_sample(row)
+        if step == self._resumed_step:
+            numbers = [(name, value) for name, value in numbers if (name, split) not in self._rows_there]
+        self._put_sample(("log", time.time(), step, epoch, split, numbers))
 
     def event(self, kind: str, step: int | None = None, **data: object) -> None:
         """Write an event: something that happened once, such as a saved checkpoint or a changed rate.
@@ -401,6 +404,8 @@ class RunWriter:
             self._wake.set()
 
     def _put_artefact(self, kind: str, name: str, step: int | None, data: str | bytes) -> None:
+        if step is not None and step == self._resumed_step and (name, kind) in self._rows_there:
+            return
         self._put(
             (INTO_ARTEFACT, (self.attempt, time.time(), _optional_count(step), kind, clean_text(name), data))
         )
@@ -595,6 +600,31 @@ class _OpenSeries:
     def __init__(self, number: int) -> None:
         self.id = number
         self.pyramid = Pyramid()
+
+
+def _rows_of_resumed_step(
+    connection: sqlite3.Connection, attempt: int
+) -> tuple[int | None, set[tuple[str, str]]]:
+    """Return the step that an attempt resumes from, and which series and artefacts have rows of it.
+
+    A process that was killed may have written some after the checkpoint of that step.
+    """
+    ((step,),) = connection.execute(
+        "SELECT resumed_from_step FROM attempt WHERE id = ?", (attempt,)
+    ).fetchall()
+    if step is None:
+        return None, set()
+    # Positions ascend with the steps: the last visible one tells, without a look at all points.
+    last = (
+        "(SELECT p.step FROM point AS p WHERE p.series = s.id AND p.attempt = a.id"
+        " AND p.step <= a.visible_until ORDER BY p.position DESC LIMIT 1)"
+    )
+    rows = connection.execute(
+        f"SELECT DISTINCT s.name, s.split FROM series AS s, attempt AS a WHERE a.id < ? AND {last} = ?"
+        " UNION SELECT name, kind FROM artefacts WHERE step = ?",
+        (attempt, step, step),
+    )
+    return step, set(rows.fetchall())
 
 
 def _identity(path: Path) -> tuple[int, int]:
