@@ -177,8 +177,8 @@ class _Watch:
             hook.remove()
         self._loop.steps.training_step = self._training_step
 
-    def _in_debugger(self, model: torch.nn.Module, batch: Any) -> Any:
-        return pdb.Pdb().runcall(self._training_step, model, batch)
+    def _in_debugger(self, *args: Any) -> Any:
+        return pdb.Pdb().runcall(self._training_step, *args)
 
     def _before(self, steps: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """Describe a micro-batch."""

@@ -229,6 +229,7 @@ def test_a_loss_that_became_nan_names_the_replay_which_names_the_sample(capsys):
     assert "not finite     batch.x, which the loader gave: 1 of 12 values, in sample 7" in out
 
 
+@pytest.mark.full
 def test_replay_in_the_debugger_stops_in_the_training_step(capsys, monkeypatch):
     train("epochs=1")
     monkeypatch.setattr("sys.stdin", io.StringIO("s\np tuple(batch.x.shape)\nc\n"))
@@ -276,6 +277,7 @@ def test_a_fork_without_changes_is_the_continuation_of_its_parent(desk, capsys, 
     assert {path: data for path, data in files(desk / "runs").items() if fork not in path.parents} == before
 
 
+@pytest.mark.full
 def test_a_fork_with_changes_can_be_resumed_replayed_and_forked(desk, capsys):
     train("epochs=2")
     assert main(["fork", "net@5", "lr=0.01", "epochs=2", "folder=runs/slow"]) == 0

@@ -66,7 +66,7 @@ def test_on_a_full_disk_it_ends_with_an_error_and_resumes_exactly(tmp_path, sett
         run(tmp_path / "counted", setting)
     checkpoint = next(i for i, (_, path) in enumerate(counted.log) if ".tmp-step" in path)
     generator = random.Random(f"{setting} {how}")
-    for number in sorted(generator.sample(range(checkpoint + 1, len(counted.log)), 3)):
+    for number in sorted(generator.sample(range(checkpoint + 1, len(counted.log)), 2)):
         folder = tmp_path / f"failed-{number}"
         # The last operations remove old checkpoints, or end with an error.
         with faults.operations(number, how) as operations, contextlib.suppress(OSError):
@@ -212,6 +212,7 @@ def test_checkpoints_of_interruptions_push_out_no_others(tmp_path):
         assert saved_steps(tmp_path) == kept
 
 
+@pytest.mark.full
 def test_a_process_that_was_killed_before_it_removed_a_checkpoint(tmp_path, monkeypatch):
     run(tmp_path / "whole", "plain")
     prune = Checkpoints.prune

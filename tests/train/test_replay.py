@@ -131,6 +131,7 @@ def test_a_step_that_raises_is_reported_with_its_samples(tmp_path):
     assert "raised         ValueError: no such class" in str(report)
 
 
+@pytest.mark.full
 def test_a_learning_rate_that_a_command_set_is_that_of_the_replay(tmp_path):
     class Faster:
         def on_step(self, event):

@@ -535,12 +535,14 @@ def test_a_loss_that_is_nan(tmp_path, log_every, where):
             learner(how=Breaking(7, nan_loss), schedule=0.125)
         )
     newest = tmp_path / "run" / "checkpoints" / "step-00000005"
+    steps = "7" if log_every == 1 else "(6, 8)"
     assert str(caught.value) == (
         "the loss became nan\n"
         f"  in        {where}\n"
         "  expected  a finite number\n"
         "  found     nan at a learning rate of 0.125\n"
-        "  hint      look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
+        f"  hint      to see where it began: burnt.train.replay(training, learner, {steps})\n"
+        "            look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
         f"resume from the last checkpoint, {newest}"
     )
     state, reason = ended(tmp_path / "run")
