@@ -263,7 +263,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.train import exact
 
 folder, setting, how, seed = Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
-delay = random.Random(seed).uniform(0.0, 0.25)
+delay = random.Random(seed).uniform(0.0, 0.12)
 
 class Killer:
     def on_start(self, event):
