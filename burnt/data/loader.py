@@ -85,8 +85,8 @@ class Loader(Generic[B]):
     the order nor what the transforms draw.
 
     Args:
-        dataset: the items; if it has a method ``take(indices)``, that returns whole batches, and
-            ``__getitems__(indices)`` a list of items.
+        dataset: the items; a method ``__getitems__(indices)`` returns a list of them, and otherwise
+            ``take(indices)`` whole batches, if it has one of these.
         batch_size: the number of items in a batch; of rows, with `pack`.
         batcher: turns a list of items into a batch; `collate` by default, `Pad` for items of different
             lengths. If the dataset has ``take``, it gets that batch instead.
@@ -192,7 +192,7 @@ class Loader(Generic[B]):
             )
 
     def _check_combination(self, batcher: object) -> None:
-        takes = hasattr(self.dataset, "take")
+        takes = _takes(self.dataset)
         for is_wrong, what, hint in (
             (
                 self.shuffle and self.sampler is not None,
@@ -357,7 +357,7 @@ class _Reader:
                 items = dict(zip(documents.tolist(), self._items(epoch, documents, cell), strict=True))
                 pieces = torch.cat([row.unsqueeze(1), indices[:, 1:]], dim=1)
                 batch = self.pack.batch(items, pieces, int(row[-1]) + 1)
-            elif hasattr(self.dataset, "take") and self.item_transform is None:
+            elif _takes(self.dataset) and self.item_transform is None:
                 batch = self.dataset.take(indices)
                 if self.batcher is not None:
                     batch = self.batcher(batch)
@@ -424,6 +424,11 @@ class _Reader:
             read.append(item)
         cell[0] = -1
         return read
+
+
+def _takes(dataset: object) -> bool:
+    # Datasets of Hugging Face have __getitems__, and a take() that returns the first items.
+    return hasattr(dataset, "take") and not hasattr(dataset, "__getitems__")
 
 
 class IterableLoader(Generic[B]):

@@ -78,7 +78,8 @@ class StreamLoader(Generic[B]):
 
     Args:
         dataset: `Shards`, or an object that can be iterated once per epoch. ``set_epoch`` is called if it has
-            one.
+            one. One with a state belongs to one loader: those of Hugging Face keep a position that they were
+            put to.
         batch_size: the number of items in a batch.
         batcher: turns a list of items into a batch; `collate` by default.
         shuffle: the number of items that are read and shuffled at a time; 0 keeps the order. The order of the
@@ -312,6 +313,8 @@ class _StreamReader:
         self.item_transform = item_transform
         self.transform = transform
         self.lanes = lanes
+        self.initial_state: Any = None
+        self.restored_epoch: int | None = None
         self._open: dict[tuple[int, int], _Lane] = {}
 
     def __call__(self, task: tuple[int, int, int, int, Any], cell: Cell) -> Any:
@@ -363,6 +366,7 @@ class _Lane:
         self._reader = reader
         self._epoch = epoch
         self._lane = lane
+        self._dataset: Any = reader.dataset
         self._shards: list[Any] = []
         if isinstance(reader.dataset, Shards):
             order = list(range(len(reader.dataset.shards)))
@@ -426,23 +430,21 @@ class _Lane:
 
     def _now(self) -> Position:
         """Return the position of the next item that is read."""
-        if not self._has_read or self._at["ended"] or not has_state(self._reader.dataset):
+        if not self._has_read or self._at["ended"] or not has_state(self._dataset):
             return dict(self._at)
-        dataset: Any = self._reader.dataset
-        return {**self._at, "source": encode_state(dataset.state_dict(), dataset)}
+        return {**self._at, "source": encode_state(self._dataset.state_dict(), self._dataset)}
 
     def _items(self) -> Iterator[Any]:
         """Iterate over the items of the lane, before they are transformed, and keep `_at`."""
-        dataset: Any = self._reader.dataset
-        at = self._at
+        dataset, at = self._dataset, self._at
         if at["ended"]:
             return
         if not isinstance(dataset, Shards):
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(self._epoch)
             skipped = at["items"]
-            if has_state(dataset) and at["source"] is not None:
-                dataset.load_state_dict(decode_state(at["source"]))
+            if has_state(dataset):
+                self._restore(dataset)
                 skipped = 0
             for item in itertools.islice(dataset, skipped, None):
                 at["items"] += 1
@@ -455,12 +457,24 @@ class _Lane:
                 yield item
             at["shard"], at["item"] = at["shard"] + 1, 0
 
+    def _restore(self, dataset: Any) -> None:
+        """Put a dataset that knows its position to where the lane starts."""
+        reader, source = self._reader, self._at["source"]
+        if reader.initial_state is None:
+            reader.initial_state = encode_state(dataset.state_dict(), dataset)
+        if source is None and reader.restored_epoch == self._epoch:
+            # Those of Hugging Face start every iteration from the state that they were given, in its epoch.
+            source = reader.initial_state
+        if source is not None:
+            dataset.load_state_dict(decode_state(source))
+            reader.restored_epoch = self._epoch
+
     def _place(self) -> str:
         """Return what is read next, for messages."""
         if self._shards:
             shard = self._shards[min(self._at["shard"], len(self._shards) - 1)]
             return f"item {self._at['item']} of shard {shard!r}"
-        return f"item {self._at['items']} of {type(self._reader.dataset).__name__}"
+        return f"item {self._at['items']} of {type(self._dataset).__name__}"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnt.data import IterableLoader, Shards, StreamLoader, as_loader
+from burnt.data import IterableLoader, Loader, Shards, StreamLoader, as_loader
 from burnt.data.state import decode_state, encode_state
 from burnt.errors import DataError
 
@@ -256,8 +257,32 @@ def test_a_dataloader_and_a_list_have_no_state():
         data_loader.resume(0, 1, {})
 
 
+@pytest.mark.full
+def test_the_iterable_datasets_of_hugging_face_continue():
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"x": list(range(20))}).to_iterable_dataset(num_shards=3)
+    stream = StreamLoader(dataset, 3, shuffle=4)
+    batches = stream.epoch(1)
+    whole, states = [], []
+    for batch in batches:
+        whole.append(batch.x.tolist())
+        states.append(json.loads(json.dumps(batches.state())))
+    assert sorted(item for batch in whole for item in batch) == list(range(20))
+    for stop in range(1, 7):
+        assert [batch.x.tolist() for batch in stream.resume(1, stop, states[stop - 1])] == whole[stop:]
+    assert [batch.x.tolist() for batch in stream.epoch(1)] == whole
+    items = Loader(datasets.Dataset.from_dict({"x": list(range(20))}), 4, shuffle=True)
+    assert [batch.x.tolist() for batch in items.epoch(0)] == [
+        part.tolist() for part in items.order(0).split(4)
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
 def test_torchdata_continues_too():
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its imports
+        stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
     def make():
         torch.manual_seed(0)
