@@ -85,6 +85,7 @@ class Pack:
                 expected=f"{len(dataset)} lengths of at least 0, with a token among them",
                 found=f"{len(self._lengths)} lengths from {self._lengths.min()} to {self._lengths.max()}",
             )
+        self._digest = _digest(self._lengths)
         if self.split:
             self.num_rows = -(-int(self._lengths.sum()) // self.length)
             return
@@ -135,7 +136,8 @@ class Pack:
             of = np.repeat(np.arange(len(order)), counts)
             start = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * self.length
         else:
-            cuts = np.union1d(starts, np.arange(0, ends[-1], self.length))
+            cuts = np.sort(np.concatenate([starts, np.arange(0, ends[-1], self.length)]), kind="stable")
+            cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
             of = np.searchsorted(starts, cuts, side="right") - 1
             start = cuts - starts[of]
         stop = np.append(np.where(of[1:] == of[:-1], start[1:], lengths[of[:-1]]), lengths[-1])
@@ -188,7 +190,7 @@ class Pack:
 
     def state(self) -> dict[str, Any]:
         """Return what decides the rows."""
-        return {"length": self.length, "lengths": _digest(self._lengths), "split": self.split}
+        return {"length": self.length, "lengths": self._digest, "split": self.split}
 
     def _document(self, item: Any) -> Mapping[str, Any]:
         fields: Mapping[str, Any] = (

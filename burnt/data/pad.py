@@ -118,11 +118,12 @@ class Pad:
         return -(-(self.length or longest) // self.multiple) * self.multiple
 
     def _pad(self, sequences: Sequence[Tensor], value: float, name: str) -> Tensor:
-        first = sequences[0]
+        # Of an empty list, neither the dtype nor other axes are known.
+        first = next((sequence for sequence in sequences if len(sequence)), sequences[0])
         size = self._size(max(len(sequence) for sequence in sequences))
         out = first.new_full((len(sequences), size, *first.shape[1:]), value)
         for row, sequence in zip(out, sequences, strict=True):
-            if sequence.shape[1:] != first.shape[1:] or sequence.dtype != first.dtype:
+            if len(sequence) and (sequence.shape[1:] != first.shape[1:] or sequence.dtype != first.dtype):
                 raise DataError(
                     "the items of a batch do not fit together",
                     where=name,
@@ -130,7 +131,8 @@ class Pad:
                     found=f"{tuple(sequence.shape)} of {sequence.dtype}",
                 )
             start = 0 if self.side == "right" else size - len(sequence)
-            row[start : start + len(sequence)] = sequence
+            if len(sequence):
+                row[start:][: len(sequence)] = sequence
         return out
 
 

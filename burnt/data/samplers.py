@@ -48,6 +48,7 @@ class SubsetSampler:
 
     def __init__(self, indices: Sequence[int] | Tensor, *, shuffle: bool = True, seed: int = 0) -> None:
         self._indices = _array(indices, "indices", np.int64)
+        self._digest = _digest(self._indices)
         self.shuffle = shuffle
         self.seed = seed
 
@@ -62,7 +63,7 @@ class SubsetSampler:
 
     def state(self) -> dict[str, Any]:
         """Return what decides the order."""
-        return {"seed": self.seed, "shuffle": self.shuffle, "indices": _digest(self._indices)}
+        return {"seed": self.seed, "shuffle": self.shuffle, "indices": self._digest}
 
 
 class WeightedSampler:
@@ -119,8 +120,11 @@ class WeightedSampler:
         generator = numpy_generator(self.seed, epoch)
         if self.replacement:
             sums = self._sums
-            drawn = np.searchsorted(sums, generator.random(self.size) * sums[-1], side="right")
-            return torch.from_numpy(drawn.astype(np.int64, copy=False))
+            places = generator.random(self.size) * sums[-1]
+            in_order = np.argsort(places)  # looked up in order, they stay in the cache
+            drawn = np.empty(self.size, np.int64)
+            drawn[in_order] = np.searchsorted(sums, places[in_order], side="right")
+            return torch.from_numpy(drawn)
         with np.errstate(divide="ignore"):
             times = generator.standard_exponential(len(self._weights)) / self._weights
         return torch.from_numpy(np.argsort(times, kind="stable")[: self.size])
@@ -129,13 +133,17 @@ class WeightedSampler:
     def _sums(self) -> np.ndarray[Any, Any]:
         return np.cumsum(self._weights)
 
+    @functools.cached_property
+    def _weights_digest(self) -> str:
+        return _digest(self._weights)
+
     def state(self) -> dict[str, Any]:
         """Return what decides the draws."""
         return {
             "seed": self.seed,
             "size": self.size,
             "replacement": self.replacement,
-            "weights": _digest(self._weights),
+            "weights": self._weights_digest,
         }
 
 

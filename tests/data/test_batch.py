@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnt.data import Batch, Dataset, InMemoryDataset, TensorDataset, collate, move
+from burnt.data import Batch, Dataset, InMemoryDataset, Mover, TensorDataset, collate, move, pin
 from burnt.errors import DataError
 
 Pair = namedtuple("Pair", "x y")
@@ -118,6 +118,32 @@ def test_move_asks_what_knows_how_and_leaves_the_rest():
         assert move(value, META) is value
     x = torch.zeros(2)
     assert move(x, torch.device("cpu")) is x
+
+
+def test_pinning_and_moving_without_cuda_change_nothing(monkeypatch):
+    batch = Batch(x=torch.zeros(2), names=["a"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pin(batch) is batch
+    moved = Mover(META)(batch)
+    assert (moved.x.device, moved.names) == (META, ["a"])
+
+
+def test_pinning_goes_through_every_container(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    x, y, z = torch.zeros(1), torch.ones(2), torch.ones(3)
+    got = pin({"x": x, "rest": [Pair(y, "text"), Batch(z=z)]})
+    assert list(map(id, pinned)) == [id(x), id(y), id(z)]
+    assert got["rest"][0].y == "text"
+
+
+@pytest.mark.gpu
+def test_the_mover_copies_beside_the_computation(device):
+    host = [pin(Batch(x=torch.full((1 << 20,), float(i)))) for i in range(8)]
+    mover = Mover(device)
+    sums = [(mover(batch).x * 2).sum() for batch in host]
+    assert [float(value) for value in sums] == [2.0 * i * (1 << 20) for i in range(8)]
 
 
 def test_batch_is_attributes():
