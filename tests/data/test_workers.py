@@ -365,7 +365,7 @@ exec(sys.argv[1])
         ("[os.kill(c.pid, 2) for c in psutil.Process().children()]; signal.raise_signal(2)", -2),
     ],
 )
-@pytest.mark.sample(keep=("pass",))
+@pytest.mark.full
 def test_workers_end_with_the_process_however_it_ends_and_in_silence(end, code):
     done = forked.run(PROGRAM, end)
     assert done.returncode == code
@@ -373,6 +373,23 @@ def test_workers_end_with_the_process_however_it_ends_and_in_silence(end, code):
     assert len(done.stderr.splitlines()) == 0 or code == -2
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
+    await_end(pids)
+
+
+def test_workers_end_before_multiprocessing_waits_for_them():
+    def use(connection):
+        loader = Loader(Items(), 4, workers=2)
+        next(loader.epoch(0))
+        connection.send([worker.pid for worker in multiprocessing.active_children()])
+        globals()["kept"] = loader  # not collected, as a module's would not be
+
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=use, args=(theirs,))
+    process.start()
+    pids = ours.recv()
+    assert len(pids) == 2
+    process.join(20)
+    assert process.exitcode == 0
     await_end(pids)
 
 
