@@ -4,7 +4,7 @@
 
 Rows: an image folder of generated JPEGs, decoded and resized by Pillow in worker processes and in threads;
 tensors that workers only copy, which shows what a batch costs to send; tensors in memory without workers;
-and how long it takes to open a batch in the middle of an epoch of a million items. Loaders keep their workers,
+and how long it takes to open a batch in the middle of an epoch of a million items. Loaders keep workers,
 and alternate in one process in a random order; a ratio is the median over the rounds of DataLoader's time by
 burnt's (above 1: burnt is faster), with its quartiles. That both give the same batches is checked first.
 """
