@@ -264,10 +264,9 @@ class _Future:
         self.task = task
         self._worker = worker
         self._outcome: tuple[Any, Any, str] | None = None
-        self._is_cancelled = False
 
     def set(self, value: Any, error: BaseException | None, text: str) -> None:
-        self._outcome = (None, None, "") if self._is_cancelled else (value, error, text)
+        self._outcome = (value, error, text)
 
     def result(self) -> Any:
         while self._outcome is None:
@@ -278,7 +277,7 @@ class _Future:
         return value
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        """Nothing: the worker finishes it, and what it sends is dropped when it comes."""
 
 
 class _WorkerTraceback(Exception):
@@ -329,7 +328,7 @@ def _pickled_error(error: Exception) -> list[memoryview]:
 def _seed_global_states(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also ask for CUDA's, which has locks
 
 
 def _context() -> multiprocessing.context.BaseContext:
