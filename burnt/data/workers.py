@@ -217,20 +217,34 @@ class _Worker:
 
     def submit(self, task: Any) -> _Future:
         future = _Future(self, task)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # told when its result is wanted
-            send(self._connection, pickled(task))
-        self._pending.append(future)
+        with self._in_step():
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # told when its result is wanted
+                send(self._connection, pickled(task))
+            self._pending.append(future)
         return future
 
     def receive(self) -> None:
         """Wait for the next result."""
         if self._connection.fileno() == -1:
             raise DataError("the workers of the loader were closed while a batch was awaited")
+        with self._in_step():
+            try:
+                outcome = receive(self._connection)
+            except EOFError:
+                raise self._death() from None
+            self._pending.popleft().set(*outcome)
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """End all workers if a message was exchanged and not counted, since all later ones would be mistaken.
+
+        Ctrl-C in a notebook may come between the two.
+        """
         try:
-            outcome = receive(self._connection)
-        except EOFError:
-            raise self._death() from None
-        self._pending.popleft().set(*outcome)
+            yield
+        except BaseException:
+            self._close_all()
+            raise
 
     def hang_up(self) -> None:
         self._connection.close()
@@ -244,7 +258,6 @@ class _Worker:
     def _death(self) -> DataError:
         self._process.join()
         code, task = self._process.exitcode or 0, self._pending[0].task
-        self._close_all()
         ending = f"ended with exit code {code}"
         if code < 0:
             ending = f"killed by {signal.Signals(-code).name}"

@@ -129,6 +129,39 @@ def test_a_dataset_with_take_gives_whole_batches_to_the_batcher():
     assert torch.equal(torch.cat([rows for rows, _ in batches]), x[order])
 
 
+class Several(Counting):
+    """Has items by lists of indices, and a `take` of another meaning, as datasets of Hugging Face."""
+
+    bad = None
+
+    def __getitems__(self, indices):
+        if self.bad in indices:
+            raise OSError("disk")
+        return [super(Several, self).__getitem__(index) for index in indices]
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise OSError("disk")
+        return super().__getitem__(index)
+
+    def take(self, count):
+        raise AssertionError("the first items were asked for")
+
+
+def test_a_dataset_with_getitems_gives_lists_of_items_and_a_bad_one_is_named():
+    dataset = Several(7)
+    loader = Loader(dataset, 3, shuffle=True, item_transform=lambda item, generator: item * 10)
+    assert flat(loader.epoch(0)) == [item * 10 for item in loader.order(0).tolist()]
+    assert dataset.touched == loader.order(0).tolist()
+    dataset.bad = 4
+    with pytest.raises(DataError) as caught:
+        list(Loader(dataset, 3))
+    assert (caught.value.where, caught.value.found) == ("item 4 of Several", "OSError: disk")
+    subset = torch.utils.data.Subset(dataset, [5, 4, 3])
+    with pytest.raises(DataError, match="item 1 of Subset"):
+        list(Loader(subset, 3))
+
+
 def test_a_batcher_gets_the_list_of_items():
     assert list(Loader("abcde", 2, batcher="".join)) == ["ab", "cd", "e"]
 

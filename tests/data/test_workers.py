@@ -313,6 +313,24 @@ def test_close_interrupts_a_long_item_and_what_waits_for_it(monkeypatch):
         next(batches)
 
 
+@pytest.mark.parametrize("name", ["send", "receive"])
+def test_an_interrupt_between_two_messages_shifts_no_batch(name, monkeypatch):
+    loader = Loader(Items(), 4, workers=2)
+    batches = loader.epoch(0)
+    next(batches)
+    exchange = {"send": send, "receive": receive}[name]
+
+    def interrupted(*args):
+        exchange(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"burnt.data.workers.{name}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    assert [batch.index[0].item() for batch in loader.epoch(0)] == list(range(0, 30, 4))
+
+
 def test_copies_and_forks_of_a_loader_have_workers_of_their_own():
     loader = Loader(range(8), 2, workers=1)
     list(loader)
