@@ -152,9 +152,7 @@ class Loop:
             if self.validate_first and self.position.step == 0:
                 self.position.pending = True
             if self.position.pending:
-                reason = self.run_due_tasks(
-                    epoch_ended=self.position.batch == 0 and self.position.epoch > 0
-                )
+                reason = self.run_due_tasks(epoch_ended=self.position.batch == 0 and self.position.epoch > 0)
             elif self.duration.over(self.position):
                 reason = "finished"  # a finished run was resumed: no steps are left
             if reason is None and self.stopping is not None and self.stopping.over:
