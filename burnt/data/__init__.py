@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
 from burnt.data.batch import Batch, collate, move
+from burnt.data.csv_files import CsvDataset
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
 from burnt.data.loader import IterableLoader, Loader, as_loader
 
 __all__ = [
     "Batch",
+    "CsvDataset",
     "Dataset",
     "InMemoryDataset",
     "IterableLoader",
