@@ -11,7 +11,9 @@ from burnt._hints import no_attribute
 from burnt.data.batch import Batch, collate, move
 from burnt.data.csv_files import CsvDataset
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
+from burnt.data.json_lines import JsonLinesDataset
 from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.sqlite import SqliteDataset
 
 __all__ = [
     "Batch",
@@ -19,7 +21,9 @@ __all__ = [
     "Dataset",
     "InMemoryDataset",
     "IterableLoader",
+    "JsonLinesDataset",
     "Loader",
+    "SqliteDataset",
     "TensorDataset",
     "as_loader",
     "collate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -70,6 +71,8 @@ class Handle(Generic[T]):
         own: _Own[T] | None = getattr(self._local, "own", None)
         if own is None or own.process != os.getpid():
             own = self._local.own = _Own(self._open(*self._arguments))
+            # The finalizer holds the handle, so that garbage collection does not end it unclosed.
+            weakref.finalize(own, _close, own.handle, own.process)
         return own.handle
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,18 +80,19 @@ class Handle(Generic[T]):
 
 
 class _Own(Generic[T]):
-    """A handle that is closed with its thread, in the process that opened it."""
+    """The handle of one thread of one process."""
 
     def __init__(self, handle: T) -> None:
         self.handle = handle
         self.process = os.getpid()
 
-    def __del__(self) -> None:
-        if self.process == os.getpid():
-            self.handle.close()  # type: ignore[attr-defined]
-        else:
-            _INHERITED.append(self.handle)
-
 
 _INHERITED: list[Any] = []
 """Handles of the parent process. SQLite forbids to use or close a connection in a forked process."""
+
+
+def _close(handle: Any, process: int) -> None:
+    if process == os.getpid():
+        handle.close()
+    else:
+        _INHERITED.append(handle)
