@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
+from burnt.data.arrow import DataframeDataset, ParquetDataset
 from burnt.data.batch import Batch, collate, move
 from burnt.data.csv_files import CsvDataset
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
+from burnt.data.hugging_face import HuggingFaceDataset
 from burnt.data.json_lines import JsonLinesDataset
 from burnt.data.loader import IterableLoader, Loader, as_loader
 from burnt.data.sqlite import SqliteDataset
@@ -18,11 +20,14 @@ from burnt.data.sqlite import SqliteDataset
 __all__ = [
     "Batch",
     "CsvDataset",
+    "DataframeDataset",
     "Dataset",
+    "HuggingFaceDataset",
     "InMemoryDataset",
     "IterableLoader",
     "JsonLinesDataset",
     "Loader",
+    "ParquetDataset",
     "SqliteDataset",
     "TensorDataset",
     "as_loader",
