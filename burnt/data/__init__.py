@@ -1,6 +1,7 @@
 """Datasets, batches and loaders.
 
 `dataset` provides items by index, `batch` is the input of a step, `loader` determines the order of batches.
+Files and dataframes are datasets, such as `CsvDataset`; `operations` change them: ``data.split(rows, 0.9)``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,18 @@ from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
 from burnt.data.hugging_face import HuggingFaceDataset
 from burnt.data.json_lines import JsonLinesDataset
 from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.operations import (
+    cache,
+    chunks,
+    concat,
+    filter,
+    map,
+    sample,
+    select,
+    shuffle,
+    split,
+    windows,
+)
 from burnt.data.sqlite import SqliteDataset
 
 __all__ = [
@@ -31,8 +44,18 @@ __all__ = [
     "SqliteDataset",
     "TensorDataset",
     "as_loader",
+    "cache",
+    "chunks",
     "collate",
+    "concat",
+    "filter",
+    "map",
     "move",
+    "sample",
+    "select",
+    "shuffle",
+    "split",
+    "windows",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

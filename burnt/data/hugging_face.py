@@ -105,8 +105,14 @@ class HuggingFaceDataset:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._entries(self.dataset[index])
 
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return the items at indices, read from the file at once; torch's DataLoader uses it too."""
+    @property
+    def __getitems__(self) -> Callable[[list[int]], list[dict[str, Any]]]:
+        """``__getitems__(indices)`` returns a list of items, read at once. There is none beside `take`."""
+        if self._has_take:
+            raise AttributeError("take returns whole batches")
+        return self._getitems
+
+    def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
         return [self._entries(row) for row in self.dataset.__getitems__(indices)]
 
     def _entries(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnt.data import DataframeDataset, HuggingFaceDataset, Loader, ParquetDataset, collate
+from burnt.data import DataframeDataset, HuggingFaceDataset, Loader, ParquetDataset, collate, select
 from burnt.errors import DataError
 
 FRAME = pandas.DataFrame(
@@ -246,7 +246,6 @@ def test_hugging_face_rows_and_batches():
     assert (batch.words, batch.x.tolist(), batch.labels.tolist()) == (["c", "b"], [2, 1], [0, 1])
     joined = collate([rows[2], rows[1]])
     assert (joined.words, joined.x.dtype, joined.labels.tolist()) == (["c", "b"], torch.float32, [0, 1])
-    assert rows.__getitems__([2])[0]["words"] == "c"
     (loaded,) = Loader(rows, 3)
     assert loaded.labels.tolist() == [0, 1, 0]
     assert pickle.loads(pickle.dumps(rows))[0]["words"] == "a"
@@ -256,6 +255,9 @@ def test_hugging_face_formats_and_selections_are_kept():
     ragged = HuggingFaceDataset(posts().select([2, 0]))
     assert not hasattr(ragged, "take")
     assert (ragged[1]["ids"].tolist(), ragged[0]["n"]) == ([1], 3)
+    assert [row["n"].tolist() for row in ragged.__getitems__([1, 0])] == [1, 3]
+    assert [row["n"].tolist() for row in select(ragged, [1, 1, 0]).__getitems__([2, 0])] == [3, 1]
+    assert not hasattr(HuggingFaceDataset(posts(), columns=["n"]), "__getitems__")
     arrays = HuggingFaceDataset(posts().with_format("numpy"), columns=["x"])
     assert isinstance(arrays[0]["x"], np.floating)
     upper = posts().with_transform(lambda batch: {"loud": [text.upper() for text in batch["text"]]})
