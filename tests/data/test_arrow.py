@@ -151,6 +151,10 @@ def test_row_groups_are_read_when_they_are_used(parquet, monkeypatch):
     read.clear()
     assert [int(small[index]["a"]) for index in (0, 9, 0, 1)] == [0, 9, 0, 1]
     assert [group for group, _ in read] == [0, 3, 0]
+    two = ParquetDataset(path, columns=["a"], memory=2 * 3 * 8)
+    read.clear()
+    assert [int(two[index]["a"]) for index in (0, 3, 0, 6, 0, 3)] == [0, 3, 0, 6, 0, 3]
+    assert [group for group, _ in read] == [0, 1, 2, 1]  # 0 was used after 1
     with pytest.raises(IndexError):
         rows[10]
 

@@ -265,6 +265,8 @@ def test_it_reads_what_python_writes_as_pandas_does(tmp_path_factory, rows):
         csv.writer(file).writerows([("a", "b", "c"), *rows])
     dataset = CsvDataset(path, types={"b": str})
     frame = pandas.read_csv(path, keep_default_na=False, dtype=str)
-    assert np.array_equal(dataset.column("a").numpy(), frame["a"].astype(np.float64).astype(np.float32))
+    column = dataset.column("a").numpy()
+    assert column.dtype == (np.int64 if frame["a"].str.fullmatch(r"-?\d+").all() else np.float32)
+    assert np.array_equal(column, frame["a"].astype(np.float64).astype(column.dtype))
     assert dataset.column("b") == frame["b"].tolist() == [text for _, text, _ in rows]
     assert dataset.column("c").tolist() == frame["c"].astype(int).tolist()
