@@ -28,6 +28,7 @@ from burnt.data.schema import (
     Schema,
     Vector,
     bad_cell,
+    check_entry,
     name_of,
 )
 from burnt.data.table import Column, Lists, Numbers, Objects, Table, Text, stack, take_across
@@ -213,6 +214,16 @@ class ParquetDataset:
             raise IndexError(f"item {index} of {len(self)}")
         number, row = self._find(index % len(self))
         return self._table(number)[row]
+
+    def column(self, name: str) -> Any:
+        """Return a whole column, read from the files: a tensor ``[n, ...]``, or a list of other cells.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        check_entry(name, self._schema.fields)
+        parts = [self._table(number).column(name) for number in range(len(self._groups))]
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else [cell for part in parts for cell in part]
 
     @property
     def take(self) -> Callable[[Tensor], Batch]:

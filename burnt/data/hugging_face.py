@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from burnt.data.batch import Batch
+from burnt.data.schema import check_entry
 from burnt.errors import DataError, nearest
 
 __all__ = ["HuggingFaceDataset"]
@@ -117,6 +118,15 @@ class HuggingFaceDataset:
 
     def _entries(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {entry: row[name] for entry, name in self._fields.items()}
+
+    def column(self, name: str) -> Any:
+        """Return a whole column: a tensor ``[n, ...]``, or a list of other cells.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        check_entry(name, self._fields)
+        return self.dataset[self._fields[name]][:]
 
     @property
     def take(self) -> Callable[[Tensor], Batch]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from burnt.data.adapt import as_dataset
 from burnt.data.batch import Batch, collate
 from burnt.data.dataset import Dataset
-from burnt.data.table import Table, take_across
+from burnt.data.table import take_across
 from burnt.errors import DataError, quantity
 
 __all__ = ["cache", "chunks", "concat", "filter", "map", "sample", "select", "shuffle", "split", "windows"]
@@ -393,6 +393,12 @@ class _Selection(_Over[T]):
         return self.dataset.take(torch.from_numpy(self.indices[indices.numpy()]))
 
     @property
+    def column(self) -> Callable[[str], Any]:
+        """``column(name)`` returns a whole column of a table: a tensor, or a list."""
+        whole = self.dataset.column
+        return lambda name: _entries_of(whole(name), self.indices)
+
+    @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[T]]:
         several: Callable[[list[int]], list[T]] = self.dataset.__getitems__
         return lambda indices: several(self.indices[np.asarray(indices)].tolist())
@@ -524,6 +530,12 @@ def _fold(batch: Any, shape: torch.Size) -> Any:
     return [batch[start : start + shape[1]] for start in range(0, len(batch), shape[1])]
 
 
+def _entries_of(column: Any, indices: Indices) -> Any:
+    if isinstance(column, Tensor):
+        return column[torch.from_numpy(indices)]
+    return [column[index] for index in indices.tolist()]
+
+
 def _require_take(dataset: Any) -> None:
     """Raise an AttributeError if a dataset has no `take`: the property of one that reads from it has none."""
     dataset.take  # noqa: B018
@@ -602,10 +614,8 @@ def _labels(dataset: Any, stratify: Any) -> NDArray[np.int64]:
 
 
 def _column(dataset: Any, name: str) -> Any:
-    if isinstance(dataset, Table):
+    if hasattr(dataset, "column"):
         return dataset.column(name)
-    if isinstance(dataset, _Selection):
-        return np.asarray(_column(dataset.dataset, name))[dataset.indices]
     items = [dataset[index] for index in range(len(dataset))]
     try:
         return [item[name] if isinstance(item, Mapping) else getattr(item, name) for item in items]

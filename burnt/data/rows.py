@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from burnt.data.batch import collate
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -24,6 +25,7 @@ from burnt.data.schema import (
     Schema,
     Vector,
     bad_cell,
+    check_entry,
     name_of,
 )
 from burnt.errors import DataError
@@ -87,6 +89,15 @@ class RowDataset(ABC):
             except TypeError:
                 raise bad_cell(self.place(index), column, "text or a number, as a category", value) from None
         return [value for value in values if value is not None]
+
+    def column(self, name: str) -> Any:
+        """Return a whole column, read row by row: a tensor ``[n, ...]``, or a list of other cells.
+
+        Raises:
+            DataError: there is no such column, or its cells differ in shape.
+        """
+        check_entry(name, self._schema.fields)
+        return collate([self[index][name] for index in range(len(self))])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not -len(self) <= index < len(self):

@@ -12,7 +12,7 @@ import torch
 
 from burnt.errors import DataError, nearest
 
-__all__ = ["Categories", "Kind", "Options", "Schema", "bad_cell"]
+__all__ = ["Categories", "Kind", "Options", "Schema", "bad_cell", "check_entry"]
 
 
 @dataclass(frozen=True)
@@ -223,15 +223,13 @@ class Schema:
             return np.nan
         expected = "a category" if column in self.categories else "a value" if kind is None else name_of(kind)
         hint = f"missing={{{column!r}: value}} fills in a value"
-        if type_ in "fi" and type_ and self.missing == "error":
+        if type_ in ("f", "i") and self.missing == "error":
             hint += ", missing='nan' NaN"
         raise bad_cell(place(), column, expected, "nothing", hint)
 
     def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
-        """Return the names of the classes: those of `label`, or of the only column of categories."""
-        if self.label is not None:
-            return categories[self.label].names
-        return next(iter(categories.values())).names if len(categories) == 1 else None
+        """Return the names of the classes, those of `label`."""
+        return None if self.label is None else categories[self.label].names
 
 
 def _fields(names: Sequence[str], where: str, columns: Columns | None) -> dict[str, str | list[str]]:
@@ -262,6 +260,12 @@ def _used(fields: Mapping[str, str | list[str]]) -> list[str]:
 
 def _type_name(declared: Any) -> str:
     return declared.__name__ if type(declared) is type else str(declared)
+
+
+def check_entry(name: str, entries: Iterable[str]) -> None:
+    """Raise a DataError if items have no such entry."""
+    if name not in entries:
+        raise DataError("there is no such column", expected=f"one of {', '.join(entries)}", found=repr(name))
 
 
 def _check_name(column: str, names: Sequence[str], where: str, option: str) -> None:

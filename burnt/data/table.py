@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from burnt.data.batch import Batch
-from burnt.data.schema import Categories, Schema, shorten
+from burnt.data.schema import Categories, Schema, check_entry, shorten
 from burnt.errors import DataError
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
@@ -222,10 +222,7 @@ class Table:
         Raises:
             DataError: there is no such column.
         """
-        if name not in self._columns:
-            raise DataError(
-                "there is no such column", expected=f"one of {', '.join(self._columns)}", found=repr(name)
-            )
+        check_entry(name, self._columns)
         return self._columns[name].take(np.arange(len(self)))
 
     @property

@@ -166,6 +166,7 @@ def test_parquet_types_and_classes_are_the_same_in_every_group_and_file(parquet,
     assert [type(row["a"]) for row in rows] == [np.float32] * 4
     assert ([int(row["c"]) for row in rows], rows.classes) == ([1, 0, 1, 2], ["x", "y", "z"])
     assert rows.categories == {"c": ["x", "y", "z"]}
+    assert rows.column("c").tolist() == [1, 0, 1, 2]
     assert rows.place(3).endswith("part-1.parquet, row 0")
     message = problem(ParquetDataset, tmp_path / "part-*.parquet")
     assert "part-0.parquet, row 2, column 'a'\n  expected  an integer\n  found     nothing" in message
@@ -250,6 +251,8 @@ def test_hugging_face_rows_and_batches():
     assert (batch.words, batch.x.tolist(), batch.labels.tolist()) == (["c", "b"], [2, 1], [0, 1])
     joined = collate([rows[2], rows[1]])
     assert (joined.words, joined.x.dtype, joined.labels.tolist()) == (["c", "b"], torch.float32, [0, 1])
+    assert (rows.column("labels").tolist(), rows.column("words")) == ([0, 1, 0], ["a", "b", "c"])
+    assert "expected  one of words, x, labels\n  found     'y'" in problem(lambda: rows.column("y"))
     (loaded,) = Loader(rows, 3)
     assert loaded.labels.tolist() == [0, 1, 0]
     assert pickle.loads(pickle.dumps(rows))[0]["words"] == "a"

@@ -85,7 +85,7 @@ def test_classes_are_sorted_and_shared_with_validation_data(write):
     assert (
         CsvDataset(valid, columns=["zip"], label="kind", categories=train.categories).classes == train.classes
     )
-    assert not hasattr(CsvDataset(valid), "classes")
+    assert not hasattr(CsvDataset(valid, categories=["zip"]), "classes")
     assert CsvDataset(write("y\n10\n9\n", "y.csv"), label="y").classes == ["9", "10"]
     message = problem(write("kind\nflat\nhose\n", "more.csv"), categories={"kind": train.classes})
     assert "more.csv, line 3, column 'kind'" in message

@@ -63,6 +63,9 @@ def test_options(write):
     assert posts[0]["x"].tolist() == [3, 0.5]
     assert (posts.classes, posts[0]["kind"], posts[1]["kind"]) == (["a", "b"], 1, 0)
     assert posts.categories == {"kind": ["a", "b"]}
+    assert posts.column("x").tolist() == [[3, 0.5], [5, 1]]
+    with pytest.raises(DataError, match="there is no such column"):
+        posts.column("stars")
     types = {"stars": torch.float64, "ids": list[float], "meta": object, "ok": object, "kind": str}
     row = JsonLinesDataset(path, types=types)[0]
     assert (type(row["stars"]), row["ids"].dtype, row["ok"]) == (np.float64, torch.float32, True)

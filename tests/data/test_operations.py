@@ -181,6 +181,13 @@ def test_stratified_parts_have_the_proportions_of_scikit_learn(seed):
     assert len(set(labels[list(ours)][:20])) > 1  # not one label after the other
 
 
+def test_a_column_of_a_part(rows):
+    train, valid = data.split(rows, 0.7)
+    assert train.column("kind").tolist() == [row["kind"] for row in train]
+    assert sorted([*train.column("a").tolist(), *valid.column("a").tolist()]) == list(range(10))
+    assert not hasattr(data.select([1, 2], [0]), "column")
+
+
 def test_stratify_by_a_column(rows):
     for dataset in (
         rows,
