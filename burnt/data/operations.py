@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from burnt.data.adapt import as_dataset
 from burnt.data.batch import Batch, collate
 from burnt.data.dataset import Dataset
+from burnt.data.item_store import ItemStore
 from burnt.data.table import take_across
 from burnt.errors import DataError, quantity
 
@@ -306,18 +308,32 @@ def concat(*datasets: Dataset[T]) -> Dataset[T]:
     return _Concatenation(sources)
 
 
-def cache(dataset: Dataset[T]) -> Dataset[T]:
-    """Return a dataset that keeps each item in memory after its first use, for slow reading or mapping.
+def cache(dataset: Dataset[T], path: str | os.PathLike[str] | None = None, *, key: str = "") -> Dataset[T]:
+    """Return a dataset that keeps each item after its first use, for slow reading or mapping.
 
-    Each worker process of a loader keeps those that it has read. Items are handed out again as they are: do
-    not change them in place.
+    In memory, each worker process of a loader keeps those that it has read, and an item is handed out again
+    as it is: do not change it in place. On disk, all processes and later runs share what one has computed.
+
+    Args:
+        dataset: any dataset, or a sequence.
+        path: a file for the items, on a local disk; None keeps them in memory. It holds numbers, text, bytes,
+            tensors, arrays, and lists, tuples, dicts and batches of these.
+        key: describes what the items depend on, ``"resized to 224"``. A file that was written with another
+            key, or for another number of items, is refused: items that changed otherwise are not noticed.
+
+    Raises:
+        DataError: the file is of another dataset, cannot be used, or does not take such an item.
 
     >>> numbers = cache(map(range(3), lambda number: print("computing") or number))
     >>> numbers[2], numbers[2]
     computing
     (2, 2)
     """
-    return _Cached(as_dataset(dataset))
+    dataset = as_dataset(dataset)
+    return _Cached(dataset, {} if path is None else ItemStore(path, len(dataset), key))
+
+
+_ABSENT: Any = object()
 
 
 class _Over(Generic[T]):
@@ -354,17 +370,16 @@ class _Mapped(_Over[R]):
 
 
 class _Cached(_Over[T]):
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, items: dict[int, T] | ItemStore) -> None:
         super().__init__(dataset)
-        self._items: dict[int, T] = {}
+        self._items = items
 
     def __getitem__(self, index: int) -> T:
-        index = operator.index(index)
-        if index < 0:
-            index += len(self)
-        if index not in self._items:
-            self._items[index] = self.dataset[index]
-        return self._items[index]
+        index = _checked(operator.index(index), len(self))
+        item: T = self._items.get(index, _ABSENT)
+        if item is _ABSENT:
+            item = self._items[index] = self.dataset[index]
+        return item
 
 
 class _Selection(_Over[T]):
