@@ -34,7 +34,7 @@ class JsonLinesDataset(RowDataset):
             an item to its key, or to several keys whose numbers are stacked to one tensor ``[k]``.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch,
             ``list[int]`` or ``list[float]`` for lists that become tensors, object for values left as they
-            are.
+            are. Names keys, too, that the first 1,000 rows lack.
         label: the key with the class of each row: it becomes the number of the class, int64, and `classes`
             the list of names, sorted. All rows are parsed once to find them, unless `categories` has them.
         categories: further keys whose values become numbers; or a mapping from keys to all their values in
@@ -70,7 +70,7 @@ class JsonLinesDataset(RowDataset):
         if len(self) == 0:
             raise DataError("there are no rows", where=self._paths[0], expected="a JSON object a line")
         options = Options(columns, types, label, categories, missing)
-        self._prepare(self._paths[0], options)
+        self._prepare(self._paths[0], options, more_columns=types or ())
 
     def __len__(self) -> int:
         return int(self._bounds[-1])

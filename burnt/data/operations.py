@@ -211,8 +211,9 @@ def sample(
     """
     dataset = as_dataset(dataset)
     length = len(dataset)
-    count = round(size * length) if isinstance(size, float) and math.isfinite(size) else size
-    if not isinstance(count, int) or count < 1:
+    is_fraction = isinstance(size, float | np.floating) and math.isfinite(size)
+    count = round(size * length) if is_fraction else size
+    if not isinstance(count, int | np.integer) or count < 1:
         raise DataError(
             "no items would be drawn", expected="a positive number, or fraction", found=f"size={size}"
         )
@@ -586,7 +587,8 @@ def _counts(sizes: Sequence[float], length: int) -> list[int]:
     whole = [isinstance(size, int | np.integer) for size in sizes]
     expected = "fractions that add up to 1, or numbers of items that add up to all"
     given = ", ".join(builtins.map(str, sizes))
-    if not sizes or (any(whole) and not all(whole)) or not all(size > 0 for size in sizes):
+    fits = all(isinstance(size, int | float | np.number) and size > 0 for size in sizes)
+    if not sizes or not fits or (any(whole) and not all(whole)):
         raise DataError("a split needs sizes", expected=expected, found=given or "none")
     everything = length if all(whole) else 1.0
     total = sum(sizes)

@@ -42,10 +42,13 @@ class RowDataset(ABC):
         categories: each column of class names, and the names by their number.
     """
 
-    def _prepare(self, source: str, options: Options) -> None:
-        """Infer types from the first rows; find the categories that the user did not give."""
+    def _prepare(self, source: str, options: Options, more_columns: Iterable[str] = ()) -> None:
+        """Infer types from the first rows; find the categories that the user did not give.
+
+        `more_columns` are those that the first rows may lack.
+        """
         first_rows = [self._read(index) for index in range(min(len(self), _SAMPLED))]
-        columns = list(dict.fromkeys(itertools.chain.from_iterable(first_rows)))
+        columns = list(dict.fromkeys(itertools.chain(*first_rows, more_columns)))
         self._schema = schema = Schema.create(options, columns, source)
         self._kinds = {column: self._kind(column, first_rows) for column in schema.used}
         self._converters = {column: _converter(kind) for column, kind in self._kinds.items()}

@@ -167,12 +167,19 @@ class Schema:
         """
         fields = _fields(names, where, options.columns)
         label = options.label
+        if not isinstance(label, str | None):
+            raise DataError("label= must be the name of one column", where=where, found=repr(label))
         if label is not None and label not in _used(fields):
             fields[label] = label
         categories = [options.categories] if isinstance(options.categories, str) else options.categories
         known: dict[str, Categories | None]
         if isinstance(categories, Mapping):
             known = {column: Categories(values) for column, values in categories.items()}
+            for column, given in categories.items():
+                if len(set(given)) != len(given):
+                    raise DataError(
+                        "categories= names a value twice", where=f"column {column!r}", found=given
+                    )
         else:
             known = dict.fromkeys(categories)
         if label is not None:
@@ -217,7 +224,14 @@ class Schema:
             DataError: missing values are errors here, or NaN does not fit the type.
         """
         if not isinstance(self.missing, str) and column in self.missing:
-            return self.missing[column]
+            value = self.missing[column]
+            if isinstance(kind, np.dtype) and not isinstance(
+                value, bool | int | float | np.number | np.bool_
+            ):
+                raise bad_cell(place(), column, f"{name_of(kind)} in missing=", value)
+            if kind is TEXT and not isinstance(value, str):
+                raise bad_cell(place(), column, "text in missing=", value)
+            return value
         type_ = kind.kind if isinstance(kind, np.dtype) and column not in self.categories else ""
         if self.missing == "nan" and type_ == "f":
             return np.nan

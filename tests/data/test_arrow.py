@@ -103,6 +103,7 @@ def test_types_of_arrow():
         ({"a": [[1], None]}, {}, "1, column 'a'\n  expected  a list of integers\n  found     nothing"),
         ({"a": [1], "s": ["x"]}, {"columns": {"v": ["a", "s"]}}, "0, column 's'\n  expected  numbers"),
         ({"a": [1]}, {"columns": ["b"]}, "columns= names a column that does not exist\n  in        the data"),
+        ({"a": ["x", None]}, {"missing": {"a": 0}}, "column 'a'\n  expected  text in missing=\n  found "),
         ({"a": [1]}, {"missing": "drop"}, "burnt.data.filter drops items"),
     ],
 )  # fmt: skip

@@ -120,6 +120,7 @@ def test_missing_values(write):
     message = problem(path, columns=["a"], types={"a": int}, missing={"a": 0.5})
     assert "expected  a value of missing= that fits int64\n  found     0.5" in message
     assert "expected  an integer\n  found     nothing" in problem(path, types={"a": int}, missing="nan")
+    assert "column 'a'\n  expected  a number in missing=\n  found     x" in problem(path, missing={"a": "x"})
     # NA is a category where it is named as one: it is also Namibia.
     assert CsvDataset(write("c\nNA\nDE\n", "c.csv"), categories={"c": ["NA", "DE"]}).column("c").tolist() == [
         0,
@@ -155,6 +156,8 @@ def test_missing_values(write):
         ("a\n1\n", {"types": {"b": int}}, "types= names a column that does not exist"),
         ("a\n1\n", {"types": {"a": list}}, "in        types['a']\n  expected  float, int, bool, str, torch."),
         ("a\n1\n", {"types": {"a": int}, "label": "a"}, "both a type and categories\n  in        column 'a'"),
+        ("a\n1\n", {"label": ["a"]}, "label= must be the name of one column"),
+        ("a\n1\n", {"categories": {"a": ["1", "1"]}}, "categories= names a value twice"),
         ("a\n1\n", {"missing": "ignore"}, "expected  'error', 'nan', 'drop' or a mapping"),
         ("a\n1\n", {"missing": {"b": 0}}, "missing= names a column that does not exist"),
         ("a\n1\n", {"encoding": "utf-9"}, "encoding= is unknown to Python\n  found     'utf-9'"),

@@ -132,6 +132,13 @@ def test_lists_that_do_not_fit(write, value, types):
     assert "line 1001, column 'a'\n  expected  a list of integers" in problem(path, types=types)
 
 
+def test_keys_that_the_first_rows_lack_have_declared_types(write):
+    path = write([{"a": 1}] * 1000 + [{"a": 2, "late": "x"}])
+    rows = JsonLinesDataset(path, types={"late": str}, missing={"late": ""})
+    assert [rows[999], rows[1000]] == [{"a": 1, "late": ""}, {"a": 2, "late": "x"}]
+    assert "columns= names a column that does not exist" in problem(path, columns=["late"])
+
+
 def test_files_that_are_none_of_json_lines(write):
     assert "a JSON array is no file of JSON lines" in problem(write("[\n{}\n]\n"))
     assert "there are no rows" in problem(write("\n\r\n\n"))

@@ -158,6 +158,7 @@ def test_sizes_of_a_split():
         ((0.5, 3), "a split needs sizes"),
         ((), "found     none"),
         ((-1,), "found     -1"),
+        (([0.5, 0.5],), "a split needs sizes\n  expected  fractions that add up to 1, or numbers"),
         ((1.0,), "would be empty\n  expected  an item or more in each part\n  found     1.0 of 10 items"),
         ((10,), "would be empty"),
         ((11,), "would be empty"),
@@ -247,6 +248,7 @@ def test_sampling_is_by_weight():
     assert sorted(data.sample(range(5), 4, weights=weights)) == [0, 1, 2, 3]
     assert sorted(data.sample(range(5), 1.0)) == [0, 1, 2, 3, 4]
     assert len(data.sample(range(5), 2.0, replacement=True)) == 10
+    assert len(data.sample(range(5), np.int64(2))) == len(data.sample(range(5), np.float32(0.4))) == 2
 
 
 def test_a_sample_that_cannot_be_drawn():
