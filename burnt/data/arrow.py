@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
 from burnt.data.files import Handle, Paths, find_files
 from burnt.data.schema import (
@@ -81,6 +82,7 @@ class DataframeDataset(Table):
     (tensor([1, 0]), ['flat', 'house'])
     """
 
+    @explain_arguments()
     def __init__(
         self,
         frame: Any,
@@ -147,6 +149,7 @@ class ParquetDataset:
     {'x': tensor([  5., 120.])}
     """
 
+    @explain_arguments()
     def __init__(
         self,
         path: Paths,

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from burnt._hints import explain_arguments
 from burnt.data.files import Paths, find_files
 from burnt.data.schema import (
     BOOL,
@@ -92,6 +93,7 @@ class CsvDataset(Table):
     Batch(x: (2, 2), kind: (2,))
     """
 
+    @explain_arguments()
     def __init__(
         self,
         path: Paths,

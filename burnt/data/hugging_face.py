@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
 from burnt.data.schema import check_entry
 from burnt.errors import DataError, nearest
@@ -37,6 +38,7 @@ class HuggingFaceDataset:
     {'text': 'bye', 'labels': tensor(5)}
     """
 
+    @explain_arguments()
     def __init__(
         self,
         dataset: Any,

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from burnt._hints import explain_arguments
 from burnt.data.files import Handle, Paths, find_files
 from burnt.data.rows import RowDataset
 from burnt.data.schema import Options, bad_cell
@@ -53,6 +54,7 @@ class JsonLinesDataset(RowDataset):
     (2, {'text': 'bye', 'ids': tensor([2])})
     """
 
+    @explain_arguments()
     def __init__(
         self,
         path: Paths,

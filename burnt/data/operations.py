@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.adapt import as_dataset
 from burnt.data.batch import Batch, collate
 from burnt.data.dataset import Dataset
@@ -117,6 +118,13 @@ def select(
     return _Selection(dataset, np.where(chosen < 0, chosen + length, chosen))
 
 
+@explain_arguments(
+    train_size="sizes come by position: split(dataset, 0.8)",
+    test_size="sizes come by position: split(dataset, 0.8)",
+    lengths="sizes come by position: split(dataset, 0.8)",
+    random_state="did you mean 'seed'?",
+    generator="did you mean 'seed'?",
+)
 def split(
     dataset: Dataset[T],
     *sizes: float,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from burnt._hints import explain_arguments
 from burnt.data.files import Handle, find_files
 from burnt.data.rows import RowDataset
 from burnt.data.schema import Options
@@ -62,6 +63,7 @@ class SqliteDataset(RowDataset):
     1
     """
 
+    @explain_arguments()
     def __init__(
         self,
         path: str | os.PathLike[str],
