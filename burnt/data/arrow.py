@@ -192,6 +192,10 @@ class ParquetDataset:
         self._kinds = _kinds(self._schema, arrow_schema, self._may_have_gaps)
         self.categories = {column: known.values for column, known in self._known.items()}
         self._classes = self._schema.class_names(self._known)
+        self._has_take = all(
+            column in self._known or _has_one_shape(kind, arrow_schema.field(column).type)
+            for column, kind in self._kinds.items()
+        )
         self._memory = memory
         self._tables: OrderedDict[int, Table] = OrderedDict()
         self._lock = threading.Lock()
@@ -234,7 +238,8 @@ class ParquetDataset:
 
         There is none if cells differ in shape: a loader's `batcher` then gets the items, to pad them.
         """
-        self._table(0).take  # noqa: B018  # raises AttributeError
+        if not self._has_take:
+            raise AttributeError("the cells of a column differ in shape")
         return self._take
 
     def _take(self, indices: Tensor) -> Batch:
@@ -372,6 +377,16 @@ def _kind(found: pyarrow.DataType) -> Kind:
     return FLOAT if types.is_floating(found) or types.is_decimal(found) else OBJECT
 
 
+def _has_one_shape(kind: Kind, found: pyarrow.DataType) -> bool:
+    """Whether all cells of a kind, from an Arrow type, have the same shape."""
+    import pyarrow
+
+    if isinstance(kind, Vector):
+        is_fixed: bool = pyarrow.types.is_fixed_size_list(found)
+        return is_fixed and not isinstance(_kind(found.value_type), Vector)
+    return kind is not OBJECT
+
+
 def _entries(
     table: pyarrow.Table,
     schema: Schema,
@@ -421,9 +436,12 @@ def _column(
     if kind is OBJECT:
         return Objects(array, partial(_as_python, fill))
     if isinstance(kind, Vector):
-        if isinstance(_kind(type_), Vector) and fill is None:
-            return _vectors(array, name, kind.dtype, where)
-        raise bad_cell(where(0), name, name_of(kind), f"a column of {type_} with nulls")
+        if fill is not None:
+            place = where(int(gaps[0]))
+            raise bad_cell(place, name, name_of(kind), "nothing", "missing= does not fill in lists")
+        if not isinstance(_kind(type_), Vector):
+            raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
+        return _vectors(array, name, kind.dtype, where)
     assert isinstance(kind, np.dtype)
     if types.is_decimal(type_):
         array = array.cast(pyarrow.float64())

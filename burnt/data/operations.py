@@ -69,7 +69,7 @@ def filter(dataset: Dataset[T], predicate: Callable[[T], Any]) -> Dataset[T]:
             if predicate(item):
                 kept.append(index)
         except Exception as error:
-            error.add_note(f"while filtering {_place(dataset, index)}")
+            _note(error, "while filtering", dataset, index)
             raise
     return _Selection(dataset, np.array(kept, np.int64))
 
@@ -374,7 +374,7 @@ class _Mapped(_Over[R]):
         try:
             return self._function(item)
         except Exception as error:
-            error.add_note(f"while mapping {_place(self.dataset, index)}")
+            _note(error, "while mapping", self.dataset, index)
             raise
 
 
@@ -574,6 +574,15 @@ def _checked(index: int, length: int) -> int:
 def _place(dataset: Any, index: int) -> str:
     place = getattr(dataset, "place", None)
     return f"item {index}" if place is None else place(index)
+
+
+def _note(error: Exception, doing: str, dataset: Any, index: int) -> None:
+    """Add the place of an item to an error that is about to be raised."""
+    try:
+        place = _place(dataset, index)
+    except (DataError, OSError):  # the file is gone
+        place = f"item {index}"
+    error.add_note(f"{doing} {place}")
 
 
 def _check_callable(function: Any, name: str) -> None:

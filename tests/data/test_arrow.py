@@ -101,6 +101,7 @@ def test_types_of_arrow():
         ({"a": ["x"]}, {"types": {"a": float}}, "expected  a number\n  found     a column of large_string"),
         ({"a": [[1], [2, None]]}, {}, "1, column 'a'\n  expected  a list of integers\n  found     a null"),
         ({"a": [[1], None]}, {}, "1, column 'a'\n  expected  a list of integers\n  found     nothing"),
+        ({"a": [[1], None]}, {"missing": {"a": [0]}}, "nothing\n  hint      missing= does not fill in lists"),
         ({"a": [1], "s": ["x"]}, {"columns": {"v": ["a", "s"]}}, "0, column 's'\n  expected  numbers"),
         ({"a": [1]}, {"columns": ["b"]}, "columns= names a column that does not exist\n  in        the data"),
         ({"a": ["x", None]}, {"missing": {"a": 0}}, "column 'a'\n  expected  text in missing=\n  found "),
@@ -156,6 +157,9 @@ def test_row_groups_are_read_when_they_are_used(parquet, monkeypatch):
     read.clear()
     assert [int(two[index]["a"]) for index in (0, 3, 0, 6, 0, 3)] == [0, 3, 0, 6, 0, 3]
     assert [group for group, _ in read] == [0, 1, 2, 1]  # 0 was used after 1
+    read.clear()
+    assert small.take(torch.tensor([4, 9])).a.tolist() == [4, 9]
+    assert [group for group, _ in read] == [1, 3]
     with pytest.raises(IndexError):
         rows[10]
 
@@ -178,6 +182,14 @@ def test_parquet_types_and_classes_are_the_same_in_every_group_and_file(parquet,
     assert not hasattr(ragged, "take")
     assert not hasattr(ragged, "classes")
     assert collate([ragged[1], ragged[1]]).ids.tolist() == [[2, 3], [2, 3]]
+
+
+def test_a_parquet_column_of_another_type_than_declared(parquet):
+    message = problem(ParquetDataset, parquet({"a": [1]}), types={"a": list[int]})
+    assert (
+        "rows.parquet, row 0, column 'a'\n  expected  a list of integers\n  found     a column of int64"
+        in message
+    )
 
 
 def test_damaged_parquet_files(parquet, tmp_path):

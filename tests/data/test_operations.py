@@ -91,7 +91,7 @@ def test_map_and_filter():
     )
 
 
-def test_an_error_names_the_row_that_it_is_about(rows):
+def test_an_error_names_the_row_that_it_is_about(rows, tmp_path):
     selected = data.select(rows, [7, 2])
     with pytest.raises(ZeroDivisionError) as caught:
         data.map(data.map(selected, lambda row: {"a": int(row["a"])}), shout)[1]
@@ -100,6 +100,12 @@ def test_an_error_names_the_row_that_it_is_about(rows):
     with pytest.raises(TypeError) as caught:
         data.filter(["a", 1], len)
     assert caught.value.__notes__ == ["while filtering item 1"]
+    mapped = data.map(rows, lambda row: row["b"])
+    (tmp_path / "rows.csv").rename(tmp_path / "moved.csv")
+    with pytest.raises(KeyError) as caught:
+        mapped[3]
+    assert caught.value.__notes__ == ["while mapping item 3"]
+    (tmp_path / "moved.csv").rename(tmp_path / "rows.csv")
     both = data.concat(data.select(rows, [0]), selected)
     assert both.place(2).endswith("rows.csv, line 4")
     assert data.windows(both, 2).place(1).endswith("rows.csv, line 9")
