@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import os
 import pickle
 
 import numpy as np
@@ -203,7 +204,7 @@ def test_several_files_and_where_rows_are(write, tmp_path):
     rows = CsvDataset(tmp_path / "part-*.csv")
     assert rows.column("a").tolist() == [1, 2, 3, 4, 5]
     assert rows.column("b") == ["x", "y", "z", "\nw", "v"]
-    places = [rows.place(index).removeprefix(f"{tmp_path}/") for index in range(5)]
+    places = [os.path.basename(rows.place(index)) for index in range(5)]
     lines = [("part-1.csv", 2), ("part-1.csv", 3), ("part-2.csv", 2), ("part-2.csv", 4), ("part-2.csv", 6)]
     assert places == [f"{name}, line {line}" for name, line in lines]
     assert len(CsvDataset([tmp_path / "part-2.csv", tmp_path / "part-1.csv"])) == 5

@@ -95,7 +95,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(values, min_size=1, max_size=4))
 def test_nested_items_come_back(tmp_path_factory, items):
     path = tmp_path_factory.mktemp("store") / "items.db"
