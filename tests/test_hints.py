@@ -30,7 +30,14 @@ CALLABLES = [
         for name in optim.__all__
         if name not in ("Optimizer", "OptimizerRecord", "Schedule", "matrices")
     ),
+    data.CsvDataset,
+    data.DataframeDataset,
+    data.HuggingFaceDataset,
+    data.JsonLinesDataset,
     data.Loader,
+    data.ParquetDataset,
+    data.SqliteDataset,
+    data.split,
     train.Learner,
     train.SupervisedTraining,
     train.EarlyStopping,

@@ -1,6 +1,7 @@
 """Datasets, batches and loaders.
 
 `dataset` provides items by index, `batch` is the input of a step, `loader` determines the order of batches.
+Files and dataframes are datasets, such as `CsvDataset`; `operations` change them: ``data.split(rows, 0.9)``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,26 @@ from burnt.data.pad import Pad
 from burnt.data.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
 from burnt.data.stream import Shards, StreamLoader
 from burnt.data.limit import LimitedLoader, RepeatedLoader
+from burnt.data.arrow import DataframeDataset, ParquetDataset
+from burnt.data.batch import Batch, collate, move
+from burnt.data.csv_files import CsvDataset
+from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
+from burnt.data.hugging_face import HuggingFaceDataset
+from burnt.data.json_lines import JsonLinesDataset
 from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.operations import (
+    cache,
+    chunks,
+    concat,
+    filter,
+    map,
+    sample,
+    select,
+    shuffle,
+    split,
+    windows,
+)
+from burnt.data.sqlite import SqliteDataset
 
 __all__ = [
     "Batch",
@@ -46,15 +66,35 @@ __all__ = [
     "StreamLoader",
     "SubsetSampler",
     "RepeatedLoader",
+    "CsvDataset",
+    "DataframeDataset",
+    "Dataset",
+    "HuggingFaceDataset",
+    "InMemoryDataset",
+    "IterableLoader",
+    "JsonLinesDataset",
+    "Loader",
+    "ParquetDataset",
+    "SqliteDataset",
     "TensorDataset",
     "TorchSampler",
     "WeightedSampler",
     "as_loader",
+    "cache",
+    "chunks",
     "collate",
+    "concat",
+    "filter",
+    "map",
     "move",
     "pin",
     "segment_mask",
     "segment_starts",
+    "sample",
+    "select",
+    "shuffle",
+    "split",
+    "windows",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

@@ -1,0 +1,145 @@
+"""Datasets of Hugging Face's `datasets`, with batches of tensors. The package itself is never imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from burnt._hints import explain_arguments
+from burnt.data.batch import Batch
+from burnt.data.schema import check_entry
+from burnt.errors import DataError, nearest
+
+__all__ = ["HuggingFaceDataset"]
+
+
+class HuggingFaceDataset:
+    """A `datasets.Dataset`, whose rows become dicts of tensors and texts.
+
+    It reads in the dataset's format of torch (integers become int64, floats float32), unless it has another
+    format or transform of its own. `take` reads a whole batch at once; there is none if a column holds
+    lists, images or the like, whose items may differ in shape, or if the dataset has a transform. `classes`
+    are the names of its `ClassLabel`.
+
+    Args:
+        dataset: one split; it is read from its Arrow file when rows are used.
+        columns: the columns to keep; or a mapping from each entry of an item to its column.
+        label: the column of type `ClassLabel` that `classes` are of, if there are several.
+
+    Raises:
+        DataError: it is no `datasets.Dataset`, or has no such column.
+
+    >>> import datasets
+    >>> posts = datasets.Dataset.from_dict({"text": ["hello", "bye", "no"], "stars": [3, 5, 1]})
+    >>> data = HuggingFaceDataset(posts, columns={"text": "text", "labels": "stars"})
+    >>> data[1]
+    {'text': 'bye', 'labels': tensor(5)}
+    """
+
+    @explain_arguments()
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        label: str | None = None,
+    ) -> None:
+        if not hasattr(dataset, "select_columns") or not hasattr(dataset, "features"):
+            splits = list(dataset) if isinstance(dataset, Mapping) else []
+            raise DataError(
+                "this is no dataset of Hugging Face",
+                expected="a datasets.Dataset",
+                found=type(dataset).__name__,
+                hint=f"take one of its splits: dataset[{splits[0]!r}]" if splits else None,
+            )
+        if not hasattr(dataset, "__len__"):
+            raise DataError(
+                "a stream has no items by index",
+                expected="a datasets.Dataset",
+                found=type(dataset).__name__,
+                hint="load it without streaming=True",
+            )
+        if isinstance(columns, Mapping):
+            self._fields = dict(columns)
+        else:
+            self._fields = {name: name for name in columns or dataset.column_names}
+        for name in [*self._fields.values(), *([label] if label else [])]:
+            if name not in dataset.column_names:
+                close = nearest(name, dataset.column_names)
+                raise DataError(
+                    "the dataset has no such column",
+                    expected=f"one of {', '.join(dataset.column_names)}",
+                    found=repr(name),
+                    hint=f"did you mean {close!r}?" if close else None,
+                )
+        features = dataset.features or {}
+        names = {name: getattr(features.get(name), "names", None) for name in self._fields.values()}
+        labels = [name for name in names if names[name]] if label is None else [label]
+        self._classes: list[str] | None = names[labels[0]] if len(labels) == 1 else None
+        if label is not None and not self._classes:
+            raise DataError(
+                "the label has no class names",
+                where=f"column {label!r}",
+                expected="a ClassLabel",
+                found=features.get(label),
+                hint=f"dataset.class_encode_column({label!r}) makes it one",
+            )
+        scalar = {"Value", "ClassLabel"}
+        is_custom = dataset.format["type"] == "custom"
+        self._has_take = not is_custom and all(
+            type(features.get(name)).__name__ in scalar for name in self._fields.values()
+        )
+        if not is_custom:
+            dataset = dataset.select_columns(list(dict.fromkeys(self._fields.values())))
+        self.dataset = dataset.with_format("torch") if dataset.format["type"] is None else dataset
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes by their number, if there is a column of classes."""
+        if self._classes is None:
+            raise AttributeError("there are no classes: label= names their column")
+        return self._classes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._entries(self.dataset[index])
+
+    @property
+    def __getitems__(self) -> Callable[[list[int]], list[dict[str, Any]]]:
+        """``__getitems__(indices)`` returns a list of items, read at once. There is none beside `take`."""
+        if self._has_take:
+            raise AttributeError("take returns whole batches")
+        return self._getitems
+
+    def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [self._entries(row) for row in self.dataset.__getitems__(indices)]
+
+    def _entries(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {entry: row[name] for entry, name in self._fields.items()}
+
+    def column(self, name: str) -> Any:
+        """Return a whole column: a tensor ``[n, ...]``, or a list of other cells.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        check_entry(name, self._fields)
+        return self.dataset[self._fields[name]][:]
+
+    @property
+    def take(self) -> Callable[[Tensor], Batch]:
+        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch."""
+        if not self._has_take:
+            raise AttributeError("the cells of a column may differ in shape")
+        return self._take
+
+    def _take(self, indices: Tensor) -> Batch:
+        return Batch(**self._entries(self.dataset[indices.tolist()]))
+
+    def place(self, index: int) -> str:
+        """Return the place of an item, counted from 0, ``"row 7 of the dataset"``."""
+        return f"row {index} of the dataset"

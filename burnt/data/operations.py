@@ -1,0 +1,687 @@
+"""Operations on datasets: each returns a dataset that reads from the one it is given when an item is used.
+
+They keep the names of the classes, and `take`, which reads a whole batch at once, where it is right. The
+random ones depend on their seed alone. The names are those of Python's built-in functions where these do the
+same: use them as ``data.map``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from burnt._hints import explain_arguments
+from burnt.data.adapt import as_dataset
+from burnt.data.batch import Batch, collate
+from burnt.data.dataset import Dataset
+from burnt.data.item_store import ItemStore
+from burnt.data.table import take_across
+from burnt.errors import DataError, quantity
+
+__all__ = ["cache", "chunks", "concat", "filter", "map", "sample", "select", "shuffle", "split", "windows"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+Indices = NDArray[np.int64]
+
+
+def map(dataset: Dataset[T], function: Callable[[T], R]) -> Dataset[R]:
+    """Return the dataset of ``function(item)``, called each time that an item is used.
+
+    For random changes of items, use a loader's `item_transform`, whose generator repeats after a resume.
+
+    Args:
+        dataset: any dataset, or a sequence.
+        function: for loaders with spawned workers, one that can be pickled: defined in a module.
+
+    >>> squares = map(range(10), lambda number: number**2)
+    >>> len(squares), squares[3]
+    (10, 9)
+    """
+    _check_callable(function, "map")
+    return _Mapped(as_dataset(dataset), function)
+
+
+def filter(dataset: Dataset[T], predicate: Callable[[T], Any]) -> Dataset[T]:
+    """Return the items for which ``predicate(item)`` is true; it is called for every item at once.
+
+    `select` with a mask is faster where a column decides: ``select(rows, rows.column("age") >= 18)``.
+
+    >>> even = filter(range(10), lambda number: number % 2 == 0)
+    >>> list(even)
+    [0, 2, 4, 6, 8]
+    """
+    _check_callable(predicate, "filter")
+    dataset = as_dataset(dataset)
+    kept = []
+    for index in range(len(dataset)):
+        item = dataset[index]
+        try:
+            if predicate(item):
+                kept.append(index)
+        except Exception as error:
+            _note(error, "while filtering", dataset, index)
+            raise
+    return _Selection(dataset, np.array(kept, np.int64))
+
+
+def select(
+    dataset: Dataset[T], indices: slice | range | Sequence[int] | Sequence[bool] | Tensor
+) -> Dataset[T]:
+    """Return the items at indices, or those where a mask is true.
+
+    Args:
+        dataset: any dataset, or a sequence.
+        indices: a slice, or integers ``[k]`` in any order, repeated or not, negative ones from the end; or a
+            mask ``[n]`` of bool.
+
+    Raises:
+        DataError: an index is out of range, or a mask has another length than the dataset.
+
+    >>> list(select("abcdef", [5, 0, 0])), list(select("abcdef", slice(2)))
+    (['f', 'a', 'a'], ['a', 'b'])
+    >>> list(select("abc", torch.tensor([True, False, True])))
+    ['a', 'c']
+    """
+    dataset = as_dataset(dataset)
+    length = len(dataset)
+    if isinstance(indices, slice):
+        return _Selection(dataset, np.arange(length, dtype=np.int64)[indices])
+    chosen = np.asarray(indices)
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iub"):
+        raise DataError(
+            "these are no indices",
+            expected="a slice, integers [k] or a mask [n] of bool",
+            found=f"{chosen.dtype} of shape {list(chosen.shape)}",
+        )
+    if chosen.dtype.kind == "b":
+        if len(chosen) != length:
+            raise DataError("a mask needs the length of its dataset", expected=length, found=len(chosen))
+        return _Selection(dataset, np.flatnonzero(chosen))
+    chosen = chosen.astype(np.int64)
+    outside = chosen[(chosen < -length) | (chosen >= length)]
+    if len(outside):
+        raise DataError(
+            "an index is out of range",
+            expected=f"below {length}, the number of items",
+            found=int(outside[0]),
+        )
+    return _Selection(dataset, np.where(chosen < 0, chosen + length, chosen))
+
+
+@explain_arguments(
+    train_size="sizes come by position: split(dataset, 0.8)",
+    test_size="sizes come by position: split(dataset, 0.8)",
+    lengths="sizes come by position: split(dataset, 0.8)",
+    random_state="did you mean 'seed'?",
+    generator="did you mean 'seed'?",
+)
+def split(
+    dataset: Dataset[T],
+    *sizes: float,
+    seed: int = 0,
+    shuffle: bool = True,
+    stratify: str | ArrayLike | None = None,
+) -> list[Dataset[T]]:
+    """Return disjoint parts of a dataset that together have all its items.
+
+    Args:
+        dataset: any dataset, or a sequence.
+        sizes: fractions of the dataset, or numbers of items. One: that part and the rest. Several: all
+            parts, whose sizes add up to 1, or to the number of items.
+        seed: of the order that the items are drawn in.
+        shuffle: False cuts the dataset in its own order, for example by time.
+        stratify: labels ``[n]``, or the name of their column: each part has every label in the same
+            proportion, to one item.
+
+    Raises:
+        DataError: sizes that do not fit, a part without items, or labels that are not one for each item.
+
+    >>> train, valid = split(range(100), 0.9, seed=0)
+    >>> len(train), len(valid)
+    (90, 10)
+    >>> [len(part) for part in split(range(100), 0.8, 0.1, 0.1)]
+    [80, 10, 10]
+    """
+    dataset = as_dataset(dataset)
+    length = len(dataset)
+    counts = _counts(sizes, length)
+    if stratify is not None:
+        if not shuffle:
+            raise DataError("a split by labels is shuffled", found="shuffle=False and stratify=")
+        parts = _stratified(_labels(dataset, stratify), counts, _random(seed))
+    else:
+        order = _random(seed).permutation(length) if shuffle else np.arange(length)
+        parts = np.split(order, np.cumsum(counts)[:-1])
+    return [_Selection(dataset, part) for part in parts]
+
+
+def chunks(dataset: Dataset[T], count: int) -> list[Dataset[T]]:
+    """Return a dataset in `count` parts, each of consecutive items, whose lengths differ by at most one.
+
+    >>> [list(part) for part in chunks(range(7), 3)]
+    [[0, 1, 2], [3, 4], [5, 6]]
+    """
+    dataset = as_dataset(dataset)
+    if not 1 <= count <= len(dataset):
+        raise DataError(
+            "a dataset cannot be cut into so many parts",
+            expected=f"1 to {len(dataset)}, the number of items",
+            found=count,
+        )
+    return [_Selection(dataset, part) for part in np.array_split(np.arange(len(dataset)), count)]
+
+
+def shuffle(dataset: Dataset[T], seed: int = 0) -> Dataset[T]:
+    """Return all items in one random order. A loader with ``shuffle=True`` has a new order in every epoch.
+
+    >>> sorted(shuffle("abcd", seed=1))
+    ['a', 'b', 'c', 'd']
+    """
+    dataset = as_dataset(dataset)
+    return _Selection(dataset, _random(seed).permutation(len(dataset)))
+
+
+def sample(
+    dataset: Dataset[T],
+    size: float,
+    *,
+    weights: ArrayLike | None = None,
+    replacement: bool = False,
+    seed: int = 0,
+) -> Dataset[T]:
+    """Return items drawn at random, once: the same in every epoch.
+
+    Args:
+        dataset: any dataset, or a sequence.
+        size: the number of items to draw, an int, or a float that is multiplied with the length.
+        weights: ``[n]``, not negative: an item is drawn with a probability proportional to its weight. To
+            draw all classes equally often: ``weights = (1 / torch.bincount(labels))[labels]``.
+        replacement: whether an item can be drawn several times.
+        seed: of the drawing.
+
+    Raises:
+        DataError: more items than there are, without replacement; or weights that do not fit.
+
+    >>> len(sample(range(100), 0.25)), len(sample(range(100), 300, replacement=True))
+    (25, 300)
+    >>> set(sample("ab", 50, weights=[0, 1], replacement=True))
+    {'b'}
+    """
+    dataset = as_dataset(dataset)
+    length = len(dataset)
+    is_fraction = isinstance(size, float | np.floating) and math.isfinite(size)
+    count = round(size * length) if is_fraction else size
+    if not isinstance(count, int | np.integer) or count < 1:
+        raise DataError(
+            "no items would be drawn", expected="a positive number, or fraction", found=f"size={size}"
+        )
+    shares = None if weights is None else _weights(weights, length)
+    available = length if shares is None else int(np.count_nonzero(shares))
+    if (count > available and not replacement) or available == 0:
+        raise DataError(
+            "there are not enough items to draw from",
+            expected=f"at most {quantity(available, 'item')}"
+            + ("" if shares is None else " of positive weight"),
+            found=count,
+            hint="replacement=True draws items several times" if available else None,
+        )
+    random = _random(seed)
+    if replacement:
+        chosen = (
+            random.integers(length, size=count) if shares is None else random.choice(length, count, p=shares)
+        )
+    elif shares is None:
+        chosen = random.permutation(length)[:count]
+    else:
+        # The smallest of exponential variables with these rates is a draw by weight, the next the next draw.
+        with np.errstate(divide="ignore"):
+            arrivals = random.exponential(size=length) / shares
+        chosen = np.argsort(arrivals, kind="stable")[:count]
+    return _Selection(dataset, chosen.astype(np.int64))
+
+
+def windows(source: Any, size: int, *, stride: int = 1, drop_last: bool = True) -> Dataset[Any]:
+    """Return the windows of consecutive items, or of consecutive entries of a tensor.
+
+    A window of a dataset is a batch: the items as `take` or `collate` joins them, ``[size, ...]`` each.
+    Windows of text for a language model, with inputs and targets: ``windows(tokens, 129, stride=128)``, of
+    which ``window[:-1]`` are inputs and ``window[1:]`` targets.
+
+    Args:
+        source: a dataset; a tensor ``[n, ...]``; or a NumPy array, such as a file of tokens that is mapped
+            into memory, ``np.memmap``: integers become int64.
+        size: the length of a window.
+        stride: how far the start of a window is from that of the one before it.
+        drop_last: False adds a shorter window for the items at the end that no full one has.
+
+    Raises:
+        DataError: a size or stride below 1, or no window at all.
+
+    >>> list(windows(torch.arange(7), 3, stride=2))
+    [tensor([0, 1, 2]), tensor([2, 3, 4]), tensor([4, 5, 6])]
+    >>> list(windows(range(5), 3, stride=3, drop_last=False))
+    [tensor([0, 1, 2]), tensor([3, 4])]
+    """
+    if size < 1 or stride < 1:
+        raise DataError(
+            "a window needs a size and a stride", expected="at least 1", found=f"{size}, {stride}"
+        )
+    is_array = isinstance(source, Tensor | np.ndarray)
+    if not is_array:
+        source = as_dataset(source)
+    length = len(source)
+    rest = length - size
+    count = rest // stride + 1 if rest >= 0 else 0
+    end = (count - 1) * stride + size if count else 0
+    if not drop_last and end < length and count * stride < length:
+        count += 1
+    if count == 0:
+        raise DataError(
+            "there is no full window", expected=f"at least {size} items", found=length, hint="drop_last=False"
+        )
+    kind = _ArrayWindows if is_array else _DatasetWindows
+    return kind(source, size, stride, count)
+
+
+def concat(*datasets: Dataset[T]) -> Dataset[T]:
+    """Return the items of all datasets, one dataset after the other.
+
+    Raises:
+        DataError: no datasets, or they have different classes.
+
+    >>> list(concat("ab", "c"))
+    ['a', 'b', 'c']
+    """
+    if not datasets:
+        raise DataError("there is nothing to concatenate", expected="one dataset or more", found="none")
+    sources = [as_dataset(dataset) for dataset in datasets]
+    named = [list(source.classes) for source in sources if hasattr(source, "classes")]
+    for other in named[1:]:
+        if other != named[0]:
+            raise DataError(
+                "the datasets have different classes, so that a label means different things",
+                expected=", ".join(builtins.map(str, named[0])),
+                found=", ".join(builtins.map(str, other)),
+                hint="categories= of a dataset sets the order of its classes",
+            )
+    return _Concatenation(sources)
+
+
+def cache(dataset: Dataset[T], path: str | os.PathLike[str] | None = None, *, key: str = "") -> Dataset[T]:
+    """Return a dataset that keeps each item after its first use, for slow reading or mapping.
+
+    In memory, each worker process of a loader keeps those that it has read, and an item is handed out again
+    as it is: do not change it in place. On disk, all processes and later runs share what one has computed.
+
+    Args:
+        dataset: any dataset, or a sequence.
+        path: a file for the items, on a local disk; None keeps them in memory. It holds numbers, text, bytes,
+            tensors, arrays, and lists, tuples, dicts and batches of these.
+        key: describes what the items depend on, ``"resized to 224"``. A file that was written with another
+            key, or for another number of items, is refused: items that changed otherwise are not noticed.
+
+    Raises:
+        DataError: the file is of another dataset, cannot be used, or does not take such an item.
+
+    >>> numbers = cache(map(range(3), lambda number: print("computing") or number))
+    >>> numbers[2], numbers[2]
+    computing
+    (2, 2)
+    """
+    dataset = as_dataset(dataset)
+    return _Cached(dataset, {} if path is None else ItemStore(path, len(dataset), key))
+
+
+_ABSENT: Any = object()
+
+
+class _Over(Generic[T]):
+    """A dataset that reads from another one, and has its classes."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    @property
+    def classes(self) -> list[str]:
+        names: list[str] = self.dataset.classes
+        return names
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def place(self, index: int) -> str:
+        """Return where an item comes from, ``"houses.csv, line 7"``."""
+        return _place(self.dataset, index)
+
+
+class _Mapped(_Over[R]):
+    def __init__(self, dataset: Any, function: Callable[[Any], R]) -> None:
+        super().__init__(dataset)
+        self._function = function
+
+    def __getitem__(self, index: int) -> R:
+        item = self.dataset[index]
+        try:
+            return self._function(item)
+        except Exception as error:
+            _note(error, "while mapping", self.dataset, index)
+            raise
+
+
+class _Cached(_Over[T]):
+    def __init__(self, dataset: Any, items: dict[int, T] | ItemStore) -> None:
+        super().__init__(dataset)
+        self._items = items
+
+    def __getitem__(self, index: int) -> T:
+        index = _checked(operator.index(index), len(self))
+        item: T = self._items.get(index, _ABSENT)
+        if item is _ABSENT:
+            item = self._items[index] = self.dataset[index]
+        return item
+
+
+class _Selection(_Over[T]):
+    """Items of a dataset by their indices in it; a selection of a selection reads from the dataset itself."""
+
+    def __init__(self, dataset: Any, indices: Indices) -> None:
+        super().__init__(dataset)
+        self.indices = indices
+        if isinstance(dataset, _Selection):
+            self.indices = dataset.indices[indices]
+            self.dataset = dataset.dataset
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> T:
+        item: T = self.dataset[int(self.indices[index])]
+        return item
+
+    @property
+    def take(self) -> Callable[[Tensor], Any]:
+        _require_take(self.dataset)
+        return self._take
+
+    def _take(self, indices: Tensor) -> Any:
+        return self.dataset.take(torch.from_numpy(self.indices[indices.numpy()]))
+
+    @property
+    def column(self) -> Callable[[str], Any]:
+        """``column(name)`` returns a whole column of a table: a tensor, or a list."""
+        whole = self.dataset.column
+        return lambda name: _entries_of(whole(name), self.indices)
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[T]]:
+        several: Callable[[list[int]], list[T]] = self.dataset.__getitems__
+        return lambda indices: several(self.indices[np.asarray(indices)].tolist())
+
+    def place(self, index: int) -> str:
+        return _place(self.dataset, int(self.indices[index]))
+
+
+class _Concatenation(Generic[T]):
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        self.datasets = datasets
+        self._starts = np.cumsum([0, *(len(dataset) for dataset in self.datasets)])
+
+    @property
+    def classes(self) -> list[str]:
+        names: list[str] = next((d for d in self.datasets if hasattr(d, "classes")), self.datasets[0]).classes
+        return names
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _find(self, index: int) -> tuple[Any, int]:
+        index = _checked(index, len(self))
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self.datasets[number], index - int(self._starts[number])
+
+    def __getitem__(self, index: int) -> T:
+        dataset, place = self._find(index)
+        item: T = dataset[place]
+        return item
+
+    @property
+    def take(self) -> Callable[[Tensor], Any]:
+        for dataset in self.datasets:
+            _require_take(dataset)
+        return self._take
+
+    def _take(self, indices: Tensor) -> Any:
+        return take_across(self._take_of, torch.from_numpy(self._starts), indices)
+
+    def _take_of(self, number: int, indices: Tensor) -> Any:
+        return self.datasets[number].take(indices)
+
+    def place(self, index: int) -> str:
+        return _place(*self._find(index))
+
+
+class _Windows:
+    """Windows of a source: their starts are `stride` apart, and the last one may be shorter."""
+
+    def __init__(self, source: Any, size: int, stride: int, count: int) -> None:
+        self.dataset = source
+        self._size = size
+        self._stride = stride
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        start = _checked(index, len(self)) * self._stride
+        return self._window(start, min(start + self._size, len(self.dataset)))
+
+    @property
+    def take(self) -> Callable[[Tensor], Any]:
+        if (self._count - 1) * self._stride + self._size > len(self.dataset):
+            raise AttributeError("the last window is shorter")
+        self._require_take()
+        return self._take
+
+    def _take(self, indices: Tensor) -> Any:
+        return self._gather(indices[:, None] * self._stride + torch.arange(self._size))
+
+    def _window(self, start: int, stop: int) -> Any:
+        raise NotImplementedError
+
+    def _gather(self, places: Tensor) -> Any:
+        """Return the entries at places, ``[n, size]``."""
+        raise NotImplementedError
+
+    def _require_take(self) -> None:
+        """Raise an AttributeError if the source has no `take`."""
+
+
+class _ArrayWindows(_Windows):
+    def _window(self, start: int, stop: int) -> Tensor:
+        return _as_tensor(self.dataset[start:stop])
+
+    def _gather(self, places: Tensor) -> Tensor:
+        source = self.dataset
+        if isinstance(source, Tensor):
+            return source[places.to(source.device)]
+        return _as_tensor(source[places.numpy()])
+
+
+class _DatasetWindows(_Windows):
+    @property
+    def classes(self) -> list[str]:
+        names: list[str] = self.dataset.classes
+        return names
+
+    def place(self, index: int) -> str:
+        return f"the window from {_place(self.dataset, index * self._stride)}"
+
+    def _window(self, start: int, stop: int) -> Any:
+        if hasattr(self.dataset, "take"):
+            return self.dataset.take(torch.arange(start, stop))
+        return collate([self.dataset[index] for index in range(start, stop)])
+
+    def _gather(self, places: Tensor) -> Any:
+        return _fold(self.dataset.take(places.flatten()), places.shape)
+
+    def _require_take(self) -> None:
+        _require_take(self.dataset)
+
+
+def _as_tensor(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    return torch.from_numpy(np.array(values, np.int64 if values.dtype.kind in "iu" else values.dtype))
+
+
+def _fold(batch: Any, shape: torch.Size) -> Any:
+    """Return a batch of ``n * size`` items as one of n windows."""
+    if isinstance(batch, Tensor):
+        return batch.view(*shape, *batch.shape[1:])
+    if isinstance(batch, Batch):
+        return Batch(**{name: _fold(getattr(batch, name), shape) for name in batch})
+    return [batch[start : start + shape[1]] for start in range(0, len(batch), shape[1])]
+
+
+def _entries_of(column: Any, indices: Indices) -> Any:
+    if isinstance(column, Tensor):
+        return column[torch.from_numpy(indices)]
+    return [column[index] for index in indices.tolist()]
+
+
+def _require_take(dataset: Any) -> None:
+    """Raise an AttributeError if a dataset has no `take`: the property of one that reads from it has none."""
+    dataset.take  # noqa: B018
+
+
+def _checked(index: int, length: int) -> int:
+    if not -length <= index < length:
+        raise IndexError(f"index {index} of {quantity(length, 'item')}")
+    return index + length if index < 0 else index
+
+
+def _place(dataset: Any, index: int) -> str:
+    place = getattr(dataset, "place", None)
+    return f"item {index}" if place is None else place(index)
+
+
+def _note(error: Exception, doing: str, dataset: Any, index: int) -> None:
+    """Add the place of an item to an error that is about to be raised."""
+    try:
+        place = _place(dataset, index)
+    except (DataError, OSError):  # the file is gone
+        place = f"item {index}"
+    error.add_note(f"{doing} {place}")
+
+
+def _check_callable(function: Any, name: str) -> None:
+    if not callable(function):
+        raise DataError(
+            f"data.{name} needs a function of an item", found=type(function).__name__,
+            hint=f"the dataset comes first: data.{name}(dataset, function)",
+        )  # fmt: skip
+
+
+def _random(seed: int) -> np.random.Generator:
+    # The key keeps these orders apart from those of a loader with the same seed.
+    return np.random.Generator(
+        np.random.Philox(np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF, spawn_key=(1,)))
+    )
+
+
+def _counts(sizes: Sequence[float], length: int) -> list[int]:
+    whole = [isinstance(size, int | np.integer) for size in sizes]
+    expected = "fractions that add up to 1, or numbers of items that add up to all"
+    given = ", ".join(builtins.map(str, sizes))
+    fits = all(isinstance(size, int | float | np.number) and size > 0 for size in sizes)
+    if not sizes or not fits or (any(whole) and not all(whole)):
+        raise DataError("a split needs sizes", expected=expected, found=given or "none")
+    everything = length if all(whole) else 1.0
+    total = sum(sizes)
+    if len(sizes) == 1:
+        sizes = [sizes[0], everything - sizes[0]]
+    elif not math.isclose(total, everything):
+        raise DataError("the sizes of a split do not add up", expected=everything, found=f"{given}: {total}")
+    counts = _apportion(length, np.array(sizes) * (length / everything), np.arange(len(sizes)))
+    if min(counts) < 1:
+        raise DataError(
+            "a part of the split would be empty",
+            expected="an item or more in each part",
+            found=f"{given} of {quantity(length, 'item')}",
+        )
+    return [int(count) for count in counts]
+
+
+def _apportion(total: int, exact: NDArray[np.float64], ties: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return whole numbers that add up to a total, each less than 1 from the exact one.
+
+    The largest remainders are rounded up; among equal ones, those whose `ties` are smaller.
+    """
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    ranks = np.lexsort((ties, counts - exact))
+    counts[ranks[: total - counts.sum()]] += 1
+    return counts
+
+
+def _labels(dataset: Any, stratify: Any) -> NDArray[np.int64]:
+    """Return the number of each item's label, ``[n]``."""
+    labels = _column(dataset, stratify) if isinstance(stratify, str) else stratify
+    values = np.asarray(labels)
+    if values.shape != (len(dataset),):
+        raise DataError(
+            "a split by labels needs one label for each item",
+            expected=[len(dataset)],
+            found=list(values.shape),
+        )
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _column(dataset: Any, name: str) -> Any:
+    if hasattr(dataset, "column"):
+        return dataset.column(name)
+    items = [dataset[index] for index in range(len(dataset))]
+    try:
+        return [item[name] if isinstance(item, Mapping) else getattr(item, name) for item in items]
+    except (KeyError, AttributeError):
+        raise DataError("stratify= names an entry that the items do not have", found=repr(name)) from None
+
+
+def _stratified(
+    labels: NDArray[np.int64], counts: Sequence[int], random: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    order = random.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    by_label = np.split(order, np.cumsum(np.bincount(labels))[:-1])
+    parts = []
+    for count in counts:
+        left = np.array([len(group) for group in by_label])
+        share = _apportion(count, left * (count / left.sum()), random.permutation(len(left)))
+        part = [group[:taken] for group, taken in zip(by_label, share, strict=True)]
+        by_label = [group[taken:] for group, taken in zip(by_label, share, strict=True)]
+        parts.append(random.permutation(np.concatenate(part)))
+    return parts
+
+
+def _weights(weights: ArrayLike, length: int) -> NDArray[np.float64]:
+    """Return weights as probabilities."""
+    values = np.asarray(weights, np.float64)
+    if values.shape != (length,) or not np.isfinite(values).all() or (values < 0).any():
+        raise DataError(
+            "these are no weights of the items",
+            expected=f"{length} finite numbers that are not negative",
+            found=f"shape {list(values.shape)}, from {values.min()} to {values.max()}"
+            if values.size
+            else "none",
+        )
+    return values / (values.sum() or 1)

@@ -1,0 +1,237 @@
+"""Rows that are read one by one when they are used: what JSON lines and SQLite tables have in common."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnt.data.batch import collate
+from burnt.data.schema import (
+    BOOL,
+    FLOAT,
+    INT,
+    OBJECT,
+    TEXT,
+    Categories,
+    Kind,
+    Options,
+    Schema,
+    Vector,
+    bad_cell,
+    check_entry,
+    name_of,
+)
+from burnt.errors import DataError
+
+__all__ = ["RowDataset"]
+
+_SAMPLED = 1000
+
+
+class RowDataset(ABC):
+    """Items that are rows of values of Python, each converted to the types of its columns when it is read.
+
+    Attributes:
+        categories: each column of class names, and the names by their number.
+    """
+
+    def _prepare(self, source: str, options: Options, more_columns: Iterable[str] = ()) -> None:
+        """Infer types from the first rows; find the categories that the user did not give.
+
+        `more_columns` are those that the first rows may lack.
+        """
+        first_rows = [self._read(index) for index in range(min(len(self), _SAMPLED))]
+        columns = list(dict.fromkeys(itertools.chain(*first_rows, more_columns)))
+        self._schema = schema = Schema.create(options, columns, source)
+        self._kinds = {column: self._kind(column, first_rows) for column in schema.used}
+        self._converters = {column: _converter(kind) for column, kind in self._kinds.items()}
+        self._known = {
+            column: Categories.found(self._distinct(column)) if given is None else given
+            for column, given in schema.categories.items()
+        }
+        self.categories = {column: known.values for column, known in self._known.items()}
+        self._classes = schema.class_names(self._known)
+        self._dtypes = {
+            entry: self._vector_dtype(entry, names)
+            for entry, names in schema.fields.items()
+            if not isinstance(names, str)
+        }
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes by their number, if there is a column of classes."""
+        if self._classes is None:
+            raise AttributeError("there are no classes: label= names their column")
+        return self._classes
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _read(self, index: int) -> Mapping[str, Any]:
+        """Return the values of a row; raise a DataError that names the row if it cannot be read."""
+
+    @abstractmethod
+    def place(self, index: int) -> str:
+        """Return the place of an item, ``"posts.jsonl, line 7"``."""
+
+    def _distinct(self, column: str) -> Iterable[Any]:
+        """Return the distinct values of a column."""
+        values: dict[Any, None] = {}
+        for index in range(len(self)):
+            value = self._read(index).get(column)
+            try:
+                values[value] = None
+            except TypeError:
+                raise bad_cell(self.place(index), column, "text or a number, as a category", value) from None
+        return [value for value in values if value is not None]
+
+    def column(self, name: str) -> Any:
+        """Return a whole column, read row by row: a tensor ``[n, ...]``, or a list of other cells.
+
+        Raises:
+            DataError: there is no such column, or its cells differ in shape.
+        """
+        check_entry(name, self._schema.fields)
+        return collate([self[index][name] for index in range(len(self))])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        index %= len(self)
+        row = self._read(index)
+        item = {}
+        for entry, names in self._schema.fields.items():
+            if isinstance(names, str):
+                item[entry] = self._cell(row.get(names), names, index)
+            else:
+                cells = [self._cell(row.get(name), name, index) for name in names]
+                item[entry] = torch.from_numpy(np.array(cells, self._dtypes[entry]))
+        return item
+
+    def _cell(self, value: Any, column: str, index: int) -> Any:
+        kind = self._kinds[column]
+        if value is None and self._schema.kinds.get(column) is not OBJECT:
+            value = self._schema.fill(lambda: self.place(index), column, kind)
+        if column in self._known:
+            return np.int64(self._known[column].number(lambda: self.place(index), column, value))
+        cell = self._converters[column](value)
+        if cell is None and value is not None:
+            declared = column in self._schema.kinds
+            wider = "float" if kind is INT and type(value) is float else "object"
+            raise bad_cell(
+                self.place(index),
+                column,
+                name_of(kind) if declared else f"{name_of(kind)}, as in the first rows",
+                value,
+                None if declared else f"types={{{column!r}: {wider}}} declares the type",
+            )
+        return cell
+
+    def _kind(self, column: str, first_rows: list[Mapping[str, Any]]) -> Kind:
+        if column in self._schema.categories:
+            return OBJECT
+        if column in self._schema.kinds:
+            return self._schema.kinds[column]
+        values = [row.get(column) for row in first_rows]
+        kind = _infer([value for value in values if value is not None])
+        # Integers become float32 where NaN takes the place of missing ones.
+        return FLOAT if kind is INT and self._schema.missing == "nan" and None in values else kind
+
+    def _vector_dtype(self, entry: str, names: list[str]) -> np.dtype[Any]:
+        kinds = [INT if name in self._known else self._kinds[name] for name in names]
+        dtypes = [kind for kind in kinds if isinstance(kind, np.dtype)]
+        for name, kind in zip(names, kinds, strict=True):
+            if not isinstance(kind, np.dtype):
+                raise DataError(
+                    f"the entry {entry!r} stacks a column that is not numeric",
+                    where=f"column {name!r}",
+                    expected="numbers, true and false, or categories",
+                    found=name_of(kind),
+                    hint=f"give it an entry of its own, or categories=[{name!r}]",
+                )
+        # Integers beside float32 would become float64.
+        return np.result_type(*([dtype for dtype in dtypes if dtype.kind == "f"] or dtypes))
+
+
+def _infer(values: list[Any]) -> Kind:
+    types = set(map(type, values))
+    if types <= {list} and types:
+        numbers = list(itertools.chain.from_iterable(map(_flat, values)))
+        inner = _infer(numbers)
+        return Vector(inner) if inner is INT or inner is FLOAT else OBJECT
+    for kind, fitting in ((BOOL, {bool}), (INT, {int}), (FLOAT, {int, float}), (TEXT, {str})):
+        if types and types <= fitting:
+            return kind
+    return OBJECT
+
+
+def _flat(value: list[Any]) -> Iterable[Any]:
+    for item in value:
+        if isinstance(item, list):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _converter(kind: Kind) -> Callable[[Any], Any]:
+    """Return the function from a value to the cell of a kind, or to None if it does not fit."""
+    if kind is OBJECT:
+        return _as_object
+    if kind is TEXT:
+        return _as_text
+    if isinstance(kind, Vector):
+        return partial(_as_tensor, kind.dtype)
+    assert isinstance(kind, np.dtype)
+    if kind.kind == "b":
+        return _as_bool
+    if kind.kind == "f":
+        return partial(_as_float, kind.type, float(np.finfo(kind).max))
+    return partial(_as_int, kind.type)
+
+
+def _as_object(value: Any) -> Any:
+    return value
+
+
+def _as_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _as_bool(value: Any) -> np.bool_ | None:
+    return np.bool_(value) if type(value) in (bool, int) and value in (0, 1) else None
+
+
+def _as_float(type_: type, largest: float, value: Any) -> Any:
+    if type(value) is not float and type(value) is not int:
+        return None
+    # float32 would turn 1e39 into infinity.
+    return type_(value) if abs(value) <= largest or math.isinf(value) or value != value else None
+
+
+def _as_int(type_: type, value: Any) -> Any:
+    if type(value) is not int:
+        return None
+    try:
+        return type_(value)
+    except OverflowError:
+        return None
+
+
+def _as_tensor(dtype: np.dtype[Any], value: Any) -> torch.Tensor | None:
+    if not isinstance(value, list):
+        return None
+    try:
+        array = np.array(value)
+    except ValueError:  # lists of different lengths
+        return None
+    if array.size and array.dtype.kind not in ("i" if dtype.kind == "i" else "if"):
+        return None
+    return torch.from_numpy(array.astype(dtype))

@@ -1,0 +1,294 @@
+"""Which columns of a table become which entries of an item: selection, types, class names, missing values."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnt.errors import DataError, nearest
+
+__all__ = ["Categories", "Kind", "Options", "Schema", "bad_cell", "check_entry"]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Lists of numbers, of any depth, which become tensors of a dtype."""
+
+    dtype: np.dtype[Any]
+
+
+Kind = np.dtype[Any] | type | Vector
+"""What the cells of a column are: a NumPy dtype; str; vectors; or object, for values left as they are."""
+
+Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+Types = Mapping[str, Any]  # int, list[int], torch.int32 ...
+CategoryNames = Sequence[str] | Mapping[str, Sequence[Any]]
+
+FLOAT = np.dtype(np.float32)
+INT = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+TEXT: Kind = str
+OBJECT: Kind = object
+
+SCALARS: dict[Any, Kind] = {float: FLOAT, int: INT, bool: BOOL, str: TEXT}
+"""Types that users may declare -> what they are here."""
+SCALARS |= {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+_KINDS: dict[Any, Kind] = {**SCALARS, list[float]: Vector(FLOAT), list[int]: Vector(INT), object: OBJECT}
+
+
+def name_of(kind: Kind) -> str:
+    """Return what messages call a kind."""
+    if isinstance(kind, np.dtype):
+        return {"f": "a number", "b": "true or false"}.get(kind.kind, "an integer")
+    if isinstance(kind, Vector):
+        return "a list of integers" if kind.dtype.kind == "i" else "a list of numbers"
+    return "text" if kind is TEXT else "a value"
+
+
+def bad_cell(
+    place: str, column: str | None, expected: object, found: object, hint: str | None = None
+) -> DataError:
+    """Return the error for a cell or row that cannot be read; `place` is ``"houses.csv, line 7"``."""
+    where = place if column is None else f"{place}, column {column!r}"
+    return DataError("a row cannot be read", where=where, expected=expected, found=shorten(found), hint=hint)
+
+
+def shorten(value: object) -> str:
+    """Return a value as a message shows it."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class Categories:
+    """The values of a column in their order; the number of a value is what a model sees.
+
+    Args:
+        values: distinct ones; sorted by `found`, in the user's order where the user gives them.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = list(values)
+        self.index = {value: number for number, value in enumerate(self.values)}
+
+    @classmethod
+    def found(cls, values: Iterable[Any]) -> Categories:
+        """Return the categories of values found in a column: integers by size, others by their text."""
+        distinct = list(set(values))
+        try:
+            return cls(sorted(distinct, key=int))
+        except (TypeError, ValueError):
+            return cls(sorted(distinct, key=str))
+
+    @property
+    def names(self) -> list[str]:
+        """The values as text."""
+        return [str(value) for value in self.values]
+
+    def number(self, place: Callable[[], str], column: str, value: Any) -> int:
+        """Return the number of a value.
+
+        Raises:
+            DataError: it is none of the categories.
+        """
+        try:
+            return self.index[value]
+        except (KeyError, TypeError):
+            raise self.unknown(place(), column, value) from None
+
+    def unknown(self, place: str, column: str, value: object) -> DataError:
+        """Return the error for a value that is none of the categories."""
+        close = nearest(str(value), self.names)
+        return bad_cell(
+            place,
+            column,
+            f"one of {shorten(', '.join(self.names))}",
+            value,
+            f"did you mean {close!r}?" if close else "categories={column: names} names them all",
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that the datasets of tables have in common, as the user gave them."""
+
+    columns: Columns | None
+    types: Types | None
+    label: str | None
+    categories: CategoryNames
+    missing: str | Mapping[str, Any]
+
+
+@dataclass
+class Schema:
+    """Which columns of a table are read, and what they become.
+
+    `fields` maps each entry of an item to its column, or to the columns that are stacked to a vector.
+    `kinds` are the declared types, `categories` the columns of class names with their values (None: those
+    that are found).
+    """
+
+    fields: dict[str, str | list[str]]
+    kinds: dict[str, Kind]
+    categories: dict[str, Categories | None]
+    label: str | None
+    missing: str | Mapping[str, Any]
+
+    @classmethod
+    def create(
+        cls,
+        options: Options,
+        names: Sequence[str],
+        where: str,
+        policies: Sequence[str] = ("error", "nan"),
+        kinds: Mapping[Any, Kind] = _KINDS,
+    ) -> Schema:
+        """Check the options of a dataset against the names of its columns.
+
+        Args:
+            options: what the user gave.
+            names: the columns of the source.
+            where: the source, for messages.
+            policies: what `missing` may be.
+            kinds: what `types` may hold.
+
+        Raises:
+            DataError: an option names a column that does not exist, or has an invalid value.
+        """
+        fields = _fields(names, where, options.columns)
+        label = options.label
+        if not isinstance(label, str | None):
+            raise DataError("label= must be the name of one column", where=where, found=repr(label))
+        if label is not None and label not in _used(fields):
+            fields[label] = label
+        categories = [options.categories] if isinstance(options.categories, str) else options.categories
+        known: dict[str, Categories | None]
+        if isinstance(categories, Mapping):
+            known = {column: Categories(values) for column, values in categories.items()}
+            for column, given in categories.items():
+                if len(set(given)) != len(given):
+                    raise DataError(
+                        "categories= names a value twice", where=f"column {column!r}", found=given
+                    )
+        else:
+            known = dict.fromkeys(categories)
+        if label is not None:
+            known.setdefault(label, None)
+        declared = options.types or {}
+        for column, type_ in declared.items():
+            if type_ not in kinds:
+                raise DataError(
+                    "types= has a type that columns cannot have",
+                    where=f"types[{column!r}]",
+                    expected=f"{', '.join(_type_name(known_type) for known_type in kinds)}",
+                    found=_type_name(type_),
+                )
+        missing = options.missing
+        if isinstance(missing, str) and missing not in policies:
+            raise DataError(
+                "missing= has an unknown value",
+                expected=f"{', '.join(map(repr, policies))} or a mapping from columns to values",
+                found=repr(missing),
+                hint="burnt.data.filter drops items" if missing == "drop" else None,
+            )
+        fills = () if isinstance(missing, str) else missing
+        for option, mentioned in (("types", declared), ("categories", known), ("missing", fills)):
+            for column in mentioned:
+                _check_name(column, names, where, option)
+        if both := declared.keys() & known.keys():
+            raise DataError("a column has both a type and categories", where=f"column {min(both)!r}")
+        # `categories=train.categories` may name more columns than this dataset selects.
+        used = set(_used(fields))
+        known = {column: values for column, values in known.items() if column in used}
+        return cls(fields, {column: kinds[declared[column]] for column in declared}, known, label, missing)
+
+    @property
+    def used(self) -> list[str]:
+        """The columns that are read, each once."""
+        return _used(self.fields)
+
+    def fill(self, place: Callable[[], str], column: str, kind: Kind | None) -> Any:
+        """Return the value for a missing cell, of which `place` is called for the message alone.
+
+        Raises:
+            DataError: missing values are errors here, or NaN does not fit the type.
+        """
+        if not isinstance(self.missing, str) and column in self.missing:
+            value = self.missing[column]
+            if isinstance(kind, np.dtype) and not isinstance(
+                value, bool | int | float | np.number | np.bool_
+            ):
+                raise bad_cell(place(), column, f"{name_of(kind)} in missing=", value)
+            if kind is TEXT and not isinstance(value, str):
+                raise bad_cell(place(), column, "text in missing=", value)
+            return value
+        type_ = kind.kind if isinstance(kind, np.dtype) and column not in self.categories else ""
+        if self.missing == "nan" and type_ == "f":
+            return np.nan
+        expected = "a category" if column in self.categories else "a value" if kind is None else name_of(kind)
+        hint = f"missing={{{column!r}: value}} fills in a value"
+        if type_ in ("f", "i") and self.missing == "error":
+            hint += ", missing='nan' NaN"
+        raise bad_cell(place(), column, expected, "nothing", hint)
+
+    def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
+        """Return the names of the classes, those of `label`."""
+        return None if self.label is None else categories[self.label].names
+
+
+def _fields(names: Sequence[str], where: str, columns: Columns | None) -> dict[str, str | list[str]]:
+    if columns is None:
+        return {name: name for name in names}
+    if isinstance(columns, str):
+        columns = [columns]
+    if not isinstance(columns, Mapping):
+        columns = {name: name for name in columns}
+    fields: dict[str, str | list[str]] = {}
+    for entry, wanted in columns.items():
+        if isinstance(wanted, str):
+            matching = [] if wanted in names else fnmatch.filter(names, wanted)
+            fields[entry] = matching if matching and "*" in wanted else wanted
+        else:
+            fields[entry] = list(wanted)
+    if not fields or [] in fields.values():
+        raise DataError("columns= selects no columns", where=where, expected=f"some of {', '.join(names)}")
+    for column in _used(fields):
+        _check_name(column, names, where, "columns")
+    return fields
+
+
+def _used(fields: Mapping[str, str | list[str]]) -> list[str]:
+    groups = ([column] if isinstance(column, str) else column for column in fields.values())
+    return list(dict.fromkeys(column for group in groups for column in group))
+
+
+def _type_name(declared: Any) -> str:
+    return declared.__name__ if type(declared) is type else str(declared)
+
+
+def check_entry(name: str, entries: Iterable[str]) -> None:
+    """Raise a DataError if items have no such entry."""
+    if name not in entries:
+        raise DataError("there is no such column", expected=f"one of {', '.join(entries)}", found=repr(name))
+
+
+def _check_name(column: str, names: Sequence[str], where: str, option: str) -> None:
+    if column not in names:
+        close = nearest(column, names)
+        raise DataError(
+            f"{option}= names a column that does not exist",
+            where=where,
+            expected=f"one of {shorten(', '.join(names))}",
+            found=repr(column),
+            hint=f"did you mean {close!r}?" if close else None,
+        )
