@@ -1,6 +1,7 @@
 """Datasets, batches and loaders.
 
 `dataset` provides items by index, `batch` is the input of a step, `loader` determines the order of batches.
+`image_folder` and `text_folder` read files, `transforms` changes images.
 """
 
 from __future__ import annotations
@@ -8,20 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
+from burnt.data import transforms
 from burnt.data.batch import Batch, collate, move
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
+from burnt.data.decoding import read_image, read_mask
+from burnt.data.image_folder import ImageFolder, MultiLabelImageFolder, SegmentationFolder
 from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.text_folder import TextFolder
 
 __all__ = [
     "Batch",
     "Dataset",
+    "ImageFolder",
     "InMemoryDataset",
     "IterableLoader",
     "Loader",
+    "MultiLabelImageFolder",
+    "SegmentationFolder",
     "TensorDataset",
+    "TextFolder",
     "as_loader",
     "collate",
     "move",
+    "read_image",
+    "read_mask",
+    "transforms",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
