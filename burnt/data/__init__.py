@@ -1,7 +1,7 @@
 """Datasets, batches and loaders.
 
 `dataset` provides items by index, `batch` is the input of a step, `loader` determines the order of batches.
-`image_folder` and `text_folder` read files, `transforms` changes images.
+`image_folder` and `text_folder` read files, `standard` standard data sets; `transforms` changes images.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
 from burnt.data.decoding import read_image, read_mask
 from burnt.data.image_folder import ImageFolder, MultiLabelImageFolder, SegmentationFolder
 from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.standard.ag_news import AgNews
+from burnt.data.standard.cifar import Cifar10, Cifar100
+from burnt.data.standard.mnist import Mnist
 from burnt.data.text_folder import TextFolder
 
 __all__ = [
+    "AgNews",
     "Batch",
+    "Cifar10",
+    "Cifar100",
     "Dataset",
     "ImageFolder",
     "InMemoryDataset",
     "IterableLoader",
     "Loader",
+    "Mnist",
     "MultiLabelImageFolder",
     "SegmentationFolder",
     "TensorDataset",

@@ -337,7 +337,15 @@ def _read_labels(path: Path, separator: str) -> tuple[dict[str, list[str]], list
     except (OSError, ValueError) as error:
         raise DataError("the labels cannot be read", where=str(path), found=str(error)) from error
     rows = csv.reader(io.StringIO(text, newline=""))
-    header = next(rows, [])
+    try:
+        return _parse_rows(rows, separator, path)
+    except csv.Error as error:
+        where = f"{path}:{rows.line_num}"
+        raise DataError("the labels cannot be read", where=where, found=str(error)) from error
+
+
+def _parse_rows(rows: Any, separator: str, path: Path) -> tuple[dict[str, list[str]], list[str] | None]:
+    header: list[str] = next(rows, [])
     if len(header) < 2:
         raise DataError(
             "the labels have no columns of classes",
