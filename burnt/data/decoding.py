@@ -47,7 +47,8 @@ def read_image(
             as Pillow and torchvision do.
 
     Returns:
-        ``[C, H, W]`` of `dtype`, where C is 3, 1 or 4.
+        ``[C, H, W]`` of `dtype`, where C is 3, 1 or 4. The channels of a pixel are adjacent in memory, which
+        makes resizing fast; `transforms.ToFloat` makes the image contiguous.
 
     Raises:
         DataError: the picture cannot be read or decoded; it names the file.
@@ -70,7 +71,7 @@ def read_image(
             return _deep_grey(np.asarray(image), image.mode, mode, dtype)
         pixels = np.array(_convert(image, mode, background))  # a copy, which torch may write to
     tensor = torch.from_numpy(pixels)
-    tensor = tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1).contiguous()
+    tensor = tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1)
     return tensor if dtype == torch.uint8 else tensor.to(dtype).div_(255)
 
 

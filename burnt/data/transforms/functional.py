@@ -149,8 +149,9 @@ def center_crop(image: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def to_float(image: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert an image to floating point; bytes become 0 to 1."""
-    return image.to(dtype).div_(255) if image.dtype == torch.uint8 else image.to(dtype)
+    """Convert an image to floating point, in contiguous memory; bytes become 0 to 1."""
+    converted = image.to(dtype, memory_format=torch.contiguous_format)
+    return converted.div_(255) if image.dtype == torch.uint8 else converted
 
 
 def normalize(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -180,7 +181,7 @@ def grayscale(image: Tensor, channels: Literal[1, 3] = 1) -> Tensor:
 
 def adjust_brightness(image: Tensor, factor: float) -> Tensor:
     """Multiply an image by a factor: 0 is black, 1 leaves it as it is."""
-    return _to_range(image * factor, image.dtype)
+    return _to_range(image * float(factor), image.dtype)  # bytes times a whole number would overflow
 
 
 def adjust_contrast(image: Tensor, factor: float) -> Tensor:
@@ -225,13 +226,18 @@ def gaussian_blur(image: Tensor, kernel_size: tuple[int, int], sigma: float) -> 
         kernel_size: height and width, odd.
         sigma: the standard deviation in pixels.
     """
-    flat = image.reshape(-1, 1, *image.shape[-2:])
-    flat = flat if image.is_floating_point() else flat.float()
-    vertical, horizontal = (_gaussian(size, sigma).to(flat) for size in kernel_size)
     half_h, half_w = kernel_size[0] // 2, kernel_size[1] // 2
-    flat = F.pad(flat, (half_w, half_w, half_h, half_h), mode="reflect")
-    flat = F.conv2d(F.conv2d(flat, vertical[None, None, :, None]), horizontal[None, None, None, :])
-    blurred = flat.reshape(image.shape)
+    blurred = image if image.is_floating_point() else image.float()
+    blurred = pad(blurred, (half_w, half_h, half_w, half_h), mode="reflect")
+    # A sum of shifted images along each axis, which for few channels is faster than conv2d.
+    for axis, size in ((-2, kernel_size[0]), (-1, kernel_size[1])):
+        length = image.shape[axis]
+        shifted = (blurred.narrow(axis, start, length) for start in range(size))
+        weights = _gaussian(size, sigma)
+        total = next(shifted) * weights[0]
+        for part, weight in zip(shifted, weights[1:], strict=True):
+            total.add_(part, alpha=weight)
+        blurred = total
     return blurred if image.is_floating_point() else blurred.round_().to(image.dtype)
 
 
@@ -331,12 +337,12 @@ def _luma(image: Tensor, whole: bool = False) -> Tensor:
     if image.shape[-3] != 3:
         raise DataError("an image has no colours", expected="3 channels, or 1", found=tuple(image.shape))
     red, green, blue = (image.narrow(-3, channel, 1) for channel in range(3))
-    grey = red * _GREY[0] + green * _GREY[1] + blue * _GREY[2]
+    grey = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])
     return grey.floor_() if whole and not image.is_floating_point() else grey
 
 
 def _blend(image: Tensor, other: Tensor, factor: float) -> Tensor:
-    return _to_range(image * factor + other * (1 - factor), image.dtype)
+    return _to_range((image * float(factor)).add_(other, alpha=1 - factor), image.dtype)
 
 
 def _to_range(image: Tensor, dtype: torch.dtype) -> Tensor:
@@ -372,7 +378,6 @@ def _fill(image: Tensor, fill: float | Sequence[float]) -> Tensor:
     return values[:, None] if len(values) == 1 else values[:, None, None]
 
 
-def _gaussian(size: int, sigma: float) -> Tensor:
-    x = torch.arange(size, dtype=torch.float64) - size // 2
-    weights = torch.exp(-0.5 * (x / sigma) ** 2)
-    return weights / weights.sum()
+def _gaussian(size: int, sigma: float) -> list[float]:
+    weights = [math.exp(-0.5 * ((i - size // 2) / sigma) ** 2) for i in range(size)]
+    return [weight / sum(weights) for weight in weights]

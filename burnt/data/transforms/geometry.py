@@ -146,15 +146,25 @@ class RandomCrop(Transform):
         _check_size(self.size)
         _sides(self.padding)
 
-    def draw(self, image: Tensor, generator: Generator) -> tuple[tuple[int, int, int, int], int, int]:
-        """Draw the padding, which depends on the image alone, and the top left corner."""
-        left, top, right, bottom = _sides(self.padding)
+    def apply(
+        self, images: Tensor, masks: Tensor | None, generator: Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pad all images of a batch at once, and crop each."""
         height, width = _pair(self.size)
-        high, wide = image.shape[-2] + top + bottom, image.shape[-1] + left + right
+        left, top, right, bottom = _sides(self.padding)
         if self.pad_if_needed:
-            down, across = max(height - high, 0), max(width - wide, 0)
+            down = max(height - images.shape[-2] - top - bottom, 0)
+            across = max(width - images.shape[-1] - left - right, 0)
             left, top, right, bottom = left + across, top + down, right + across, bottom + down
-            high, wide = high + 2 * down, wide + 2 * across
+        sides = left, top, right, bottom
+        images = functional.pad(images, sides, self.fill, self.mode)
+        masks = None if masks is None else functional.pad(masks, sides, self.mask_fill, self.mode)
+        return super().apply(images, masks, generator)
+
+    def draw(self, image: Tensor, generator: Generator) -> tuple[int, int]:
+        """Draw the top left corner in a padded image."""
+        height, width = _pair(self.size)
+        high, wide = image.shape[-2:]
         if high < height or wide < width:
             raise DataError(
                 "an image is smaller than its crop",
@@ -162,21 +172,15 @@ class RandomCrop(Transform):
                 found=f"{high} x {wide}" + (" with its padding" if self.padding else ""),
                 hint="RandomCrop(..., pad_if_needed=True), or Resize before it",
             )
-        corner = integer(generator, high - height + 1), integer(generator, wide - width + 1)
-        return (left, top, right, bottom), *corner
+        return integer(generator, high - height + 1), integer(generator, wide - width + 1)
 
     def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Pad and crop the image."""
-        return self._crop(image, params, self.fill)
+        """Crop the padded image."""
+        return functional.crop(image, *params, *_pair(self.size))
 
     def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Pad and crop the mask."""
-        return self._crop(mask, params, self.mask_fill)
-
-    def _crop(self, image: Tensor, params: Any, fill: Fill) -> Tensor:
-        sides, top, left = params
-        padded = functional.pad(image, sides, fill, self.mode)
-        return functional.crop(padded, top, left, *_pair(self.size))
+        """Crop the padded mask."""
+        return functional.crop(mask, *params, *_pair(self.size))
 
 
 @dataclass(frozen=True)

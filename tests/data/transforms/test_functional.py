@@ -119,11 +119,12 @@ def test_normalize_tells_what_is_wrong() -> None:
 COLOURS = ["brightness", "contrast", "saturation"]
 
 
-@pytest.mark.parametrize("factor", [0, 0.4, 1, 1.7])
+@pytest.mark.parametrize("factor", [0, 0.4, 1, 1.7, 2])
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_are_those_of_torchvision(torchvision, name, factor) -> None:
     for image in (PICTURE, PICTURE / 255, PICTURE[:1], torch.stack([PICTURE, PICTURE // 2])):
-        wanted = getattr(torchvision.functional, f"adjust_{name}")(image, factor)
+        # With a whole number, the bytes of torchvision overflow.
+        wanted = getattr(torchvision.functional, f"adjust_{name}")(image, float(factor))
         most = 1e-6 if image.is_floating_point() else 1
         close(getattr(functional, f"adjust_{name}")(image, factor), wanted, most)
 

@@ -223,8 +223,16 @@ def test_flips_and_choices_have_their_probability() -> None:
 def test_crops_are_uniform_over_places() -> None:
     generator, n = seeded(), 1500
     crop = transforms.RandomCrop(4, padding=1)
-    image = torch.zeros(1, 5, 4)
-    corners = Counter(crop.draw(image, generator)[1:] for _ in range(n))
+    image = torch.arange(1, 21).reshape(1, 5, 4)
+    places = {
+        tuple(functional.crop(functional.pad(image, (1, 1, 1, 1)), top, left, 4, 4).flatten().tolist()): (
+            top,
+            left,
+        )
+        for top in range(4)
+        for left in range(3)
+    }
+    corners = Counter(places[tuple(crop(image, generator).flatten().tolist())] for _ in range(n))
     assert set(corners) == {(top, left) for top in range(4) for left in range(3)}
     assert stats.chisquare(list(corners.values())).pvalue > 1e-3
 
