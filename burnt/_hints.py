@@ -31,6 +31,7 @@ ELSEWHERE = {
     "ChainedScheduler": "burnt.optim.Product",
     "Constant": "burnt.nn.init.Constant",
     "ConstantLR": "burnt.optim.Constant",
+    "ConvertImageDtype": "burnt.data.transforms.ToFloat",
     "CosineAnnealingLR": "burnt.optim.Cosine",
     "CosineAnnealingLrScheduler": "burnt.optim.Cosine",
     "CosineAnnealingWarmRestarts": "burnt.optim.CosineRestarts",
@@ -69,6 +70,7 @@ ELSEWHERE = {
     "MultiStepLR": "burnt.optim.MultiStep",
     "OneCycleLR": "burnt.optim.OneCycle",
     "Plateau": "burnt.train.Plateau",
+    "PILToTensor": "burnt.data.transforms.ToImage",
     "PolynomialLR": "burnt.optim.Polynomial",
     "RandomNormal": "burnt.nn.init.Normal",
     "RandomUniform": "burnt.nn.init.Uniform",
@@ -78,6 +80,7 @@ ELSEWHERE = {
     "SimpleRNN": "burnt.nn.Rnn",
     "SparseCategoricalCrossentropy": "burnt.nn.CrossEntropy",
     "StepLR": "burnt.optim.Step",
+    "ToDtype": "burnt.data.transforms.ToFloat",
     "swa_utils": "burnt.optim.Swa",
     "TensorCache": "burnt.nn.KeyValueCache",
     "Trainer": "burnt.train.SupervisedTraining",
@@ -102,6 +105,7 @@ _ADVICE = {
     "PaddingConfig2d": "use padding= of the layer: 'same', 'valid' or numbers",
     "PaddingConfig3d": "use padding= of the layer: 'same', 'valid' or numbers",
     "TimeDistributed": "layers such as burnt.nn.Linear take any axes before the features",
+    "ToTensor": "use burnt.data.transforms.ToImage, and ToFloat to scale to 0 to 1",
     "UpsamplingBilinear2d": "use burnt.nn.Upsample(mode='bilinear', align_corners=True)",
 }
 """Names of other frameworks -> what to do in burnt, where no single name stands for them."""

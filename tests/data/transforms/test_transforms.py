@@ -244,6 +244,10 @@ def test_resized_crops_have_uniform_area_and_log_aspect() -> None:
     areas, ratios = zip(*[(h * w / 900**2, np.log(w / h)) for h, w in sizes], strict=True)
     assert uniform_p(list(areas), 0.1, 0.3) > 1e-3
     assert uniform_p(list(ratios), np.log(3 / 4), np.log(4 / 3)) > 1e-3
+    wide = transforms.RandomResizedCrop(8, ratio=(1.5, 2)).draw(torch.zeros(1, 900, 900), generator)
+    assert wide[3] > wide[2]
+    tall = transforms.RandomErasing(1, ratio=(1.5, 2)).draw(torch.zeros(1, 900, 900), generator)
+    assert tall[2].shape[1] > tall[2].shape[2]
     # Ten rectangles that do not fit: the centre, in the nearest allowed aspect ratio.
     assert crop.draw(torch.zeros(1, 1000, 10), generator) == (493, 0, 13, 10)
     assert crop.draw(torch.zeros(1, 10, 1000), generator) == (0, 493, 10, 13)
