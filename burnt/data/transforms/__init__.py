@@ -1,8 +1,8 @@
 """Transforms of images, and of their masks and labels, without torchvision.
 
 `functional` has functions of pixels with every parameter given, `geometry` and `color` the transforms that
-draw these parameters, `mixing` those of whole batches, `transform` their base and how they are combined,
-`adapters` those of torchvision and albumentations.
+draw these parameters, `auto` those that draw the transform, too, `mixing` those of whole batches, `transform`
+their base and how they are combined, `adapters` those of torchvision and albumentations.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import no_attribute
 from burnt.data.transforms import functional
 from burnt.data.transforms.adapters import Albumentations, Torchvision, as_transform
+from burnt.data.transforms.auto import RandAugment, TrivialAugment
 from burnt.data.transforms.color import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -51,6 +52,7 @@ __all__ = [
     "MixUp",
     "Normalize",
     "Pad",
+    "RandAugment",
     "RandomAffine",
     "RandomApply",
     "RandomChoice",
@@ -66,6 +68,7 @@ __all__ = [
     "ToImage",
     "Torchvision",
     "Transform",
+    "TrivialAugment",
     "as_transform",
     "functional",
 ]

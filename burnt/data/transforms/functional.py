@@ -25,18 +25,24 @@ __all__ = [
     "adjust_contrast",
     "adjust_hue",
     "adjust_saturation",
+    "adjust_sharpness",
     "affine",
+    "autocontrast",
     "center_crop",
     "crop",
     "denormalize",
+    "equalize",
     "erase",
     "gaussian_blur",
     "grayscale",
+    "invert",
     "normalize",
     "pad",
+    "posterize",
     "resize",
     "resized_size",
     "rotate",
+    "solarize",
     "to_float",
 ]
 
@@ -218,6 +224,61 @@ def adjust_hue(image: Tensor, shift: float) -> Tensor:
     return turned.mul_(255).round_().to(torch.uint8) if image.dtype == torch.uint8 else turned
 
 
+def adjust_sharpness(image: Tensor, factor: float) -> Tensor:
+    """Scale the difference of an image and a smoothed one: 0 is smooth, 1 leaves it as it is.
+
+    Pixels at the edge are unchanged, as in Pillow.
+    """
+    height, width = image.shape[-2:]
+    if min(height, width) < 3:
+        return image
+    whole = image if image.is_floating_point() else image.float()
+    smooth = 4 * whole[..., 1:-1, 1:-1]
+    for top in range(3):
+        for left in range(3):
+            smooth += crop(whole, top, left, height - 2, width - 2)
+    smooth /= 13
+    smooth = smooth if image.is_floating_point() else smooth.round_()
+    sharpened = image.clone()
+    sharpened[..., 1:-1, 1:-1] = _blend(crop(image, 1, 1, height - 2, width - 2), smooth, factor)
+    return sharpened
+
+
+def invert(image: Tensor) -> Tensor:
+    """Make light dark and dark light."""
+    return 1 - image if image.is_floating_point() else 255 - image
+
+
+def solarize(image: Tensor, threshold: float) -> Tensor:
+    """Invert all values from a threshold on."""
+    return torch.where(image >= threshold, invert(image), image)
+
+
+def posterize(image: Tensor, bits: int) -> Tensor:
+    """Keep the highest bits of each value of an image of uint8."""
+    return check_bytes(image) & (256 - (1 << (8 - bits)))
+
+
+def autocontrast(image: Tensor) -> Tensor:
+    """Stretch each channel to the whole range, from its least to its greatest value."""
+    low, high = image.amin((-2, -1), keepdim=True), image.amax((-2, -1), keepdim=True)
+    top = 1.0 if image.is_floating_point() else 255.0
+    stretched = (image - low) * top / (high - low)  # NaN for a channel of one value
+    return torch.where(high > low, _to_range(stretched, image.dtype), image)
+
+
+def equalize(image: Tensor) -> Tensor:
+    """Make all values of each channel equally frequent, as far as possible, in an image of uint8."""
+    channels = check_bytes(image).reshape(-1, image.shape[-2] * image.shape[-1]).long()
+    counts = torch.zeros(len(channels), 256, dtype=torch.int64, device=image.device)
+    counts.scatter_add_(1, channels, torch.ones_like(channels))
+    step = (channels.shape[1] - counts.gather(1, channels.amax(1, keepdim=True))) // 255
+    below = counts.cumsum(1) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
+    equal = torch.where(step > 0, table.gather(1, channels), channels)
+    return equal.to(torch.uint8).reshape(image.shape)
+
+
 def gaussian_blur(image: Tensor, kernel_size: tuple[int, int], sigma: float) -> Tensor:
     """Blur an image by a Gaussian kernel, reflected at the edges.
 
@@ -339,6 +400,22 @@ def _luma(image: Tensor, whole: bool = False) -> Tensor:
     red, green, blue = (image.narrow(-3, channel, 1) for channel in range(3))
     grey = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])
     return grey.floor_() if whole and not image.is_floating_point() else grey
+
+
+def check_bytes(image: Tensor) -> Tensor:
+    """Return an image of uint8.
+
+    Raises:
+        DataError: it has another dtype.
+    """
+    if image.dtype != torch.uint8:
+        raise DataError(
+            "an image is not of uint8",
+            expected="torch.uint8",
+            found=image.dtype,
+            hint="ToFloat() comes later",
+        )
+    return image
 
 
 def _blend(image: Tensor, other: Tensor, factor: float) -> Tensor:

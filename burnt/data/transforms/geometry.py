@@ -176,11 +176,13 @@ class RandomCrop(Transform):
 
     def transform_image(self, image: Tensor, params: Any) -> Tensor:
         """Crop the padded image."""
-        return functional.crop(image, *params, *_pair(self.size))
+        top, left = params
+        return functional.crop(image, top, left, *_pair(self.size))
 
     def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
         """Crop the padded mask."""
-        return functional.crop(mask, *params, *_pair(self.size))
+        top, left = params
+        return functional.crop(mask, top, left, *_pair(self.size))
 
 
 @dataclass(frozen=True)

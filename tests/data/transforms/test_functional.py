@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import colorsys
+import math
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 
 from burnt.data.transforms import functional
 from burnt.errors import DataError
@@ -116,7 +117,7 @@ def test_normalize_tells_what_is_wrong() -> None:
     assert "2 values for an image of shape (3, 33, 46)" in str(error.value)
 
 
-COLOURS = ["brightness", "contrast", "saturation"]
+COLOURS = ["brightness", "contrast", "saturation", "sharpness"]
 
 
 @pytest.mark.parametrize("factor", [0, 0.4, 1, 1.7, 2])
@@ -137,26 +138,77 @@ def test_colours_are_those_of_pillow(name, factor) -> None:
     close(getattr(functional, f"adjust_{name}")(PICTURE, factor), wanted, 2)
 
 
-def test_grey_is_that_of_torchvision_and_pillow(torchvision) -> None:
+def test_grey_is_that_of_torchvision(torchvision) -> None:
     for image in (PICTURE, PICTURE / 255, PICTURE[:1]):
         for channels in (1, 3):
             wanted = torchvision.functional.rgb_to_grayscale(image, channels)
             close(functional.grayscale(image, channels), wanted, 1e-6 if image.is_floating_point() else 1)
+
+
+def test_grey_is_that_of_pillow() -> None:
     grey = torch.from_numpy(np.array(pillow(PICTURE).convert("L")))[None]
     close(functional.grayscale(PICTURE), grey, 1)
     with pytest.raises(DataError, match="no colours"):
         functional.grayscale(PICTURE[:2])
 
 
-@pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
-def test_hue_is_that_of_torchvision_and_the_standard_library(torchvision, shift) -> None:
+SHIFTS = pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
+
+
+@SHIFTS
+def test_hue_is_that_of_torchvision(torchvision, shift) -> None:
     grey = PICTURE[:1].expand_as(PICTURE)
     for image in (PICTURE, PICTURE / 255, grey, torch.zeros_like(PICTURE), torch.stack([PICTURE, grey])):
         wanted = torchvision.functional.adjust_hue(image, shift)
         close(functional.adjust_hue(image, shift), wanted, 2e-5 if image.is_floating_point() else 1)
-    found = functional.adjust_hue(PICTURE / 255, shift)[:, 5, 5]
-    h, s, v = colorsys.rgb_to_hsv(*(PICTURE[:, 5, 5] / 255).tolist())
-    assert found.tolist() == pytest.approx(colorsys.hsv_to_rgb((h + shift) % 1, s, v), abs=2e-6)
+
+
+@SHIFTS
+def test_hue_is_that_of_the_standard_library(shift) -> None:
+    found = functional.adjust_hue(PICTURE / 255, shift)
+    for row, column in ((5, 5), (0, 0), (7, 30), (30, 7)):
+        h, s, v = colorsys.rgb_to_hsv(*(PICTURE[:, row, column] / 255).tolist())
+        wanted = colorsys.hsv_to_rgb((h + shift) % 1, s, v)
+        assert found[:, row, column].tolist() == pytest.approx(wanted, abs=2e-6)
+    assert torch.equal(functional.adjust_hue(PICTURE[:1], shift), PICTURE[:1])
+
+
+TONES = [
+    ("posterize", 3, lambda image: ImageOps.posterize(image, 3)),
+    ("posterize", 8, lambda image: image),
+    ("solarize", 100, lambda image: ImageOps.solarize(image, 100)),
+    ("invert", None, ImageOps.invert),
+    ("autocontrast", None, ImageOps.autocontrast),
+    ("equalize", None, ImageOps.equalize),
+]
+
+
+DARK = (SMOOTH // 3 + 20).clamp(max=80)
+TONE_PICTURES = [SMOOTH, DARK, torch.full_like(DARK, 9), DARK[:, :5, :5]]
+"""The last two have one value, and fewer pixels than values: nothing to stretch or to equalize."""
+
+
+@pytest.mark.parametrize(("name", "argument", "of_pillow"), TONES, ids=lambda value: str(value)[:9])
+def test_tones_are_those_of_pillow(name, argument, of_pillow) -> None:
+    function, arguments = getattr(functional, name), () if argument is None else (argument,)
+    for image in TONE_PICTURES:
+        close(function(image, *arguments), tensor(of_pillow(pillow(image))), 1)
+    together = function(torch.stack(TONE_PICTURES[:3]), *arguments)
+    assert torch.equal(together[2], function(TONE_PICTURES[2], *arguments))
+    if name in ("posterize", "equalize"):
+        with pytest.raises(DataError, match="not of uint8"):
+            function(DARK / 255, *arguments)
+
+
+@pytest.mark.parametrize(("name", "argument", "_"), TONES, ids=lambda value: str(value)[:9])
+def test_tones_are_those_of_torchvision(torchvision, name, argument, _) -> None:
+    ours, theirs = getattr(functional, name), getattr(torchvision.functional, name)
+    arguments = () if argument is None else (argument,)
+    for image in TONE_PICTURES:
+        close(ours(image, *arguments), theirs(image, *arguments), name == "autocontrast")
+    if name in ("solarize", "invert", "autocontrast"):
+        arguments = () if argument is None else (0.4,)
+        close(ours(DARK / 255, *arguments), theirs(DARK / 255, *arguments), 1e-6)
 
 
 @pytest.mark.parametrize(("size", "sigma"), [((5, 5), 1.3), ((3, 9), 0.4)])
@@ -210,6 +262,21 @@ def test_rotate_is_that_of_torchvision(torchvision, angle, expand) -> None:
     found = functional.rotate(image, angle, expand=expand)
     assert found.shape == wanted.shape
     assert different(found, wanted, 1e-3) < 0.01
+
+
+def test_affine_is_that_of_pillow() -> None:
+    """Pillow takes the inverse: where the pixel at (x, y) comes from, with (0, 0) at the corner."""
+    height, width = SMOOTH.shape[1:]
+    slope, x, y = math.tan(math.radians(10)), width / 2, height / 2
+    for params, coefficients in (
+        ({"translate": (4, -3)}, (1, 0, -4, 0, 1, 3)),
+        ({"scale": 2}, (0.5, 0, x / 2, 0, 0.5, y / 2)),
+        ({"shear": (10, 0)}, (1, slope, -slope * y, 0, 1, 0)),
+        ({"shear": (0, 10)}, (1, 0, 0, slope, 1, -slope * x)),
+    ):
+        size, kind = (width, height), Image.Transform.AFFINE
+        wanted = tensor(pillow(SMOOTH).transform(size, kind, coefficients, Image.Resampling.BILINEAR))
+        assert different(functional.affine(SMOOTH, **params), wanted, 2) < 0.04, params
 
 
 def test_rotate_turns_as_pillow_does() -> None:

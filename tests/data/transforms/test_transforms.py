@@ -36,6 +36,7 @@ GEOMETRY = [
     transforms.RandomRotation(30, expand=False, mask_fill=4),
     transforms.RandomAffine(10, (0.1, 0.1), (0.8, 1.2), 5, mask_fill=4),
 ]
+AUTO = [transforms.RandAugment(mask_fill=4), transforms.TrivialAugment(fill=(1, 2, 3))]
 PIXELS = [
     transforms.ToFloat(),
     transforms.Compose(transforms.ToFloat(), transforms.Normalize()),
@@ -54,7 +55,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("transform", [*GEOMETRY, *PIXELS], ids=repr)
+@pytest.mark.parametrize("transform", [*GEOMETRY, *PIXELS, *AUTO], ids=repr)
 def test_a_generator_decides_all(transform) -> None:
     """The same seed gives the same image, also in a copy; no global state counts, and the argument stays."""
     before, state = PICTURE.clone(), torch.get_rng_state()
@@ -70,7 +71,7 @@ def test_a_generator_decides_all(transform) -> None:
     assert differ == transform.is_random
 
 
-@pytest.mark.parametrize("transform", [*GEOMETRY, *PIXELS], ids=repr)
+@pytest.mark.parametrize("transform", [*GEOMETRY, *PIXELS, *AUTO], ids=repr)
 def test_each_image_of_a_batch_has_its_own_parameters(transform) -> None:
     pictures, masks = torch.stack([PICTURE] * 6), torch.stack([MASK] * 6)
     batch = transform(Batch(images=pictures, masks=masks, labels=torch.arange(6)), seeded())
@@ -182,6 +183,12 @@ def test_a_generator_is_needed_only_for_what_is_random() -> None:
         (lambda: transforms.Compose(transforms.ToFloat(), None), ["cannot be called", "None"]),
         (lambda: transforms.RandomChoice(transforms.ToFloat(), p=[1, 1]), ["p does not fit", "1 weights"]),
         (lambda: transforms.MixUp(alpha=0), ["alpha must be positive"]),
+        (lambda: transforms.RandAugment(magnitude=31), ["magnitude is out of range", "0 to 30"]),
+        (lambda: transforms.RandAugment(0), ["num_ops is too small"]),
+        (
+            lambda: transforms.TrivialAugment()(PICTURE / 255, seeded()),
+            ["not of uint8", "ToFloat() comes later"],
+        ),
         (
             lambda: transforms.RandomErasing(1, value=(1, 2))(PICTURE, seeded()),
             ["value does not fit", "2 values"],
@@ -297,6 +304,50 @@ def test_jitter_has_every_order() -> None:
     orders = Counter(tuple(f.__name__ for f, _ in jitter.draw(PICTURE, generator)) for _ in range(1200))
     assert len(orders) == 6
     assert stats.chisquare(list(orders.values())).pvalue > 1e-3
+
+
+def test_augmentations_draw_every_change_as_torchvision_does(torchvision) -> None:
+    """All 14 changes, equally often, each with torchvision's strength, and with both signs if it has them."""
+    image, generator = torch.zeros(3, 100, 150, dtype=torch.uint8), seeded()
+    theirs = {
+        "brightness": "Brightness",
+        "saturation": "Color",
+        "contrast": "Contrast",
+        "sharpness": "Sharpness",
+    }
+    for ours, peer, level in (
+        (transforms.RandAugment(1, magnitude=30), torchvision.RandAugment(1), -1),
+        (transforms.TrivialAugment(), torchvision.TrivialAugmentWide(), None),
+    ):
+        drawn = [ours.draw(image, generator)[0] for _ in range(1400)]
+        counts = Counter(name for name, _ in drawn)
+        assert len(counts) == 14
+        assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+        for name in counts:
+            key = theirs.get(name, name.title().replace("_", "").replace("Autoc", "AutoC"))
+            magnitudes, is_signed = peer._AUGMENTATION_SPACE[key]
+            strengths = [strength for drawn_name, strength in drawn if drawn_name == name]
+            assert (min(strengths) < 0) == is_signed
+            values = magnitudes(31, 100, 150)
+            if values is None:
+                assert set(strengths) == {0}
+                continue
+            wanted = {"posterize": 8 - values, "solarize": 1 - values}.get(name, values)
+            found = max(map(abs, strengths))
+            assert found == pytest.approx(float(wanted.abs().max()), rel=0 if level else 0.35, abs=1e-4), name
+
+
+def test_augmentations_move_masks() -> None:
+    augment, moved = transforms.TrivialAugment(), 0
+    for seed in range(60):
+        params = augment.draw(PICTURE, seeded(seed))
+        item = augment({"images": MASK.expand(3, -1, -1), "masks": MASK}, seeded(seed))
+        moves = params[0][0].startswith(("shear", "translate", "rotate"))
+        assert moves or torch.equal(item["masks"], MASK)
+        moved += not torch.equal(item["masks"], MASK)
+        if params[0][0].startswith("translate"):
+            assert torch.equal(item["images"][0], item["masks"])
+    assert moved > 10
 
 
 def test_blur_and_rotation_are_uniform() -> None:
