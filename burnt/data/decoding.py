@@ -147,9 +147,17 @@ def _decoding(source: Any) -> Iterator[Image.Image]:
         raise DataError(
             "a file cannot be read" if system else "a picture cannot be decoded",
             where=name or f"{len(source)} bytes",
-            found=system or f"{type(error).__name__}: {error}",
+            found=system or _describe(error),
             hint=None if system else "is it complete? Open it in a viewer, or leave it out",
         ) from error
+
+
+def _describe(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    # Its own message names the object that was read, and not the file.
+    is_unknown = isinstance(error, UnidentifiedImageError)
+    return "no format that Pillow knows" if is_unknown else f"{type(error).__name__}: {error}"
 
 
 def _upright(image: Image.Image) -> Image.Image:
