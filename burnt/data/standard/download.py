@@ -94,7 +94,7 @@ def _copy(url: str, out: IO[bytes], file: RemoteFile) -> None:
     digest, count = hashlib.sha256(), 0
     try:
         response = urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: this is no address
         raise _Failed(str(error) or type(error).__name__) from error
     with response:
         while True:

@@ -145,11 +145,11 @@ class Albumentations:
 
 
 def _open(item: Any) -> tuple[list[Any], list[Any]]:
-    """The names of an item's fields, and their values; a tensor, or the first of a tuple, is the image."""
+    """The names of an item's fields, and their values; a tuple begins with an image and a label."""
     if isinstance(item, Tensor):
         return ["image"], [item]
     if isinstance(item, tuple | list):
-        return ["image", *map(str, range(1, len(item)))], list(item)
+        return ["image", "label", *map(str, range(2, len(item)))][: len(item)], list(item)
     fields = vars(item) if isinstance(item, Batch) else item
     if not isinstance(fields, Mapping):
         raise DataError(
@@ -202,6 +202,8 @@ def _plain(value: Any) -> Any:
 
 
 def _to_array(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
     if value.dim() not in (2, 3):
         raise DataError(
             "albumentations takes no batches",

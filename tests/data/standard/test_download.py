@@ -113,6 +113,9 @@ def test_a_server_that_is_not_there(file: RemoteFile, tmp_path: Path) -> None:
         fetch(file, tmp_path, mirror="http://127.0.0.1:9")
     assert "http://127.0.0.1:9/data.bin: <urlopen error" in str(error.value)
     assert "by other means" in str(error.value)
+    with pytest.raises(DataError, match="cannot be downloaded") as error:
+        fetch(file, tmp_path, mirror="data.example")
+    assert "unknown url type: 'data.example/data.bin'" in str(error.value)
 
 
 def test_a_full_disk_leaves_nothing(file: RemoteFile, tmp_path: Path) -> None:

@@ -76,6 +76,9 @@ def test_torchvision_mixes_batches(torchvision) -> None:
     mixed = mix(batch, seeded())
     assert mixed.labels.shape == (4, 4)
     assert torch.equal(mixed.images, mix(batch, seeded()).images)
+    images, labels = mix((batch.images, batch.labels), seeded())
+    assert torch.equal(images, mixed.images)
+    assert torch.equal(labels, mixed.labels)
 
 
 def test_torchvision_is_refused_in_threads(torchvision) -> None:
@@ -112,6 +115,8 @@ def test_albumentations_draws_from_the_generator() -> None:
     assert torch.equal(item["images"][0], item["masks"])
     assert item["labels"] == 3
     assert list(item) == ["images", "masks", "labels"]
+    array = PICTURE.permute(1, 2, 0).contiguous().numpy()
+    assert torch.equal(transform((array, 3), seeded())[0], transform(PICTURE, seeded()))
     images = [transform(PICTURE, seeded(seed)) for seed in range(20)]
     assert len({image[0, 0].tolist().__str__() for image in images}) > 5
     with ThreadPoolExecutor(4) as pool:
