@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.decoding import ImageMode, import_pillow, read_image, read_mask
 from burnt.data.folders import find_classes, find_files
 from burnt.errors import DataError, nearest, quantity
@@ -99,6 +100,13 @@ class ImageFolder(_Images):
     (['daisy', 'tulip'], ['daisy/1.png', 'tulip/1.png'], torch.Size([3, 6, 8]), 1)
     """
 
+    @explain_arguments(
+        root="it is called folder",
+        transform="pass it as item_transform= of the loader, which gives it a generator",
+        target_transform="labels index classes=, which gives their order",
+        loader="pictures are read by burnt.data.read_image; mode=, dtype= and background= are passed to it",
+        is_valid_file="files are pictures by their suffix; others are listed in the attribute others",
+    )
     def __init__(
         self,
         folder: PathLike,

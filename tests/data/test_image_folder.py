@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from burnt.data import ImageFolder, Loader, MultiLabelImageFolder, SegmentationFolder, transforms
-from burnt.errors import DataError
+from burnt.errors import ArgumentError, DataError
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (8, 6), mode: str = "L") -> None:
@@ -63,6 +63,21 @@ def test_classes_may_be_chosen_and_ordered(folder: Path) -> None:
     assert "'b'?" in str(error.value)
     with pytest.raises(DataError, match="a name twice"):
         ImageFolder(folder, classes=["a", "a"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("root", "it is called folder"),
+        ("transform", "item_transform= of the loader"),
+        ("loader", "burnt.data.read_image"),
+        ("clases", "did you mean 'classes'?"),
+    ],
+)
+def test_other_arguments_have_a_hint(argument: str, words: str, folder: Path) -> None:
+    with pytest.raises(ArgumentError) as error:
+        ImageFolder(**{"folder": folder, argument: None})
+    assert words in str(error.value)
 
 
 def test_a_class_without_pictures_is_refused(folder: Path) -> None:

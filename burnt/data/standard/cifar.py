@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.dataset import TensorDataset
 from burnt.data.standard.array_pickle import read_arrays
 from burnt.data.standard.download import RemoteFile, fetch
-from burnt.data.standard.mnist import check_split
+from burnt.data.standard.mnist import OTHER_ARGUMENTS, check_split
 from burnt.errors import DataError, quantity
 
 __all__ = ["Cifar10", "Cifar100"]
@@ -148,6 +149,7 @@ class Cifar10(_Cifar):
     )
     label_keys = (b"labels",)
 
+    @explain_arguments(**OTHER_ARGUMENTS)
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -197,6 +199,7 @@ class Cifar100(_Cifar):
     python = _Version("cifar-100-python.tar.gz", "cifar-100-python", train=("train",), test=("test",))
     label_keys = (b"coarse_labels", b"fine_labels")
 
+    @explain_arguments(**OTHER_ARGUMENTS)
     def __init__(
         self,
         folder: str | os.PathLike[str],

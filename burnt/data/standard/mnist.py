@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt._hints import explain_arguments
 from burnt.data.dataset import TensorDataset
 from burnt.data.standard.download import RemoteFile, fetch
 from burnt.errors import DataError, quantity
@@ -23,6 +24,14 @@ _HOMES = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+
+
+OTHER_ARGUMENTS = {
+    "root": "it is called folder",
+    "train": 'pass split="train" or "test"',
+    "transform": "pass it as item_transform= or transform= of the loader, which gives it a generator",
+}
+"""What is said of arguments that torchvision's data sets have."""
 
 
 def _remote(name: str, size: int, sha256: str) -> RemoteFile:
@@ -82,6 +91,7 @@ class Mnist(TensorDataset):
     torch.Size([1, 28, 28])
     """
 
+    @explain_arguments(**OTHER_ARGUMENTS)
     def __init__(
         self,
         folder: str | os.PathLike[str],

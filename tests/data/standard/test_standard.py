@@ -19,7 +19,7 @@ from burnt.data import AgNews, Cifar10, Cifar100, Loader, Mnist
 from burnt.data.standard import ag_news, cifar, mnist
 from burnt.data.standard.array_pickle import read_arrays
 from burnt.data.standard.mnist import read_idx
-from burnt.errors import DataError
+from burnt.errors import ArgumentError, DataError
 
 RANDOM = np.random.default_rng(0)
 DIGITS = RANDOM.integers(256, size=(5, 4, 3), dtype=np.uint8)
@@ -289,6 +289,13 @@ def test_splits_are_train_and_test(tmp_path: Path) -> None:
     for kind in (Mnist, Cifar10, Cifar100, AgNews):
         with pytest.raises(DataError, match="unknown split"):
             kind(tmp_path, "valid")  # type: ignore[arg-type]
+
+
+def test_arguments_of_torchvision_have_a_hint(tmp_path: Path) -> None:
+    for kind in (Mnist, Cifar10, Cifar100):
+        with pytest.raises(ArgumentError) as error:
+            kind(tmp_path, train=True)  # type: ignore[call-arg]
+        assert 'pass split="train" or "test"' in str(error.value)
 
 
 def test_nothing_is_downloaded_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
