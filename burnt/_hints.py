@@ -33,6 +33,7 @@ ELSEWHERE = {
     "ConcatDataset": "burnt.data.concat",
     "Constant": "burnt.nn.init.Constant",
     "ConstantLR": "burnt.optim.Constant",
+    "ConvertImageDtype": "burnt.data.transforms.ToFloat",
     "CosineAnnealingLR": "burnt.optim.Cosine",
     "CosineAnnealingLrScheduler": "burnt.optim.Cosine",
     "CosineAnnealingWarmRestarts": "burnt.optim.CosineRestarts",
@@ -73,6 +74,7 @@ ELSEWHERE = {
     "OneCycleLR": "burnt.optim.OneCycle",
     "PartialDataset": "burnt.data.chunks",
     "Plateau": "burnt.train.Plateau",
+    "PILToTensor": "burnt.data.transforms.ToImage",
     "PolynomialLR": "burnt.optim.Polynomial",
     "random_split": "burnt.data.split",
     "RandomNormal": "burnt.nn.init.Normal",
@@ -87,6 +89,7 @@ ELSEWHERE = {
     "SparseCategoricalCrossentropy": "burnt.nn.CrossEntropy",
     "StepLR": "burnt.optim.Step",
     "Subset": "burnt.data.select",
+    "ToDtype": "burnt.data.transforms.ToFloat",
     "swa_utils": "burnt.optim.Swa",
     "TensorCache": "burnt.nn.KeyValueCache",
     "Trainer": "burnt.train.SupervisedTraining",
@@ -113,6 +116,7 @@ _ADVICE = {
     "PaddingConfig2d": "use padding= of the layer: 'same', 'valid' or numbers",
     "PaddingConfig3d": "use padding= of the layer: 'same', 'valid' or numbers",
     "TimeDistributed": "layers such as burnt.nn.Linear take any axes before the features",
+    "ToTensor": "use burnt.data.transforms.ToImage, and ToFloat to scale to 0 to 1",
     "UpsamplingBilinear2d": "use burnt.nn.Upsample(mode='bilinear', align_corners=True)",
 }
 """Names of other frameworks -> what to do in burnt, where no single name stands for them."""

@@ -136,6 +136,8 @@ def test_case_is_a_hint(name):
         (nn, "FeedForward", "use burnt.nn.PositionWiseFeedForward"),
         (burnt, "sumary", "did you mean burnt.summary?"),
         (train, "Lerner", "did you mean burnt.train.Learner?"),
+        (data.transforms, "ToTensor", "use burnt.data.transforms.ToImage, and ToFloat to scale to 0 to 1"),
+        (data, "CIFAR10", "did you mean burnt.data.Cifar10?"),
         (nn, "zzz", ""),
         (nn, "__wrapped__", ""),
     ],

@@ -2,6 +2,7 @@
 
 `dataset` provides items by index, `batch` is the input of a step, `loader` determines the order of batches.
 Files and dataframes are datasets, such as `CsvDataset`; `operations` change them: ``data.split(rows, 0.9)``.
+`image_folder` and `text_folder` read files, `standard` standard data sets; `transforms` changes images.
 """
 
 from __future__ import annotations
@@ -45,13 +46,28 @@ from burnt.data.operations import (
     windows,
 )
 from burnt.data.sqlite import SqliteDataset
+from burnt.data import transforms
+from burnt.data.batch import Batch, collate, move
+from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
+from burnt.data.decoding import read_image, read_mask
+from burnt.data.image_folder import ImageFolder, MultiLabelImageFolder, SegmentationFolder
+from burnt.data.loader import IterableLoader, Loader, as_loader
+from burnt.data.standard.ag_news import AgNews
+from burnt.data.standard.cifar import Cifar10, Cifar100
+from burnt.data.standard.mnist import Mnist
+from burnt.data.text_folder import TextFolder
 
 __all__ = [
+    "AgNews",
     "Batch",
     "Buckets",
     "ClassBalanced",
     "Dataset",
     "EpochLoader",
+    "Cifar10",
+    "Cifar100",
+    "Dataset",
+    "ImageFolder",
     "InMemoryDataset",
     "IterableLoader",
     "LimitedLoader",
@@ -79,6 +95,11 @@ __all__ = [
     "TensorDataset",
     "TorchSampler",
     "WeightedSampler",
+    "Mnist",
+    "MultiLabelImageFolder",
+    "SegmentationFolder",
+    "TensorDataset",
+    "TextFolder",
     "as_loader",
     "cache",
     "chunks",
@@ -95,6 +116,9 @@ __all__ = [
     "shuffle",
     "split",
     "windows",
+    "read_image",
+    "read_mask",
+    "transforms",
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

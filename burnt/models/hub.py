@@ -1,4 +1,4 @@
-"""Snapshots from the Hugging Face Hub, downloaded by huggingface_hub: burnt's only use of a network."""
+"""Snapshots from the Hugging Face Hub, downloaded by huggingface_hub."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""Folders of files: a class for each folder, in an order that is the same on every machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from burnt.errors import DataError, nearest, quantity
+
+__all__ = ["find_classes", "find_files"]
+
+
+def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str]:
+    """Return the classes of a folder: the names of its folders, sorted, or `classes` if each has a folder.
+
+    Hidden folders, whose names begin with a dot, are no classes.
+
+    Raises:
+        DataError: there is no such folder, it has no folders, or a class has none.
+    """
+    _check_folder(folder)
+    found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    if classes is None:
+        if not found:
+            raise DataError(
+                "a folder has no classes",
+                where=str(folder),
+                expected="a folder for each class, with its files",
+                found=quantity(sum(1 for _ in os.scandir(folder)), "file"),
+            )
+        return found
+    for name in classes:
+        if name not in found:
+            close = nearest(name, found)
+            raise DataError(
+                f"a class has no folder: {name!r}",
+                where=str(folder),
+                found=", ".join(found[:10]) or "no folders",
+                hint=f"{close!r}?" if close else f"make an empty folder {name}, and pass allow_empty=True",
+            )
+    if len(set(classes)) < len(classes):
+        raise DataError("classes has a name twice", found=", ".join(classes))
+    return list(classes)
+
+
+def find_files(folder: Path, suffixes: Collection[str]) -> tuple[list[str], list[str]]:
+    """List the files below a folder, links followed and hidden files and folders left out.
+
+    Args:
+        folder: where to look.
+        suffixes: in lower case, ``(".png",)``; the case of the files' suffixes does not matter.
+
+    Returns:
+        the files with one of the suffixes, and the others: paths relative to `folder` with forward slashes,
+        sorted by folder and name.
+
+    Raises:
+        DataError: there is no such folder, a link is broken, or links form a circle.
+    """
+    _check_folder(folder)
+    found: list[str] = []
+    others: list[str] = []
+    for path in _walk(folder, "", {os.path.realpath(folder)}):
+        (found if os.path.splitext(path)[1].lower() in suffixes else others).append(path)
+    return found, others
+
+
+def _walk(folder: Path, below: str, parents: set[str]) -> Iterator[str]:
+    entries = sorted(os.scandir(folder / below), key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        path = f"{below}{entry.name}"
+        if entry.is_file():
+            yield path
+        elif entry.is_dir():
+            real = os.path.realpath(entry.path)
+            if real in parents:
+                raise DataError(
+                    "a link leads to a folder that holds it", where=entry.path, found=f"-> {real}"
+                )
+            yield from _walk(folder, f"{path}/", parents | {real})
+        elif entry.is_symlink():
+            raise DataError(
+                "a link is broken",
+                where=entry.path,
+                found=f"-> {os.readlink(entry.path)}, which does not exist",
+                hint="restore its target, or delete the link",
+            )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(
+            "this is not a folder" if folder.exists() else "there is no such folder",
+            where=str(folder),
+            hint=None if folder.is_absolute() else f"the current folder is {Path.cwd()}",
+        )

@@ -1,0 +1,349 @@
+"""Transform, and how transforms are combined: Compose, RandomApply, RandomChoice.
+
+A transform is any ``function(item, generator)`` that returns the changed item: an item of a dataset as
+`Loader(item_transform=)`, a batch as `Loader(transform=)`. What is random is drawn from the generator alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from burnt.data.batch import Batch
+from burnt.data.transforms.adapters import as_transform
+from burnt.errors import DataError
+
+__all__ = ["Compose", "RandomApply", "RandomChoice", "Transform", "replace_images"]
+
+_IMAGES = ("images", "image")
+_MASKS = ("masks", "mask")
+
+
+class Transform:
+    """Base of the transforms of images and of their masks.
+
+    A transform is called as ``transform(item, generator)``. An item is a tensor; a dict, `Batch` or dataclass
+    with a field ``images`` or ``image``, and perhaps ``masks`` or ``mask``; or a tuple or list, whose first
+    element is the image. Other fields are unchanged. Images are ``[C, H, W]`` and masks ``[H, W]``; those of
+    batches are ``[N, C, H, W]`` and ``[N, H, W]``, and each image gets random parameters of its own.
+
+    A subclass defines `transform_image`; `transform_mask`, if it moves pixels; and `draw`, if it is random.
+
+    Raises:
+        DataError: the item has no images, they are no tensors or have other axes; or a random transform is
+            called without a generator.
+
+    >>> class RandomInvert(Transform):
+    ...     def draw(self, image, generator):
+    ...         return () if torch.rand((), generator=generator) < 0.5 else None
+    ...
+    ...     def transform_image(self, image, params):
+    ...         return 255 - image
+    >>> generator = torch.Generator().manual_seed(3)
+    >>> RandomInvert()({"images": torch.zeros(1, 1, 2, dtype=torch.uint8), "labels": 7}, generator)
+    {'images': tensor([[[255, 255]]], dtype=torch.uint8), 'labels': 7}
+    """
+
+    def draw(self, image: Tensor, generator: Generator) -> Any:
+        """Draw the parameters for an image, ``[C, H, W]``; None leaves it unchanged."""
+        return ()
+
+    def transform_image(self, image: Tensor, params: Any) -> Tensor:
+        """Return the changed image: ``[C, H, W]``, or with axes before these if nothing is random."""
+        raise NotImplementedError
+
+    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
+        """Return the changed mask, ``[H, W]``, by the parameters of its image; by default, the mask."""
+        return mask
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the transform draws from a generator."""
+        return type(self).draw is not Transform.draw
+
+    @property
+    def is_per_image(self) -> bool:
+        """Whether each image of a batch is transformed by itself, so that `apply` can be called."""
+        return True
+
+    def __call__(self, item: Any, generator: Generator | None = None) -> Any:
+        """Return the item with changed images and masks."""
+        self._check_generator(generator)
+
+        def change(images: Any, masks: Any) -> tuple[Any, Any]:
+            _check(images, masks)
+            return self.apply(images, masks, generator)
+
+        return replace_images(item, change)
+
+    def apply(
+        self, images: Tensor, masks: Tensor | None, generator: Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return changed images, ``[C, H, W]`` or ``[N, C, H, W]``, and masks, which may be None."""
+        if images.dim() == 3 or generator is None or not self.is_random:
+            return self._change(images, masks, self.draw(images, generator))  # type: ignore[arg-type]
+        changed = [
+            self._change(image, None if masks is None else masks[i], self.draw(image, generator))
+            for i, image in enumerate(images)
+        ]
+        return self._stack(changed)
+
+    def _change(self, image: Tensor, mask: Tensor | None, params: Any) -> tuple[Tensor, Tensor | None]:
+        if params is None:
+            return image, mask
+        image = self.transform_image(image, params)
+        return image, None if mask is None else self.transform_mask(mask, params)
+
+    def _check_generator(self, generator: Generator | None) -> None:
+        if generator is None and self.is_random:
+            raise DataError(
+                f"{type(self).__name__} is random, and was called without a generator",
+                expected="transform(item, generator)",
+                hint="generator = torch.Generator().manual_seed(0)",
+            )
+
+    def _stack(self, changed: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+        first = changed[0][0]
+        for image, _ in changed:
+            if image.shape != first.shape or image.dtype != first.dtype:
+                raise DataError(
+                    f"{type(self).__name__} makes the images of a batch different",
+                    expected=f"all {tuple(first.shape)} of {first.dtype}",
+                    found=f"one {tuple(image.shape)} of {image.dtype}",
+                    hint="pass it as item_transform=, with a transform after it that makes them alike",
+                )
+        masks = [mask for _, mask in changed if mask is not None]
+        return torch.stack([image for image, _ in changed]), torch.stack(masks) if masks else None
+
+
+class Compose(Transform):
+    """Transforms, one after the other.
+
+    Args:
+        *transforms: each a function ``(item, generator)``: a transform of burnt, your own, or one of
+            torchvision v2 or albumentations, to which `as_transform` is applied. A list is taken, too.
+
+    Raises:
+        DataError: one of them cannot be called.
+
+    >>> from burnt.data import transforms
+    >>> augment = Compose(transforms.RandomCrop(4, padding=1), transforms.RandomHorizontalFlip())
+    >>> augment(torch.zeros(3, 4, 4), torch.Generator().manual_seed(0)).shape
+    torch.Size([3, 4, 4])
+    """
+
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = _functions(transforms)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether one of the transforms may draw from a generator."""
+        return any(getattr(transform, "is_random", True) for transform in self.transforms)
+
+    @property
+    def is_per_image(self) -> bool:
+        """Whether all transforms are."""
+        return all(getattr(transform, "is_per_image", False) for transform in self.transforms)
+
+    def __call__(self, item: Any, generator: Generator | None = None) -> Any:
+        """Return the item after all transforms."""
+        for transform in self.transforms:
+            item = transform(item, generator)
+        return item
+
+    def apply(
+        self, images: Tensor, masks: Tensor | None, generator: Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Apply all transforms, each of which is per image."""
+        for transform in self.transforms:
+            images, masks = transform.apply(images, masks, generator)
+        return images, masks
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.transforms))})"
+
+
+class RandomChoice(Transform):
+    """One of several transforms, drawn for each image; once for a batch if one of them takes whole batches.
+
+    Args:
+        *transforms: as of `Compose`. A list is taken, too.
+        p: the probability of each, or weights of any sum; None is the same for all.
+
+    Raises:
+        DataError: `p` does not fit the transforms.
+
+    >>> from burnt.data import transforms
+    >>> RandomChoice(transforms.MixUp(classes=10), transforms.CutMix(classes=10))
+    RandomChoice(MixUp(alpha=1.0, classes=10), CutMix(alpha=1.0, classes=10))
+    """
+
+    def __init__(self, *transforms: Any, p: Sequence[float] | None = None) -> None:
+        self.transforms = _functions(transforms)
+        self.p = None if p is None else list(p)
+        weights = [1.0] * len(self.transforms) if p is None else list(p)
+        if len(weights) != len(self.transforms) or sum(weights) <= 0 or min(weights) < 0:
+            raise DataError(
+                "p does not fit the transforms",
+                expected=f"{len(self.transforms)} weights of at least 0",
+                found=repr(p),
+            )
+        self._cumulative = list(itertools.accumulate(weights))
+
+    @property
+    def is_random(self) -> bool:
+        """Always: the choice is."""
+        return True
+
+    @property
+    def is_per_image(self) -> bool:
+        """Whether all transforms are."""
+        return all(getattr(transform, "is_per_image", False) for transform in self.transforms)
+
+    def __call__(self, item: Any, generator: Generator | None = None) -> Any:
+        """Return the changed item."""
+        self._check_generator(generator)
+        if self.is_per_image:
+            return super().__call__(item, generator)
+        return self.transforms[self._choose(generator)](item, generator)
+
+    def apply(
+        self, images: Tensor, masks: Tensor | None, generator: Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Apply a transform to the image, or to each image of a batch."""
+        if images.dim() == 3:
+            return self._chosen(images, masks, generator)
+        changed = [
+            self._chosen(image, None if masks is None else masks[i], generator)
+            for i, image in enumerate(images)
+        ]
+        return self._stack(changed)
+
+    def _chosen(
+        self, image: Tensor, mask: Tensor | None, generator: Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        changed: tuple[Tensor, Tensor | None] = self.transforms[self._choose(generator)].apply(
+            image, mask, generator
+        )
+        return changed
+
+    def _choose(self, generator: Generator | None) -> int:
+        assert generator is not None
+        return bisect.bisect_right(self._cumulative, uniform(generator, 0, self._cumulative[-1]))
+
+    def __repr__(self) -> str:
+        p = "" if self.p is None else f", p={self.p}"
+        return f"{type(self).__name__}({', '.join(map(repr, self.transforms))}{p})"
+
+
+class RandomApply(RandomChoice):
+    """Transforms that are applied with a probability, all of them or none.
+
+    Drawn for each image; once for a batch if one of the transforms takes whole batches.
+
+    Args:
+        *transforms: as of `Compose`. A list is taken, too.
+        p: the probability.
+
+    Raises:
+        DataError: `p` is not from 0 to 1.
+
+    >>> from burnt.data import transforms
+    >>> RandomApply(transforms.GaussianBlur(9), p=0.1)
+    RandomApply(GaussianBlur(kernel_size=9, sigma=(0.1, 2.0)), p=0.1)
+    """
+
+    def __init__(self, *transforms: Any, p: float = 0.5) -> None:
+        check_probability(p)
+        super().__init__(Compose(*transforms), Compose(), p=[p, 1 - p])
+
+    def __repr__(self) -> str:
+        inner = ", ".join(map(repr, self.transforms[0].transforms))
+        return f"RandomApply({inner}, p={self._cumulative[0]:g})"
+
+
+def replace_images(item: Any, change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
+    """Return an item with its image, and its mask if it has one, replaced by ``change(image, mask)``.
+
+    Raises:
+        DataError: the item has no field for images.
+    """
+    if isinstance(item, tuple | list):
+        if not item:
+            raise DataError("an item is empty, and has no image")
+        image, _ = change(item[0], None)
+        values = [image, *item[1:]]
+        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+    is_dataclass = dataclasses.is_dataclass(item) and not isinstance(item, type)
+    if not (is_dataclass or isinstance(item, Mapping | Batch)):
+        return change(item, None)[0]
+    fields: Mapping[Any, Any] = item if isinstance(item, Mapping) else vars(item)
+    image_name = next((name for name in _IMAGES if name in fields), None)
+    mask_name = next((name for name in _MASKS if name in fields), None)
+    if image_name is None:
+        raise DataError(
+            "an item has no images",
+            expected="a field images or image",
+            found=", ".join(map(str, fields)) or "no fields",
+            hint="rename the field, in a function (item, generator) before the transform",
+        )
+    image, mask = change(fields[image_name], fields[mask_name] if mask_name else None)
+    changes = {image_name: image} | ({mask_name: mask} if mask_name else {})
+    if isinstance(item, Mapping):
+        return {**item, **changes}
+    return item.replace(**changes) if isinstance(item, Batch) else dataclasses.replace(item, **changes)
+
+
+def uniform(generator: Generator, low: float = 0.0, high: float = 1.0) -> float:
+    """Draw a number from low up to high."""
+    drawn = torch.rand((), dtype=torch.float64, generator=generator, device=generator.device)
+    return low + (high - low) * drawn.item()
+
+
+def integer(generator: Generator, end: int) -> int:
+    """Draw a whole number from 0 up to, and without, `end`."""
+    return int(torch.randint(end, (), generator=generator, device=generator.device))
+
+
+def check_probability(p: float) -> None:
+    """Refuse what is no probability.
+
+    Raises:
+        DataError: it is not from 0 to 1.
+    """
+    if not 0 <= p <= 1:
+        raise DataError("p is no probability", expected="from 0 to 1", found=p)
+
+
+def _functions(transforms: Iterable[Any]) -> list[Any]:
+    transforms = list(transforms)
+    if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
+        transforms = list(transforms[0])
+    return [as_transform(transform) for transform in transforms]
+
+
+def _check(images: Any, masks: Any) -> None:
+    if not isinstance(images, Tensor) or images.dim() not in (3, 4):
+        is_tensor = isinstance(images, Tensor)
+        raise DataError(
+            "a transform needs images as tensors",
+            expected="[C, H, W], or [N, C, H, W]",
+            found=tuple(images.shape) if is_tensor else type(images).__name__,
+            hint="images[None] adds the axis of the channels"
+            if is_tensor
+            else "ToImage() before it converts arrays and Pillow's images",
+        )
+    if masks is not None:
+        shape = (*images.shape[:-3], *images.shape[-2:])
+        if not isinstance(masks, Tensor) or masks.shape != shape:
+            raise DataError(
+                "a mask does not fit its image",
+                expected=f"a tensor of shape {shape}",
+                found=tuple(masks.shape) if isinstance(masks, Tensor) else type(masks).__name__,
+            )

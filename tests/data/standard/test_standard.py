@@ -1,0 +1,333 @@
+"""MNIST, CIFAR and AG News from generated files of their formats."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from burnt.data import AgNews, Cifar10, Cifar100, Loader, Mnist
+from burnt.data.standard import ag_news, cifar, mnist
+from burnt.data.standard.array_pickle import read_arrays
+from burnt.data.standard.mnist import read_idx
+from burnt.errors import ArgumentError, DataError
+
+RANDOM = np.random.default_rng(0)
+DIGITS = RANDOM.integers(256, size=(5, 4, 3), dtype=np.uint8)
+NUMBERS = np.array([3, 1, 4, 1, 9], dtype=np.uint8)
+
+
+def idx(array: np.ndarray[Any, Any]) -> bytes:
+    code = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}[array.dtype.str[1:]]
+    header = struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.mark.parametrize("where", [".", "MNIST/raw"])
+@pytest.mark.parametrize("names", ["{}", "{}.gz", "dot"])
+def test_mnist(names: str, where: str, tmp_path: Path) -> None:
+    (tmp_path / where).mkdir(parents=True, exist_ok=True)
+    for name, array in {"t10k-images-idx3-ubyte": DIGITS, "t10k-labels-idx1-ubyte": NUMBERS}.items():
+        path = tmp_path / where / (name.replace("-idx", ".idx") if names == "dot" else names.format(name))
+        path.write_bytes(gzip.compress(idx(array)) if path.suffix == ".gz" else idx(array))
+    data = Mnist(tmp_path, "test")
+    batch = next(Loader(data, batch_size=5).epoch(0))
+    assert torch.equal(batch.images, torch.from_numpy(DIGITS)[:, None])
+    assert batch.labels.tolist() == NUMBERS.tolist()
+    assert batch.labels.dtype == torch.int64
+    assert data.classes[3] == "3"
+    with pytest.raises(DataError) as error:
+        Mnist(tmp_path)
+    assert "train-images-idx3-ubyte or train-images-idx3-ubyte.gz" in str(error.value)
+    assert "download=True" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "i2", "i4", "f4", "f8"])
+def test_idx_holds_every_dtype(kind: str, tmp_path: Path) -> None:
+    array = np.arange(6).reshape(1, 2, 3).astype(kind)
+    (tmp_path / "x").write_bytes(idx(array))
+    found = read_idx(tmp_path / "x")
+    assert torch.equal(found, torch.from_numpy(array))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", ["not an IDX file", "nothing"]),
+        (b"\x89PNG", ["not an IDX file", "89504e47"]),
+        (idx(DIGITS)[:-1], ["wrong size", "76 bytes for the shape (5, 4, 3)", "75 bytes"]),
+        (idx(DIGITS) + b"x", ["wrong size", "77 bytes"]),
+        (idx(DIGITS)[:9], ["wrong size", "9 bytes"]),
+        (gzip.compress(idx(DIGITS))[:-9], ["cannot be read"]),
+        (gzip.compress(idx(DIGITS))[:-8] + bytes(8), ["cannot be read", "CRC"]),
+        (None, ["cannot be read", "No such file"]),
+    ],
+)
+def test_damaged_idx_files_are_named(data: bytes | None, words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(DataError) as error:
+        read_idx(path)
+    assert all(word in str(error.value) for word in [*words, str(path)]), str(error.value)
+
+
+def test_images_and_labels_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(DIGITS))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(NUMBERS[:4]))
+    with pytest.raises(DataError, match="do not fit together") as error:
+        Mnist(tmp_path)
+    assert "(5, 4, 3) and (4,)" in str(error.value)
+
+
+PIXELS = RANDOM.integers(256, size=(15, 3072), dtype=np.uint8)
+FINE, COARSE = RANDOM.integers(10, size=15, dtype=np.uint8), RANDOM.integers(2, size=15, dtype=np.uint8)
+NAMES = {"fine": [f"f{i}" for i in range(10)], "coarse": ["animal", "thing"]}
+
+
+def python2_pickle(pixels: np.ndarray[Any, Any], **labels: list[int]) -> bytes:
+    """What Python 2 and the NumPy of its time wrote for a dict of an array and lists of numbers."""
+    shape = b"".join(b"M" + struct.pack("<H", size) for size in pixels.shape) + b"\x86"
+    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    raw = b"T" + struct.pack("<I", pixels.size) + pixels.tobytes()
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    array += b"(K\x01" + shape + dtype + b"\x89" + raw + b"tb"
+    lists = b"".join(
+        b"U" + bytes([len(name)]) + name.encode() + b"](" + b"".join(b"K" + bytes([n]) for n in values) + b"e"
+        for name, values in labels.items()
+    )
+    return b"\x80\x02}(U\x04data" + array + lists + b"u."
+
+
+def write_cifar(
+    folder: Path, kind: str, version: str, packed: bool, by: Callable[..., bytes] = python2_pickle
+) -> None:
+    """Five parts of three records each in "train", and a sixth as "test"."""
+    name = f"cifar-{kind}-{version}"
+    files: dict[str, bytes] = {"readme.html": b"<html>"}
+    names = [f"data_batch_{i}" for i in range(1, 6)] if kind == "10" else ["train"]
+    for part in range(len(names) + 1):
+        rows = (
+            slice(0, 2)
+            if part == len(names)
+            else slice(part * 3, part * 3 + 3)
+            if kind == "10"
+            else slice(0, 15)
+        )
+        stem = [*names, "test_batch" if kind == "10" else "test"][part]
+        if version == "binary":
+            labels = [FINE[rows]] if kind == "10" else [COARSE[rows], FINE[rows]]
+            files[f"{stem}.bin"] = np.column_stack([*labels, PIXELS[rows]]).tobytes()
+        else:
+            labels = {"labels": FINE[rows].tolist()}
+            if kind == "100":
+                labels = {"fine_labels": FINE[rows].tolist(), "coarse_labels": COARSE[rows].tolist()}
+            files[stem] = by(PIXELS[rows], **labels)
+    if kind == "100" and version == "binary":
+        files |= {f"{k}_label_names.txt": ("\n".join(v) + "\n\n").encode() for k, v in NAMES.items()}
+    elif kind == "100":
+        files["meta"] = pickle.dumps(
+            {f"{k}_label_names".encode(): [n.encode() for n in v] for k, v in NAMES.items()}, 2
+        )
+    short = {"binary": "bin", "python": "py"}[version]
+    inner = f"cifar-10-batches-{short}" if kind == "10" else name
+    if not packed:
+        for file, data in files.items():
+            (folder / inner).mkdir(exist_ok=True)
+            (folder / inner / file).write_bytes(data)
+        return
+    with tarfile.open(folder / f"{name}.tar.gz", "w:gz") as tar:
+        for file in sorted(files, reverse=True):
+            info = tarfile.TarInfo(f"{inner}/{file}")
+            info.size = len(files[file])
+            tar.addfile(info, io.BytesIO(files[file]))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+@pytest.mark.parametrize("version", ["binary", "python"])
+def test_cifar(version: str, packed: bool, tmp_path: Path) -> None:
+    images = torch.from_numpy(PIXELS).reshape(-1, 3, 32, 32)
+    write_cifar(tmp_path, "10", version, packed)
+    data = Cifar10(tmp_path)
+    batch = next(Loader(data, batch_size=15).epoch(0))
+    assert torch.equal(batch.images, images)
+    assert batch.labels.tolist() == FINE.tolist()
+    assert batch.labels.dtype == torch.int64
+    assert data.classes[6] == "frog"
+    assert len(Cifar10(tmp_path, "test")) == 2
+    write_cifar(tmp_path, "100", version, packed)
+    hundred, twenty = Cifar100(tmp_path), Cifar100(tmp_path, "test", coarse=True)
+    assert torch.equal(hundred.columns["images"], images)
+    assert hundred.columns["labels"].tolist() == FINE.tolist()
+    assert hundred.classes == NAMES["fine"]
+    assert twenty.columns["labels"].tolist() == COARSE[:2].tolist()
+    assert twenty.classes == NAMES["coarse"]
+    if not packed:
+        folder = "cifar-10-batches-bin" if version == "binary" else "cifar-10-batches-py"
+        assert len(Cifar10(tmp_path / folder)) == 15
+
+
+def numpy_pickle(pixels: np.ndarray[Any, Any], **labels: list[int]) -> bytes:
+    return pickle.dumps({b"data": pixels, **{k.encode(): v for k, v in labels.items()}}, 2)
+
+
+def test_pickles_of_this_numpy_are_read_without_running_them(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "10", "python", False, numpy_pickle)
+    assert torch.equal(Cifar10(tmp_path).columns["images"].flatten(1), torch.from_numpy(PIXELS))
+    for order in ("C", "F"):
+        array = np.array(PIXELS[:, :5], order=order)
+        assert np.array_equal(read_arrays(pickle.dumps((array, 7), 2), "x")[0], array)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.mkdir, ("/tmp/burnt-was-here",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps({b"data": Evil()}, 2), ["more in it than arrays", "posix.mkdir"]),
+        (pickle.dumps(np.array([None, 3]), 2), ["not of bytes", "O8"]),
+        (pickle.dumps(np.zeros(3), 2), ["not of bytes", "f8"]),
+        (python2_pickle(PIXELS, labels=[1])[:-99], ["damaged"]),
+        (b"", ["damaged", "EOFError"]),
+        (pickle.dumps({b"data": PIXELS}, 2), ["lacks something", "data, labels", "KeyError"]),
+        (python2_pickle(PIXELS[:2], labels=[1, 2, 3]), ["lacks something", "(2, 3072)"]),
+        (pickle.dumps([1], 2), ["lacks something"]),
+    ],
+)
+def test_other_pickles_are_refused(content: bytes, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_batch").write_bytes(content)
+    with pytest.raises(DataError) as error:
+        Cifar10(tmp_path, "test")
+    assert all(word in str(error.value) for word in [*words, str(tmp_path / "test_batch")]), str(error.value)
+    assert not Path("/tmp/burnt-was-here").exists()
+
+
+def test_damaged_files_of_cifar_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        Cifar10(tmp_path)
+    assert "cifar-10-binary.tar.gz, or a folder cifar-10-batches-bin or cifar-10-batches-py" in str(
+        error.value
+    )
+    path = tmp_path / "test_batch.bin"
+    path.write_bytes(bytes(3074))
+    with pytest.raises(DataError) as error:
+        Cifar10(tmp_path, "test")
+    assert "a multiple of 3073 bytes" in str(error.value)
+    assert str(path) in str(error.value)
+    path.write_bytes(b"\x0a" + bytes(3072))
+    with pytest.raises(DataError) as error:
+        Cifar10(tmp_path, "test")
+    assert "0 to 9" in str(error.value)
+    write_cifar(tmp_path, "100", "binary", packed=True)
+    archive = tmp_path / "cifar-100-binary.tar.gz"
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:-2000])
+    with pytest.raises(DataError, match="an archive is damaged"):
+        Cifar100(tmp_path, "test")
+    with tarfile.open(archive, "w:gz"):
+        pass
+    with pytest.raises(DataError, match="lacks files") as error:
+        Cifar100(tmp_path, "test")
+    assert "no test.bin" in str(error.value)
+    archive.unlink()
+    (tmp_path / "test.bin").write_bytes(bytes(3074))
+    with pytest.raises(DataError, match="names of the classes are missing"):
+        Cifar100(tmp_path, "test")
+
+
+ROWS = '"3","Wall St. ""Bears"" (Reuters)","Short-sellers, Wall\\Street."\n"4","A","B\x85b"\n'
+
+
+def test_ag_news(tmp_path: Path) -> None:
+    (tmp_path / "ag_news_csv").mkdir()
+    (tmp_path / "ag_news_csv" / "train.csv").write_text(ROWS)
+    data = AgNews(tmp_path)
+    assert data[0] == {"texts": 'Wall St. "Bears" (Reuters) Short-sellers, Wall\\Street.', "labels": 2}
+    assert data.labels == [2, 3]
+    assert data.classes[data[1]["labels"]] == "Sci/Tech"
+    batch = next(Loader(data, batch_size=2).epoch(0))
+    assert batch.texts == data.texts
+    assert batch.labels.tolist() == [2, 3]
+    with pytest.raises(DataError) as error:
+        AgNews(tmp_path, "test")
+    assert "test.csv" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ('"5","a","b"', ["not a row of AG News", "5, a, b"]),
+        ('"1","a"', ["not a row of AG News", "class 1 to 4"]),
+        ("", ["an empty line"]),
+        ('"1","a","b', ["cannot be read", "a quote is not closed"]),
+        ('"1","a","' + "b" * 200000, ["cannot be read", "field larger than field limit"]),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, str) else "",
+)
+def test_bad_rows_are_named_by_line(row: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text(ROWS + row + '\n"1","a","b"\n')
+    with pytest.raises(DataError) as error:
+        AgNews(tmp_path, "test")
+    assert all(word in str(error.value) for word in [*words, "test.csv:3"]), str(error.value)
+
+
+def test_splits_are_train_and_test(tmp_path: Path) -> None:
+    for kind in (Mnist, Cifar10, Cifar100, AgNews):
+        with pytest.raises(DataError, match="unknown split"):
+            kind(tmp_path, "valid")  # type: ignore[arg-type]
+
+
+def test_arguments_of_torchvision_have_a_hint(tmp_path: Path) -> None:
+    for kind in (Mnist, Cifar10, Cifar100):
+        with pytest.raises(ArgumentError) as error:
+            kind(tmp_path, train=True)  # type: ignore[call-arg]
+        assert 'pass split="train" or "test"' in str(error.value)
+
+
+def test_nothing_is_downloaded_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[str] = []
+
+    def fetched(file: Any, folder: Path, mirror: str | None) -> Path:
+        wanted.append(f"{mirror} {file.name}")
+        if file.name.startswith("cifar"):
+            write_cifar(folder, "10" if "-10-" in file.name else "100", "binary", packed=True)
+        elif file.name == "test.csv":
+            (folder / file.name).write_text(ROWS)
+        else:
+            (folder / file.name).write_bytes(gzip.compress(idx(DIGITS if "images" in file.name else NUMBERS)))
+        return folder / file.name
+
+    for module in (mnist, cifar, ag_news):
+        monkeypatch.setattr(module, "fetch", fetched)
+    for kind in (Mnist, Cifar10, Cifar100, AgNews):
+        with pytest.raises(DataError, match=r"missing|there is no"):
+            kind(tmp_path, "test")
+        assert not wanted
+    for kind in (Mnist, Cifar10, Cifar100, AgNews):
+        assert len(kind(tmp_path, "test", download=True, mirror="m")) > 1
+        assert len(kind(tmp_path, "test", download=True)) > 1
+    digits = ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"]
+    files = [*digits, "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz", "test.csv"]
+    assert wanted == [f"m {name}" for name in files]
+
+
+def test_addresses_are_whole_and_encrypted() -> None:
+    files = [file for pair in mnist.FILES.values() for file in pair]
+    files += [Cifar10.remote, Cifar100.remote, *ag_news.FILES.values()]
+    for file in files:
+        assert len(bytes.fromhex(file.sha256)) == 32
+        assert all(url.startswith("https://") and url.endswith("/" + file.name) for url in file.urls)

@@ -1,0 +1,288 @@
+"""Functions of images beside torchvision's and Pillow's with the same parameters."""
+
+from __future__ import annotations
+
+import colorsys
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+
+from burnt.data.transforms import functional
+from burnt.errors import DataError
+
+GENERATOR = torch.Generator().manual_seed(7)
+PICTURE = torch.randint(256, (3, 33, 46), generator=GENERATOR, dtype=torch.uint8)
+SMOOTH = functional.resize(PICTURE[:, :7, :9], (67, 91), "bicubic")
+"""A picture without noise, in which a shift by a fraction of a pixel shows no more than it should."""
+
+
+def pillow(image: torch.Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).numpy())
+
+
+def tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, most: float) -> None:
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    assert (found.double() - wanted.double()).abs().max() <= most
+
+
+def different(found: torch.Tensor, wanted: torch.Tensor, by: float) -> float:
+    return float(((found.double() - wanted.double()).abs() > by).double().mean())
+
+
+@pytest.mark.parametrize("size", [(20, 31), (70, 60), 17, 49])  # none of them has ties between two pixels
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest"])
+def test_resize_is_that_of_pillow(size, interpolation) -> None:
+    height, width = functional.resized_size(33, 46, size)
+    resampling = Image.Resampling[interpolation.upper()]
+    wanted = tensor(pillow(PICTURE).resize((width, height), resampling))
+    close(functional.resize(PICTURE, size, interpolation), wanted, 1)
+
+
+@pytest.mark.parametrize("size", [(20, 31), 17, 50])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest"])
+def test_resize_is_that_of_torchvision(torchvision, size, interpolation) -> None:
+    mode = "nearest-exact" if interpolation == "nearest" else interpolation
+    for image in (PICTURE, PICTURE / 255):
+        wanted = torchvision.functional.resize(image, size, mode, antialias=True)
+        close(functional.resize(image, size, interpolation), wanted, 0)
+
+
+def test_sizes_are_those_of_torchvision(torchvision) -> None:
+    for height, width, size, most in [
+        (33, 46, 17, None),
+        (46, 33, 17, None),
+        (10, 99, 7, 40),
+        (99, 10, 7, 40),
+    ]:
+        wanted = torchvision.functional.resize(torch.zeros(1, height, width), size, max_size=most).shape[-2:]
+        assert functional.resized_size(height, width, size, most) == wanted
+
+
+def test_a_size_of_zero_is_refused() -> None:
+    with pytest.raises(DataError, match="would become empty") as error:
+        functional.resize(torch.zeros(3, 100, 1000), 10, max_size=5)
+    assert "100 x 1000 to 0 x 5" in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+def test_pad_is_that_of_torchvision(torchvision, mode) -> None:
+    sides = (3, 1, 5, 2)
+    close(
+        functional.pad(PICTURE, sides, 9, mode), torchvision.functional.pad(PICTURE, list(sides), 9, mode), 0
+    )
+    if mode == "constant":
+        fill = [1, 2, 3]
+        wanted = torchvision.functional.pad(PICTURE, list(sides), fill)
+        close(functional.pad(PICTURE, sides, fill), wanted, 0)
+
+
+def test_pad_reflects_further_than_the_image() -> None:
+    row = torch.tensor([[1, 2, 3]], dtype=torch.uint8)
+    assert functional.pad(row, (5, 0, 0, 0), mode="reflect").tolist() == [[2, 1, 2, 3, 2, 1, 2, 3]]
+    with pytest.raises(DataError, match="fill does not fit"):
+        functional.pad(PICTURE, (1, 1, 1, 1), (1, 2))
+
+
+@pytest.mark.parametrize("size", [(20, 31), (33, 46), (40, 20), (51, 60), (34, 47)])
+def test_center_crop_is_that_of_torchvision(torchvision, size) -> None:
+    wanted = torchvision.functional.center_crop(PICTURE, list(size))
+    close(functional.center_crop(PICTURE, size), wanted, 0)
+
+
+def test_normalize_and_back(torchvision) -> None:
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    image = functional.to_float(PICTURE)
+    close(image, torchvision.functional.to_dtype(PICTURE, torch.float32, scale=True), 1e-7)
+    normalized = functional.normalize(image, mean, std)
+    close(normalized, torchvision.functional.normalize(image, list(mean), list(std)), 0)
+    close(functional.denormalize(normalized, mean, std), image, 1e-6)
+
+
+def test_normalize_tells_what_is_wrong() -> None:
+    with pytest.raises(DataError) as error:
+        functional.normalize(PICTURE, [0.5], [0.5])
+    assert "floating point" in str(error.value)
+    assert "ToFloat() before" in str(error.value)
+    with pytest.raises(DataError) as error:
+        functional.normalize(PICTURE / 255, [0.5, 0.5], [0.5])
+    assert "mean does not fit" in str(error.value)
+    assert "2 values for an image of shape (3, 33, 46)" in str(error.value)
+
+
+COLOURS = ["brightness", "contrast", "saturation", "sharpness"]
+
+
+@pytest.mark.parametrize("factor", [0, 0.4, 1, 1.7, 2])
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_are_those_of_torchvision(torchvision, name, factor) -> None:
+    for image in (PICTURE, PICTURE / 255, PICTURE[:1], torch.stack([PICTURE, PICTURE // 2])):
+        # With a whole number, the bytes of torchvision overflow.
+        wanted = getattr(torchvision.functional, f"adjust_{name}")(image, float(factor))
+        most = 1e-6 if image.is_floating_point() else 1
+        close(getattr(functional, f"adjust_{name}")(image, factor), wanted, most)
+
+
+@pytest.mark.parametrize("factor", [0, 0.4, 1.7])
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_are_those_of_pillow(name, factor) -> None:
+    enhancer = getattr(ImageEnhance, "Color" if name == "saturation" else name.title())
+    wanted = tensor(enhancer(pillow(PICTURE)).enhance(factor))
+    close(getattr(functional, f"adjust_{name}")(PICTURE, factor), wanted, 2)
+
+
+def test_grey_is_that_of_torchvision(torchvision) -> None:
+    for image in (PICTURE, PICTURE / 255, PICTURE[:1]):
+        for channels in (1, 3):
+            wanted = torchvision.functional.rgb_to_grayscale(image, channels)
+            close(functional.grayscale(image, channels), wanted, 1e-6 if image.is_floating_point() else 1)
+
+
+def test_grey_is_that_of_pillow() -> None:
+    grey = torch.from_numpy(np.array(pillow(PICTURE).convert("L")))[None]
+    close(functional.grayscale(PICTURE), grey, 1)
+    with pytest.raises(DataError, match="no colours"):
+        functional.grayscale(PICTURE[:2])
+
+
+SHIFTS = pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
+
+
+@SHIFTS
+def test_hue_is_that_of_torchvision(torchvision, shift) -> None:
+    grey = PICTURE[:1].expand_as(PICTURE)
+    for image in (PICTURE, PICTURE / 255, grey, torch.zeros_like(PICTURE), torch.stack([PICTURE, grey])):
+        wanted = torchvision.functional.adjust_hue(image, shift)
+        close(functional.adjust_hue(image, shift), wanted, 2e-5 if image.is_floating_point() else 1)
+
+
+@SHIFTS
+def test_hue_is_that_of_the_standard_library(shift) -> None:
+    found = functional.adjust_hue(PICTURE / 255, shift)
+    for row, column in ((5, 5), (0, 0), (7, 30), (30, 7)):
+        h, s, v = colorsys.rgb_to_hsv(*(PICTURE[:, row, column] / 255).tolist())
+        wanted = colorsys.hsv_to_rgb((h + shift) % 1, s, v)
+        assert found[:, row, column].tolist() == pytest.approx(wanted, abs=2e-6)
+    assert torch.equal(functional.adjust_hue(PICTURE[:1], shift), PICTURE[:1])
+
+
+TONES = [
+    ("posterize", 3, lambda image: ImageOps.posterize(image, 3)),
+    ("posterize", 8, lambda image: image),
+    ("solarize", 100, lambda image: ImageOps.solarize(image, 100)),
+    ("invert", None, ImageOps.invert),
+    ("autocontrast", None, ImageOps.autocontrast),
+    ("equalize", None, ImageOps.equalize),
+]
+
+
+DARK = (SMOOTH // 3 + 20).clamp(max=80)
+TONE_PICTURES = [SMOOTH, DARK, torch.full_like(DARK, 9), DARK[:, :5, :5]]
+"""The last two have one value, and fewer pixels than values: nothing to stretch or to equalize."""
+
+
+@pytest.mark.parametrize(("name", "argument", "of_pillow"), TONES, ids=lambda value: str(value)[:9])
+def test_tones_are_those_of_pillow(name, argument, of_pillow) -> None:
+    function, arguments = getattr(functional, name), () if argument is None else (argument,)
+    for image in TONE_PICTURES:
+        close(function(image, *arguments), tensor(of_pillow(pillow(image))), 1)
+    together = function(torch.stack(TONE_PICTURES[:3]), *arguments)
+    assert torch.equal(together[2], function(TONE_PICTURES[2], *arguments))
+    if name in ("posterize", "equalize"):
+        with pytest.raises(DataError, match="not of uint8"):
+            function(DARK / 255, *arguments)
+
+
+@pytest.mark.parametrize(("name", "argument", "_"), TONES, ids=lambda value: str(value)[:9])
+def test_tones_are_those_of_torchvision(torchvision, name, argument, _) -> None:
+    ours, theirs = getattr(functional, name), getattr(torchvision.functional, name)
+    arguments = () if argument is None else (argument,)
+    for image in TONE_PICTURES:
+        close(ours(image, *arguments), theirs(image, *arguments), name == "autocontrast")
+    if name in ("solarize", "invert", "autocontrast"):
+        arguments = () if argument is None else (0.4,)
+        close(ours(DARK / 255, *arguments), theirs(DARK / 255, *arguments), 1e-6)
+
+
+@pytest.mark.parametrize(("size", "sigma"), [((5, 5), 1.3), ((3, 9), 0.4)])
+def test_blur_is_that_of_torchvision(torchvision, size, sigma) -> None:
+    for image in (PICTURE, PICTURE / 255, torch.stack([PICTURE, PICTURE // 2])):
+        wanted = torchvision.functional.gaussian_blur(image, list(size[::-1]), [sigma, sigma])
+        close(functional.gaussian_blur(image, size, sigma), wanted, 1e-6 if image.is_floating_point() else 1)
+
+
+def test_erase_leaves_its_argument() -> None:
+    erased = functional.erase(PICTURE, 2, 3, torch.zeros(3, 4, 5))
+    assert erased[:, 2:6, 3:8].sum() == 0
+    assert (erased != PICTURE).sum() == (PICTURE[:, 2:6, 3:8] != 0).sum()
+
+
+AFFINE = [
+    {"angle": 30.0},
+    {"translate": (4.0, -3.0)},
+    {"scale": 1.4},
+    {"shear": (10.0, 0.0)},
+    {"shear": (0.0, 12.0)},
+    {"angle": -75.0, "translate": (2.0, 5.0), "scale": 0.6, "shear": (8.0, -9.0)},
+]
+
+
+@pytest.mark.parametrize("params", AFFINE, ids=str)
+@pytest.mark.parametrize("interpolation", ["bilinear", "nearest"])
+def test_affine_is_that_of_torchvision(torchvision, params, interpolation) -> None:
+    full = {"angle": 0.0, "translate": (0.0, 0.0), "scale": 1.0, "shear": (0.0, 0.0)} | params
+    theirs = {name: list(v) if isinstance(v, tuple) else v for name, v in full.items()}
+    image = SMOOTH / 255
+    wanted = torchvision.functional.affine(image, **theirs, interpolation=interpolation)
+    # Where a pixel lies half-way between two, rounding decides which of them is the nearest.
+    assert different(functional.affine(image, **full, interpolation=interpolation), wanted, 1e-4) < 0.01
+    # At the edge, torchvision weights the image twice if it has a filling.
+    inside = torchvision.functional.affine(torch.ones_like(image), **theirs, interpolation=interpolation)
+    fill = torch.tensor([0.2, 0.4, 0.6])
+    wanted += (1 - inside) * fill[:, None, None]
+    found = functional.affine(image, **full, interpolation=interpolation, fill=fill.tolist())
+    assert different(found, wanted, 1e-4) < 0.01
+    wanted = torchvision.functional.affine(SMOOTH, **theirs, interpolation=interpolation)
+    found = functional.affine(SMOOTH, **full, interpolation=interpolation)
+    assert different(found, wanted, 1) < 0.01
+
+
+@pytest.mark.parametrize("expand", [False, True])
+@pytest.mark.parametrize("angle", [0, 30, 90, 180, -120, 270])
+def test_rotate_is_that_of_torchvision(torchvision, angle, expand) -> None:
+    image = SMOOTH / 255
+    wanted = torchvision.functional.rotate(image, angle, interpolation="bilinear", expand=expand)
+    found = functional.rotate(image, angle, expand=expand)
+    assert found.shape == wanted.shape
+    assert different(found, wanted, 1e-3) < 0.01
+
+
+def test_affine_is_that_of_pillow() -> None:
+    """Pillow takes the inverse: where the pixel at (x, y) comes from, with (0, 0) at the corner."""
+    height, width = SMOOTH.shape[1:]
+    slope, x, y = math.tan(math.radians(10)), width / 2, height / 2
+    for params, coefficients in (
+        ({"translate": (4, -3)}, (1, 0, -4, 0, 1, 3)),
+        ({"scale": 2}, (0.5, 0, x / 2, 0, 0.5, y / 2)),
+        ({"shear": (10, 0)}, (1, slope, -slope * y, 0, 1, 0)),
+        ({"shear": (0, 10)}, (1, 0, 0, slope, 1, -slope * x)),
+    ):
+        size, kind = (width, height), Image.Transform.AFFINE
+        wanted = tensor(pillow(SMOOTH).transform(size, kind, coefficients, Image.Resampling.BILINEAR))
+        assert different(functional.affine(SMOOTH, **params), wanted, 2) < 0.04, params
+
+
+def test_rotate_turns_as_pillow_does() -> None:
+    wanted = tensor(pillow(SMOOTH).rotate(25, Image.Resampling.BILINEAR))
+    found = functional.rotate(SMOOTH, 25)
+    # Pillow leaves pixels at the edge out, where torch mixes them with the filling.
+    assert different(found, wanted, 2) < 0.03
+    quarter = functional.rotate(SMOOTH, 90, expand=True)
+    close(quarter, SMOOTH.rot90(1, (1, 2)), 1)
