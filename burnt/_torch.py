@@ -61,6 +61,7 @@ __all__ = [
     "state_of",
     "suggest_memory_format",
     "trace_to_aten",
+    "update_loss_scale",
     "version_of",
     "without_autocast",
     "without_global_hooks",
@@ -480,6 +481,12 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """The number of active `TorchFunctionMode`s."""
+
+update_loss_scale: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float, int], torch.Tensor] = (
+    torch._amp_update_scale_
+)
+"""The rule of torch.amp.GradScaler, in place: scale, good steps (int32), overflowed (float32), growth,
+backoff, interval."""
 
 float32_matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 """`torch.get_float32_matmul_precision`, without its Python frame."""

@@ -142,6 +142,12 @@ class Loader(Generic[B]):
             return torch.arange(len(self.dataset))
         return torch.from_numpy(_random(self.seed, epoch).permutation(len(self.dataset)))
 
+    def samples(self, epoch: int, batch: int) -> list[int]:
+        """Return the indices of the items in a batch, by the numbers of its epoch and batch, from 0."""
+        start = batch * self.batch_size
+        indices: list[int] = self.order(epoch)[start : start + self.batch_size].tolist()
+        return indices
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
 

@@ -38,6 +38,8 @@ from burnt.train.events import (
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, Sums, intervals, read
+from burnt.train.non_finite import NonFiniteReports, RecentLosses, list_text
+from burnt.train.optimizer_step import GradientRules
 from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
@@ -45,11 +47,14 @@ from burnt.train.run_tables import KernelTables
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
-from burnt.train.update import GradientUpdate
+from burnt.train.update import update_of
 
 __all__ = ["Loop", "run_validation"]
 
-SPEED = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
+SPEED = (
+    *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
+    *("gradient_norm", "loss_scale", "skipped_steps"),
+)
 
 
 @dataclasses.dataclass
@@ -78,7 +83,8 @@ class Loop:
     checkpoint_every: Duration
     log_every: int
     accumulate: int
-    clip_norm: float | None
+    rules: GradientRules
+    on_nan: str
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
@@ -95,6 +101,7 @@ class Loop:
     document: Callable[[], Mapping[str, Any]]
     epoch_rng: RandomStates
     loader_state: Any
+    update_state: Mapping[str, Any]
 
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
@@ -102,13 +109,13 @@ class Loop:
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.batch_iterator: Iterator[Any] = iter(())
-        self.update = GradientUpdate(
-            self.learner,
-            self.steps,
-            clip_norm=self.clip_norm,
-            autocast=self.autocast,
-            on_gradients=self.show_gradients if self.callbacks.wants(GradientsComputed) else None,
-        )
+        rules = self.rules
+        if self.callbacks.wants(GradientsComputed):
+            rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
+        self.update = update_of(self.learner, self.steps, rules, self.autocast)
+        self.update.load_state(self.update_state)
+        self.losses = RecentLosses()
+        self.skips = NonFiniteReports(self.train, self.on_nan, self.writer, self.reporter)
         self.step_output: StepOutput | None = None
         self.stop_reason: str | None = None
         self.is_stepping = False
@@ -150,7 +157,7 @@ class Loop:
         wait_start = perf_counter()
         while window := list(itertools.islice(self.batch_iterator, self.accumulate)):
             self.data_wait_seconds += perf_counter() - wait_start
-            self.step([self.to_device(batch) for batch in window])
+            self.step(window)
             if position.step % self.log_every == 0:
                 self.log()
             # After the last batch, the due tasks run below, once the epoch is counted.
@@ -169,20 +176,28 @@ class Loop:
 
     def step(self, window: Sequence[Any]) -> None:
         """Update the parameters by a window of batches."""
-        self.learning_rate = self.control.learning_rate(self.position.step)
+        position = self.position
+        self.learning_rate = self.control.learning_rate(position.step)
         # Of rates that the optimizer schedules itself.
         self.learner.optimizer.rate_factor = self.control.rate_factor
+        self.losses.begin_step(position)
         self.is_stepping = True
-        self.update(window, self.learning_rate, self.observe)
+        # Each batch is moved when it is its turn, so that the device holds one of them.
+        self.update(map(self.to_device, window), self.learning_rate, self.observe)
         self.is_stepping = False
-        self.position.step += 1
-        self.position.batch += len(window)
+        position.step += 1
+        position.batch += len(window)
+        if self.update.non_finite is not None and self.skips.report(
+            self.update.non_finite, position, len(window), self.learning_rate
+        ):
+            self.stop("stopped by a step that was not finite")
         if self.step_output is not None:
-            self.callbacks(Stepped(self, window[-1], self.step_output, self.learning_rate))
+            self.callbacks(Stepped(self, self.to_device(window[-1]), self.step_output, self.learning_rate))
             self.step_output = None
 
     def observe(self, output: StepOutput) -> None:
         """Update the metrics by the output of a training step."""
+        self.losses.add(output)
         for metric in self.train_metrics:
             metric.update(output)
         if output.log:
@@ -270,6 +285,7 @@ class Loop:
             "steps_per_second": steps / seconds,
             "samples_per_second": (sums[0][1] - self.logged_sums[0][1]) / seconds,
             "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
+            **self.update.readings(),
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
@@ -278,6 +294,8 @@ class Loop:
         loss = values.get("loss", 0.0)  # batches without items have no loss
         if not math.isfinite(loss):
             raise self.non_finite_error("the loss", loss, self.logged_step)
+        self.losses.clear()
+        self.skips.check_scale(speed.get("loss_scale"), position)
         self.logged_sums, self.logged_step, self.logged_seconds, self.data_wait_seconds = (
             sums,
             position.step,
@@ -331,9 +349,16 @@ class Loop:
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
+        first = self.losses.first_non_finite()
+        steps = (since + 1, self.position.step) if first is None else (first.step, first.step)
+        where = f"steps {steps[0]} to {steps[1]}, epoch {self.position.current_epoch}"
+        samples: list[int] | None = None
+        if first is not None:
+            where = f"step {first.step}, epoch {first.epoch + 1}, batch {first.batch + 1}"
+            samples = self.skips.samples(first.epoch, first.batch)
         error = NonFiniteError(
             f"{what} became {value}",
-            where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
+            where=where + ("" if samples is None else f", samples {list_text(samples)}"),
             expected="a finite number",
             found=f"{value} at a learning rate of {self.learning_rate:.3g}",
             hint="look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
@@ -343,7 +368,7 @@ class Loop:
                 else "there is no checkpoint to resume from"
             ),
         )
-        error.steps = (since + 1, self.position.step)
+        error.steps, error.samples = steps, samples
         return error
 
     def end_epoch(self) -> None:
@@ -482,6 +507,7 @@ class Loop:
                     {
                         "last_values": dict(self.values),
                         "loader_state": self.state_of_loader(),
+                        "update": self.update.state(),
                         **self.document(),
                     },
                     rng=self.before_validation,
