@@ -241,7 +241,7 @@ class GradientUpdate(Update):
             nonlocal size
             for output in self._outputs(window):
                 if output.count and not bool(output.loss.isfinite()):
-                    bad[size] = float(output.loss)
+                    bad[size] = float(output.loss.detach())
                 else:
                     yield output
                 del output  # see `_gradients`
@@ -336,7 +336,7 @@ class ManualUpdate(Update):
         results = self._handles.end_step()
         self._record(*results)
         if skips and output.count and not bool(output.loss.isfinite()):
-            self.non_finite = NonFinite("the loss", float(output.loss), (0,))
+            self.non_finite = NonFinite("the loss", float(output.loss.detach()), (0,))
         else:
             observe(output)
             if skips and self._rules.loss_scale is None and any(bool(r.skipped) for _, r in results if r):

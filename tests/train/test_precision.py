@@ -78,7 +78,8 @@ def train(folder, how=None, optimizer=None, model=None, **settings):
 @pytest.mark.parametrize(
     ("given", "name"),
     [("16-mixed", "float16"), ("bf16-mixed", "bfloat16"), ("bf16-true", "bfloat16 whole"),
-     ("32-true", "float32"), ("fp16", "float16"), ("no", "float32"), ("tf32", "tf32"), ("bfloat16 whole", "bfloat16 whole")],
+     ("32-true", "float32"), ("fp16", "float16"), ("no", "float32"), ("tf32", "tf32"),
+     ("bfloat16 whole", "bfloat16 whole")],
 )  # fmt: skip
 def test_names_of_other_libraries(given, name):
     assert check_precision(given) == name
