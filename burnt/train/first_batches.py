@@ -18,7 +18,7 @@ from burnt.inspect.specs import tensors_in
 from burnt.train.duration import Position
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import run_validation
-from burnt.train.manual import CheckedOptimizers, Optimizers
+from burnt.train.manual import CheckedOptimizers, CheckedSteps, Optimizers
 from burnt.train.metrics import Metric
 from burnt.train.precision import WHOLE, autocast
 from burnt.train.rng import RandomStates
@@ -97,15 +97,14 @@ def _check_training_step(
         return FirstBatches({}, {"unknown": "the run was resumed at the end of an epoch"})
     target_shapes, recorder = TargetShapes(), SignatureRecorder()
     optimizers = learner.optimizer if isinstance(learner.optimizer, Optimizers) else None
-    checked: list[CheckedOptimizers] = []
+    found = CheckedSteps()
 
     def call(model: torch.nn.Module, batch: Any) -> StepOutput:
         if precision == WHOLE:
             model.float()  # a copy of the model: autocast, which makes the dtypes fit, has no meta tensors
         if optimizers is None:
             return learner.step(model, batch)
-        checked.append(CheckedOptimizers(optimizers, model))
-        return learner.step(model, batch, checked[-1])
+        return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
 
     step = recorder.recorded(target_shapes.recorded(call))
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
@@ -116,12 +115,10 @@ def _check_training_step(
     trainable = [path for path, p in learner.model.named_parameters() if p.requires_grad]
     without_gradient = report.without_gradient
     if optimizers is not None:
-        if refused := [one.error for one in checked if one.error is not None]:
-            raise refused[0]
-        reached = set().union(*(one.reached for one in checked))
-        without_gradient = (
-            () if report.unchecked else tuple(path for path in trainable if path not in reached)
-        )
+        if found.error is not None:
+            raise found.error
+        unreached = [path for path in trainable if path not in found.reached]
+        without_gradient = () if report.unchecked else tuple(unreached)
     if not report.unchecked:
         output = checked_output(report.outputs, learner.step, "training")
         _check_loss(output, "training", report.batch_sizes[-1:])

@@ -5,6 +5,7 @@ The training step of a Learner with a dictionary of optimizers gets a third argu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from burnt.optim import Optimizer, OptimizerRecord
 from burnt.optim.optimizer import is_rate
 from burnt.train.optimizer_step import GradientRules, OptimizerStep
 
-__all__ = ["CheckedOptimizers", "Optimizers", "StepOptimizer", "StepOptimizers"]
+__all__ = ["CheckedOptimizers", "CheckedSteps", "Optimizers", "StepOptimizer", "StepOptimizers"]
 
 Schedule = Callable[[int], float]
 T = TypeVar("T")
@@ -308,28 +309,38 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         return results
 
 
+@dataclasses.dataclass
+class CheckedSteps:
+    """What the check before the first step finds of several optimizers.
+
+    Args:
+        reached: the paths of the parameters that a loss depends on.
+        error: the first error of an optimizer, which `inspect.check` does not pass on.
+    """
+
+    reached: set[str] = dataclasses.field(default_factory=set)
+    error: BurntError | None = None
+
+
 class CheckedOptimizers(Mapping[str, "CheckedOptimizer"]):
     """What a training step gets in the check before the first one: gradients are taken, nothing is updated.
 
     Args:
         optimizers: of the Learner.
         model: the model that the check runs.
-
-    Attributes:
-        reached: the paths of the parameters that a loss depends on.
-        error: the first error of an optimizer, which the check itself does not pass on.
+        found: is filled.
     """
 
-    def __init__(self, optimizers: Optimizers, model: torch.nn.Module) -> None:
-        self.reached: set[str] = set()
-        self.error: BurntError | None = None
-        self._handles = {name: CheckedOptimizer(self, part) for name, part in optimizers.parts(model).items()}
+    def __init__(self, optimizers: Optimizers, model: torch.nn.Module, found: CheckedSteps) -> None:
+        self._found = found
+        parts = optimizers.parts(model).items()
+        self._handles = {name: CheckedOptimizer(part, found) for name, part in parts}
 
     def __getitem__(self, name: str) -> CheckedOptimizer:
         try:
             return _named(self._handles, name)
         except BurntError as error:
-            self.error = self.error or error
+            self._found.error = self._found.error or error
             raise
 
     def __iter__(self) -> Iterator[str]:
@@ -344,17 +355,17 @@ class CheckedOptimizer:
 
     learning_rate = 0.0
 
-    def __init__(self, owner: CheckedOptimizers, params: Mapping[str, torch.nn.Parameter]) -> None:
-        self._owner, self._params = owner, params
+    def __init__(self, params: Mapping[str, torch.nn.Parameter], found: CheckedSteps) -> None:
+        self._params, self._found = params, found
 
     def gradients(self, loss: Tensor, *, retain_graph: bool | None = None) -> Gradients:
         """As `StepOptimizer.gradients`."""
         try:
             gradients = Gradients.of(loss, self._params, retain_graph=retain_graph)
         except BurntError as error:
-            self._owner.error = self._owner.error or error
+            self._found.error = self._found.error or error
             raise
-        self._owner.reached |= gradients.keys()
+        self._found.reached.update(gradients)
         return gradients
 
     def step(
