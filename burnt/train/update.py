@@ -240,8 +240,8 @@ class GradientUpdate(Update):
         def finite_outputs() -> Iterator[StepOutput]:
             nonlocal size
             for output in self._outputs(window):
-                if output.count and not bool(output.loss.isfinite()):
-                    bad[size] = float(output.loss.detach())
+                if output.count and not math.isfinite(loss := float(output.loss.detach())):
+                    bad[size] = loss
                 else:
                     yield output
                 del output  # see `_gradients`
@@ -335,8 +335,8 @@ class ManualUpdate(Update):
         output = self._forward(batch, self._handles)
         results = self._handles.end_step()
         self._record(*results)
-        if skips and output.count and not bool(output.loss.isfinite()):
-            self.non_finite = NonFinite("the loss", float(output.loss.detach()), (0,))
+        if skips and output.count and not math.isfinite(loss := float(output.loss.detach())):
+            self.non_finite = NonFinite("the loss", loss, (0,))
         else:
             observe(output)
             if skips and self._rules.loss_scale is None and any(bool(r.skipped) for _, r in results if r):
