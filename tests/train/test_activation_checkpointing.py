@@ -1,11 +1,13 @@
 """Activation checkpointing: less is stored, and nothing else changes, to the bit."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
 
 import burnt.nn
-from burnt import optim
+from burnt import Gradients, optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, ShapeError
 from burnt.train import Learner, StepOutput, SupervisedTraining
@@ -105,6 +107,24 @@ def test_less_is_stored():
             model(x).sum()
         stored[pattern] = sum(sizes)
     assert stored["layers.*"] < 0.4 * stored[None]
+
+
+def test_activations_are_freed_at_once():
+    """A recomputation ends with an exception, whose frames hold tensors: no reference cycle may keep it."""
+    model, x = net(4), torch.randn(16, 8)
+    with checkpointed(model, "layers.*"):
+        for _ in range(2):  # the first call of an op is another path
+            gc.collect()
+            gc.disable()
+            try:
+                Gradients.of(model(x).sum(), model)
+                gc.set_debug(gc.DEBUG_SAVEALL)
+                gc.collect()
+                assert not [found for found in gc.garbage if isinstance(found, torch.Tensor)]
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
 
 
 def test_hooks_run_and_stay():
