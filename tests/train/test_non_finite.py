@@ -127,6 +127,7 @@ class Bare(optim.AdamW):
         super().step(lr, model, grads)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cls", [optim.AdamW, Bare, lambda: optim.Ema(optim.AdamW())])
 @pytest.mark.parametrize("clip", [{}, {"clip_value": 0.1}, {"clip_norm": 0.1}])
 def test_gradients_are_looked_at_too(tmp_path, cls, clip):

@@ -68,6 +68,7 @@ def train(folder, how=None, optimizer=None, model=None, **settings):
             "device": "cpu",
             "monitor": "off",
             "log_every": 1,
+            "check": False,
             **settings,
         },
     )
@@ -98,6 +99,7 @@ def test_other_names_are_refused(name, hint):
         check_precision(name)
 
 
+@pytest.mark.sample(keep=("float16", "bfloat16 whole"))
 @pytest.mark.parametrize(
     ("precision", "computed", "stored"),
     [("float32", torch.float32, torch.float32), ("tf32", torch.float32, torch.float32),
@@ -131,7 +133,7 @@ def test_a_whole_bfloat16_training_goes_on_and_loads(tmp_path):
     for p, q in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(p, q)
     # The model that a training has converted trains on.
-    again, _ = train(tmp_path / "again", model=learner.model, precision="bfloat16 whole")
+    again, _ = train(tmp_path / "again", model=learner.model, precision="bfloat16 whole", check=True)
     assert math.isfinite(again.values["valid/loss"])
 
 
@@ -157,6 +159,7 @@ def fp32_settings() -> dict[str, str]:
     return {name: part.fp32_precision for name, part in parts.items()}
 
 
+@pytest.mark.sample(keep=("nothing", "all backends"))
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tf32_is_set_for_the_run_and_the_setting_comes_back(tmp_path, name):
     initial = fp32_settings()
@@ -248,6 +251,7 @@ class Bare(optim.AdamW):
         super().step(lr, model, grads)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cls", [optim.AdamW, Bare])
 @pytest.mark.parametrize("clip_norm", [None, 0.2])
 def test_float16_is_torchs_with_skipped_steps(tmp_path, cls, clip_norm):
@@ -284,6 +288,7 @@ def test_callbacks_see_gradients_without_the_scale(tmp_path):
         torch.testing.assert_close(p, q)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", [optim.AdamW, lambda: optim.Ema(optim.AdamW(), decay=0.9)])
 @pytest.mark.parametrize("stop_at", [2, 6])
 def test_a_loss_scale_resumes(tmp_path, optimizer, stop_at):

@@ -131,6 +131,7 @@ def test_gradients_are_those_of_one_large_batch(tmp_path, how, accumulate, sourc
         assert_close(ours, one)
 
 
+@pytest.mark.full  # for the import of transformers
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_tokens_count_as_in_transformers(tmp_path, accumulate):
     seen = Seen()
@@ -303,6 +304,7 @@ class Bare(optim.Sgd):
         super().step(lr, model, grads)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cls", [optim.Sgd, Bare])
 @pytest.mark.parametrize(
     "clip", [{"clip_norm": 0.1}, {"clip_value": 0.01}, {"clip_norm": 0.05, "clip_value": 0.01}]
