@@ -11,7 +11,15 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DefinitionError, OptimError
-from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput, SupervisedTraining
+from burnt.train import (
+    Interrupted,
+    KeepLast,
+    Learner,
+    RunReader,
+    StepOutput,
+    SupervisedTraining,
+    update_batch_norm,
+)
 from burnt.train.store.control import send
 
 
@@ -272,10 +280,20 @@ class Own(nn.Module):
 
 def test_a_models_own_steps(tmp_path):
     optimizers = {f"parts.{name}": inner for name, inner in two().items()}
-    result, _ = train(
+    result, learner = train(
         tmp_path / "run", None, optimizers, 0.01, Own(), valid=Loader(data(), 24), checkpoints=[KeepLast(1)]
     )
     assert "valid/loss" in result.values
+    before = {path: value.clone() for path, value in result.model.state_dict().items()}
+    update_batch_norm(learner, Loader(data(), 4))
+    changed = {
+        path for path, value in result.model.state_dict().items() if not torch.equal(value, before[path])
+    }
+    assert {path.rpartition(".")[2] for path in changed} == {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
     assert result.checkpoints[-1].position.step == 12
 
 
