@@ -16,7 +16,8 @@ rounds of (rival - hand-written loop), with a bootstrap interval. Rounds in whic
 one of the two (steal in /proc/stat, over 50 involuntary switches a second) are dropped and counted, as long
 as five are left.
 
-Then: what `RunWriter.log` of five values costs the calling thread, and how much memory a training gains
+Then, in the same way: what each feature of a training adds to a step of burnt's Learner without it. And what
+`RunWriter.log` of five values costs the calling thread, and how much memory a training gains
 in 10,000 steps after its first 1,000.
 """
 
@@ -202,8 +203,8 @@ def hand(task: Task, clocked: Clocked, device: torch.device) -> float:
     return meter.loss()
 
 
-def burnt_learner(task: Task, clocked: Clocked, device: torch.device) -> float:
-    learner = Learner(task.build(True), optim.AdamW(), 1e-3)
+def burnt_learner(task: Task, clocked: Clocked, device: torch.device, **settings: Any) -> float:
+    learner = Learner(task.build(True), optim.AdamW(), 1e-3, step=settings.pop("step", None))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         training = SupervisedTraining(
             folder,
@@ -214,6 +215,7 @@ def burnt_learner(task: Task, clocked: Clocked, device: torch.device) -> float:
             checkpoints=None,
             monitor="plain",
             device=device,
+            **settings,
         )
         return training.run(learner).values["train/loss"]
 
@@ -285,6 +287,46 @@ RIVALS: dict[str, tuple[str | None, Rival]] = {
 }
 
 
+class StepCallback:
+    """The cheapest callback of each step."""
+
+    def on_step(self, event: Any) -> None:
+        pass
+
+
+class GradientsCallback:
+    """The cheapest callback of each step's gradients."""
+
+    def on_gradients(self, event: Any) -> None:
+        pass
+
+
+def logging_step(model: torch.nn.Module, batch: Batch) -> ClassificationOutput:
+    output = step(model, batch)
+    output.log = {"logit": output.outputs[0, 0].detach()}
+    return output
+
+
+BASE = "burnt"
+FEATURES: dict[str, dict[str, Any]] = {
+    BASE: {},
+    "a callback of steps": {"callbacks": [StepCallback()]},
+    "a callback of gradients": {"callbacks": [GradientsCallback()]},
+    "log_gradient_norm": {"log_gradient_norm": True},
+    "clip_norm": {"clip_norm": 1.0},
+    "clip_value": {"clip_value": 1.0},
+    'on_nan="skip"': {"on_nan": "skip"},
+    "bfloat16": {"precision": "bfloat16"},
+    "float16, autocast included": {"precision": "float16"},
+}
+if "log" in {field.name for field in dataclasses.fields(ClassificationOutput)}:
+    FEATURES["log= of one scalar"] = {"step": logging_step}
+
+
+def feature(settings: dict[str, Any]) -> Rival:
+    return lambda task, clocked, device: burnt_learner(task, clocked, device, **settings)
+
+
 # --- the measurement
 
 
@@ -312,26 +354,34 @@ def bootstrap(values: list[float], draws: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
-def compare(task: Task, rounds: int, block_seconds: float, device: torch.device) -> dict[str, Any]:
-    """Rows by rival: microseconds per step, the difference to the hand-written loop and its interval."""
-    present = {name: run for name, (needs, run) in RIVALS.items() if needs is None or installed(needs)}
+def compare(
+    task: Task,
+    rounds: int,
+    block_seconds: float,
+    device: torch.device,
+    rivals: dict[str, tuple[str | None, Rival]] = RIVALS,
+    tolerance: float | None = None,
+) -> dict[str, Any]:
+    """Rows by rival: microseconds per step, the difference to the first rival and its interval."""
+    base = next(iter(rivals))
+    present = {name: run for name, (needs, run) in rivals.items() if needs is None or installed(needs)}
     pilot = {name: run_block(run, task, 50, 100, device) for name, run in present.items()}
     # A GPU adds up in another order each time, and training makes much of little.
-    tolerance = 1e-4 if device.type == "cpu" else 2e-2
+    tolerance = tolerance or (1e-4 if device.type == "cpu" else 2e-2)
     for name, block in pilot.items():
-        if abs(block.loss - pilot[HAND].loss) > tolerance * abs(pilot[HAND].loss):
-            raise SystemExit(f"{name} trains something else: loss {block.loss}, not {pilot[HAND].loss}")
-    steps = max(int(block_seconds * 1e6 / pilot[HAND].microseconds), 20)
+        if abs(block.loss - pilot[base].loss) > tolerance * abs(pilot[base].loss):
+            raise SystemExit(f"{name} trains something else: loss {block.loss}, not {pilot[base].loss}")
+    steps = max(int(block_seconds * 1e6 / pilot[base].microseconds), 20)
     dice = random.Random(0)
     blocks: dict[str, list[Block]] = {name: [] for name in present}
     for _ in range(rounds):
         for name in dice.sample(list(present), len(present)):
             blocks[name].append(run_block(present[name], task, min(steps, 100), steps, device))
     rows: dict[str, Any] = {
-        name: {"skipped": f"{needs} is not installed"} for name, (needs, _) in RIVALS.items()
+        name: {"skipped": f"{needs} is not installed"} for name, (needs, _) in rivals.items()
     }
     for name, own in blocks.items():
-        pairs = list(zip(own, blocks[HAND], strict=True))
+        pairs = list(zip(own, blocks[base], strict=True))
         calm = [(a, b) for a, b in pairs if not (a.disturbed or b.disturbed)]
         used = calm if len(calm) >= ENOUGH_CALM else pairs
         differences = [a.microseconds - b.microseconds for a, b in used]
@@ -383,19 +433,21 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def table(task: Task, result: dict[str, Any]) -> str:
+    base = next(iter(result["rows"]))
+    above = "above hand" if base == HAND else f"above {base}"
     lines = [
         f"{task.name}, blocks of {result['steps']} steps",
-        f"  {'':<24} {'us/step':>9} {'above hand':>11} {'95 % interval':>18} {'calm rounds':>12}",
+        f"  {'':<26} {'us/step':>9} {above:>11} {'95 % interval':>18} {'calm rounds':>12}",
     ]
     for name, row in result["rows"].items():
         if "skipped" in row:
-            lines.append(f"  {name:<24} skipped: {row['skipped']}")
+            lines.append(f"  {name:<26} skipped: {row['skipped']}")
             continue
         low, high = row["interval"]
-        above = "" if name == HAND else f"{row['above']:+.1f}"
-        interval = "" if name == HAND else f"[{low:+.1f}, {high:+.1f}]"
+        above = "" if name == base else f"{row['above']:+.1f}"
+        interval = "" if name == base else f"[{low:+.1f}, {high:+.1f}]"
         calm = f"{row['calm']}/{row['rounds']}" + ("" if row["calm"] >= ENOUGH_CALM else ", all used")
-        lines.append(f"  {name:<24} {row['microseconds']:>9.1f} {above:>11} {interval:>18} {calm:>12}")
+        lines.append(f"  {name:<26} {row['microseconds']:>9.1f} {above:>11} {interval:>18} {calm:>12}")
     return "\n".join(lines)
 
 
@@ -423,6 +475,11 @@ def main(arguments: list[str] | None = None) -> None:
     for task in TASKS:
         results["tasks"][task.name] = compare(task, rounds, seconds, options.device)
         print("\n" + table(task, results["tasks"][task.name]))
+    rivals = {name: (None, feature(settings)) for name, settings in FEATURES.items()}
+    # The losses are those of other precisions and of clipped gradients.
+    found = compare(TASKS[0], rounds, seconds, options.device, rivals, tolerance=0.1)
+    results["features"] = found
+    print("\nwhat each feature adds\n" + table(TASKS[0], found))
     results["log_5_metrics_microseconds"] = log_cost(calls)
     cost = results["log_5_metrics_microseconds"]
     print(f"\nwriting 5 metrics     {cost['median']:.1f} us, 99th percentile {cost['percentile_99']:.1f} us")

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ __all__ = [
     "fake_results",
     "float32_matmul_precision",
     "forward_ad",
+    "fp32_settings",
     "has_global_hooks",
     "has_mkl",
     "has_saved_tensor_hooks",
@@ -56,11 +57,13 @@ __all__ = [
     "onednn_packed_conv",
     "onednn_supports",
     "real_tensors",
+    "restore_fp32_settings",
     "share_memory",
     "skip_version_checks",
     "state_of",
     "suggest_memory_format",
     "trace_to_aten",
+    "update_loss_scale",
     "version_of",
     "without_autocast",
     "without_global_hooks",
@@ -390,9 +393,19 @@ def matmul_precision() -> str:
     return names.get(torch.backends.cuda.matmul.fp32_precision, "ieee")
 
 
-def convolves_in_tf32() -> bool:
-    """Whether cuDNN's float32 convolutions may use tf32."""
-    return bool(torch._C._get_cudnn_allow_tf32())
+def fp32_settings() -> dict[tuple[str, str], str]:
+    """Return torch's newer settings of float32 arithmetic, by backend and op.
+
+    Unlike the older ones, they can be read in any state, and restored with `restore_fp32_settings`.
+    """
+    places = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"))
+    return {place: torch._C._get_fp32_precision_getter(*place) for place in places}
+
+
+def restore_fp32_settings(settings: Mapping[tuple[str, str], str]) -> None:
+    """Restore what `fp32_settings` returned."""
+    for place, name in settings.items():
+        torch._C._set_fp32_precision_setter(*place, name)
 
 
 def let_convolve_in_tf32(allowed: bool) -> None:
@@ -480,6 +493,12 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """The number of active `TorchFunctionMode`s."""
+
+update_loss_scale: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, float, int], torch.Tensor] = (
+    torch._amp_update_scale_
+)
+"""The rule of torch.amp.GradScaler, in place: scale, good steps (int32), overflowed (float32), growth,
+backoff, interval."""
 
 float32_matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 """`torch.get_float32_matmul_precision`, without its Python frame."""

@@ -234,10 +234,12 @@ class CacheError(BurntError, OSError):
 class NonFiniteError(BurntError, ArithmeticError):
     """The loss became NaN or infinite.
 
-    `steps` are the first and the last step between which it happened, if the training knows them.
+    `steps` are the first and the last step between which it happened, if the training knows them, `samples`
+    the indices of the samples of its batch in the dataset, if the loader knows them.
     """
 
     steps: tuple[int, int] | None = None
+    samples: list[int] | None = None
 
 
 class UnsupportedError(BurntError, NotImplementedError):

@@ -143,7 +143,15 @@ class Gradients(Mapping[str, Tensor]):
 
     def clip_value(self, limit: float) -> Gradients:
         """Clamp each element to ``[-limit, limit]``."""
-        return self.map(lambda value: value.clamp(-limit, limit))
+
+        def clamp(value: Tensor) -> Tensor:
+            if not value.is_sparse:
+                return value.clamp(-limit, limit)
+            value = value.coalesce()
+            clamped = value.values().clamp(-limit, limit)
+            return torch.sparse_coo_tensor(value.indices(), clamped, value.shape, is_coalesced=True)
+
+        return self.map(clamp)
 
     def finite(self) -> bool:
         """Whether all elements are finite. Synchronises with the device."""

@@ -428,6 +428,20 @@ def test_torch_says_how_it_multiplies() -> None:
     assert _torch.float32_matmul_precision() == torch.get_float32_matmul_precision()
 
 
+def test_torchs_settings_of_float32_come_back() -> None:
+    before = _torch.fp32_settings()
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    assert _torch.fp32_settings() != before, "torch's newer settings are read elsewhere"
+    _torch.restore_fp32_settings(before)
+    assert _torch.fp32_settings() == before
+
+
+def test_a_loss_scale_is_adapted_in_place() -> None:
+    scale, good = torch.tensor(8.0), torch.tensor(1, dtype=torch.int32)
+    _torch.update_loss_scale(scale, good, torch.tensor(1.0), 2.0, 0.5, 3)
+    assert (float(scale), int(good)) == (4.0, 0), "the rule of torch.amp.GradScaler has changed"
+
+
 def test_torch_counts_its_modes() -> None:
     with torch.overrides.TorchFunctionMode():
         assert _torch.count_function_modes() == 1, "a mode is no longer on the stack that is counted"

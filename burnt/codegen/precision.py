@@ -88,13 +88,13 @@ def multiplying(name: str) -> Iterator[None]:
     ...     precision()
     'tf32x3'
     """
-    precision_before, allowed_tf32_before = precision(), _torch.convolves_in_tf32()
+    precision_before, settings_before = precision(), _torch.fp32_settings()
     set_precision(name)
     try:
         yield
     finally:
         set_precision(precision_before)
-        _torch.let_convolve_in_tf32(allowed_tf32_before)
+        _torch.restore_fp32_settings(settings_before)
 
 
 def dot_precision(name: str) -> str:

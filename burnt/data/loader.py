@@ -251,6 +251,12 @@ class Loader(Generic[B]):
         indices: Tensor = next(self._tasks(epoch, batch))[1][2]
         return indices
 
+    def samples(self, epoch: int, batch: int) -> list[int]:
+        """Return the indices of the items in a batch, by the numbers of its epoch and batch, from 0."""
+        start = batch * self.batch_size
+        indices: list[int] = self.order(epoch)[start : start + self.batch_size].tolist()
+        return indices
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
 

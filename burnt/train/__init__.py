@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from burnt.train.interrupt import Interrupted
     from burnt.train.learner import Learner
     from burnt.train.logged import Histogram, Image, Table
+    from burnt.train.manual import StepOptimizers
     from burnt.train.plateau import Plateau
     from burnt.train.profiling import Profiler
     from burnt.train.rate_finder import find_learning_rate
@@ -48,6 +49,7 @@ _HOMES = {
     "RunReader": "burnt.train.store",
     "RunWriter": "burnt.train.store",
     "Saved": "burnt.train.checkpoint",
+    "StepOptimizers": "burnt.train.manual",
     "StepOutput": "burnt.train.step",
     "SupervisedTraining": "burnt.train.training",
     "SystemSampler": "burnt.train.system",
@@ -83,6 +85,7 @@ __all__ = [
     "RunReader",
     "RunWriter",
     "Saved",
+    "StepOptimizers",
     "StepOutput",
     "SupervisedTraining",
     "SystemSampler",

@@ -9,6 +9,7 @@ import torch
 from burnt._torch import BatchNormBase, compiled_in_place
 from burnt.data import as_loader, move
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
+from burnt.train.manual import Optimizers
 from burnt.train.precision import autocast
 
 __all__ = ["update_batch_norm"]
@@ -25,8 +26,8 @@ def update_batch_norm(
     Args:
         model: a model, or the Learner that trained it; it stays on its device.
         batches: a loader, or any iterable of batches, of the training data.
-        step: ``step(model, batch) -> StepOutput``; by default the training step of the Learner, or the
-            model's method `training_step`.
+        step: ``step(model, batch) -> StepOutput``; by default the training step of the Learner (of one with
+            several optimizers the validation step), or the model's method `training_step`.
 
     As :func:`torch.optim.swa_utils.update_bn`: each batch has the same weight, and the model is in training
     mode meanwhile.
@@ -43,7 +44,9 @@ def update_batch_norm(
     """
     precision = "float32"
     if isinstance(model, Learner):
-        module, step, precision = model.model, step or model.step, model.precision
+        # A training step that steps optimizers itself would train.
+        own = model.validation_step if isinstance(model.optimizer, Optimizers) else model.step
+        module, step, precision = model.model, step or own, model.precision
     else:
         module, step = compiled_in_place(model), step or model_step(model, "training_step")
     norms = [m for m in module.modules() if isinstance(m, BatchNormBase) and m.track_running_stats]

@@ -90,4 +90,6 @@ def _error_details(error: BaseException) -> dict[str, object]:
     }
     if isinstance(error, NonFiniteError) and error.steps is not None:
         details["first_step"], details["last_step"] = error.steps
+        if error.samples is not None:
+            details["samples"] = error.samples
     return details

@@ -15,7 +15,7 @@ from burnt.errors import DefinitionError, MetricError
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.loop import run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
-from burnt.train.precision import autocast, check_precision
+from burnt.train.precision import autocast, check_precision, float32_matmuls
 
 __all__ = ["evaluate", "loss_first"]
 
@@ -39,8 +39,8 @@ def evaluate(
         metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
         step: ``step(model, batch) -> StepOutput``; by default the validation step of the Learner, or the
             model's method `validation_step` or `training_step`.
-        precision: as in `SupervisedTraining`; by default that of the Learner's last training, and
-            ``"float32"`` for a model.
+        precision: as in `SupervisedTraining`, without a change of the parameters; by default that of the
+            Learner's last training, and ``"float32"`` for a model.
 
     Returns:
         name -> value, for the loss and the metrics that are a single number.
@@ -69,9 +69,11 @@ def evaluate(
     measured = loss_first(metrics)
     for metric in measured:
         metric.reset()
-    context = functools.partial(autocast, check_precision(precision or "float32"), device)
+    precision = check_precision(precision or "float32")
+    context = functools.partial(autocast, precision, device)
     on_device = (move(batch, device) for batch in loader.epoch(0))
-    run_validation(Steps(module, step, step), on_device, measured, context)
+    with float32_matmuls(precision):
+        run_validation(Steps(module, step, step), on_device, measured, context)
     scalars = [metric for metric in measured if metric.scalar]
     return intervals(scalars, read(scalars), None)
 

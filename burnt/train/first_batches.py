@@ -18,8 +18,9 @@ from burnt.inspect.specs import tensors_in
 from burnt.train.duration import Position
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import remaining_batches, run_validation
+from burnt.train.manual import CheckedOptimizers, CheckedSteps, Optimizers
 from burnt.train.metrics import Metric
-from burnt.train.precision import autocast
+from burnt.train.precision import WHOLE, autocast
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.target_shapes import TargetShapes
@@ -74,7 +75,7 @@ def check_first_batches(
     """
     rng = RandomStates.capture()
     try:
-        found = _check_training_step(learner, train, position, loader_state, message)
+        found = _check_training_step(learner, train, position, loader_state, precision, message)
         inputs: list[Any] = []
         for split, loader in valid.items():
             inputs += _check_validation_step(steps, split, loader, metrics, precision)
@@ -92,6 +93,7 @@ def _check_training_step(
     train: EpochLoader[Any],
     position: Position,
     loader_state: Any,
+    precision: str,
     message: Callable[[str], None],
 ) -> FirstBatches:
     if position.batch and getattr(train, "replays", False):
@@ -103,18 +105,34 @@ def _check_training_step(
             raise _no_batches("train")
         return FirstBatches({}, {"unknown": "the run was resumed at the end of an epoch"})
     target_shapes, recorder = TargetShapes(), SignatureRecorder()
-    step = recorder.recorded(target_shapes.recorded(learner.step))
-    report = inspect.check(learner.model, batch, call=step)
+    optimizers = learner.optimizer if isinstance(learner.optimizer, Optimizers) else None
+    found = CheckedSteps()
+
+    def call(model: torch.nn.Module, batch: Any) -> StepOutput:
+        if precision == WHOLE:
+            model.float()  # a copy of the model: autocast, which makes the dtypes fit, has no meta tensors
+        if optimizers is None:
+            return learner.step(model, batch)
+        return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
+
+    step = recorder.recorded(target_shapes.recorded(call))
+    report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
     try:
         signature = recorder.signature().to_dict()
     except UnsupportedError as error:
         signature = {"unknown": f"{error.what}: {error.found}"}
-    trainable = [p for p in learner.model.parameters() if p.requires_grad]
+    trainable = [path for path, p in learner.model.named_parameters() if p.requires_grad]
+    without_gradient = report.without_gradient
+    if optimizers is not None:
+        if found.error is not None:
+            raise found.error
+        unreached = [path for path in trainable if path not in found.reached]
+        without_gradient = () if report.unchecked else tuple(unreached)
     if not report.unchecked:
         output = checked_output(report.outputs, learner.step, "training")
         _check_loss(output, "training", report.batch_sizes[-1:])
         target_shapes.check(output, "the training step")
-        if len(report.without_gradient) == len(trainable):
+        if len(without_gradient) == len(trainable):
             raise BurntError(
                 "the loss depends on no trainable parameter",
                 found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
@@ -122,7 +140,7 @@ def _check_training_step(
             )
     for line in report.unchecked:
         message(f"Warning: not checked: {line}")
-    for path in report.without_gradient:
+    for path in without_gradient:
         message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
     return FirstBatches(report.shapes, signature)
 

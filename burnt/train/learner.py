@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,14 +11,15 @@ import torch
 from burnt import optim
 from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
-from burnt.errors import DefinitionError
+from burnt.errors import DefinitionError, nearest
 from burnt.optim import Constant, Optimizer
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint
+from burnt.train.manual import Optimizers
 from burnt.train.step import StepOutput
 
 __all__ = ["Learner", "StepFunction"]
 
-StepFunction = Callable[[torch.nn.Module, Any], StepOutput]
+StepFunction = Callable[..., StepOutput]
 """A step of a model without a `training_step`: ``step(model, batch) -> StepOutput``."""
 
 
@@ -28,9 +29,12 @@ class Learner:
     Args:
         model: a burnt Module or any torch module. A model wrapped by `torch.compile` is unwrapped and
             compiled in place, so that its steps run compiled and its parameters keep their paths.
-        optimizer: an optimizer of `burnt.optim`.
+        optimizer: an optimizer of `burnt.optim`. Or several, each by the path of the submodule that it
+            trains or a pattern on paths: then the training step gets a third argument, in which it steps them
+            itself, ``optimizers["generator"].step(loss)`` (`burnt.train.manual.StepOptimizer`), and the
+            validation step must be given.
         schedule: the learning rate: a schedule of `burnt.optim`, a `Plateau`, a number, or a function of the
-            steps done.
+            steps done. For several optimizers, one for all or one by each name.
         step: ``step(model, batch) -> StepOutput``, for a model without a `training_step`.
         validation_step: the same for validation; by default the model's `validation_step`, or the training
             step.
@@ -40,6 +44,7 @@ class Learner:
     Raises:
         DefinitionError: `optimizer` is not an optimizer of burnt, `schedule` is not a learning rate, or the
             model has no `training_step` and no `step` was given.
+        OptimError: of several optimizers, one cannot be stepped by gradients or has two names.
 
     >>> import burnt
     >>> from burnt import nn, optim
@@ -59,14 +64,18 @@ class Learner:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: Optimizer,
-        schedule: float | Callable[[int], float],
+        optimizer: Optimizer | Mapping[str, Optimizer],
+        schedule: float | Callable[[int], float] | Mapping[str, float | Callable[[int], float]],
         step: StepFunction | None = None,
         validation_step: StepFunction | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise _not_an_optimizer(optimizer, schedule)
-        self.schedule = _as_schedule(schedule)
+        if isinstance(optimizer, Mapping):
+            optimizer = _several(optimizer, schedule)
+            self.schedule = next(iter(optimizer.all_schedules.values()))
+        else:
+            if not isinstance(optimizer, Optimizer):
+                raise _not_an_optimizer(optimizer, schedule)
+            self.schedule = _as_schedule(schedule)
         if step is None:
             step = model_step(model, "training_step")
             if validation_step is None and callable(getattr(model, "validation_step", None)):
@@ -74,8 +83,49 @@ class Learner:
         self.model = compiled_in_place(model)
         self.optimizer = optimizer
         self.step = step
-        self.validation_step = validation_step or step
+        if validation_step is None:
+            validation_step = _no_validation_step if isinstance(optimizer, Optimizers) else step
+        self.validation_step = validation_step
         self.precision = "float32"
+
+
+def _several(given: Mapping[str, Any], schedule: Any) -> Optimizers:
+    """Return the optimizers by name, with the schedule of each.
+
+    Raises:
+        DefinitionError: there are none, one is no optimizer, or the schedules have other names.
+    """
+    schedules = schedule if isinstance(schedule, Mapping) else dict.fromkeys(given, schedule)
+    for name, one in given.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise DefinitionError(
+                "an optimizer has an unusable name",
+                expected="the path of a submodule, or a pattern",
+                found=repr(name),
+            )
+        if not isinstance(one, Optimizer):
+            error = _not_an_optimizer(one, schedules.get(name))
+            error.where = name
+            raise error
+    if not given or schedules.keys() != given.keys():
+        unknown = next((name for name in schedules if name not in given), None)
+        guess = nearest(unknown, given) if unknown is not None else None
+        raise DefinitionError(
+            "each of several optimizers needs a learning rate",
+            expected=f"a schedule for each of {', '.join(map(repr, given)) or 'one optimizer or more'}",
+            found=", ".join(map(repr, schedules)) or "none",
+            hint=f"did you mean {guess!r}?" if guess else None,
+        )
+    return Optimizers(given, {name: _as_schedule(schedules[name]) for name in given})
+
+
+def _no_validation_step(model: torch.nn.Module, batch: Any) -> StepOutput:
+    raise DefinitionError(
+        "a Learner with several optimizers has no validation step of its own",
+        where=type(model).__name__,
+        expected="a method validation_step(batch), or Learner(..., validation_step=function)",
+        hint="its training step updates the parameters, so it cannot validate them",
+    )
 
 
 def _not_an_optimizer(given: Any, schedule: Any) -> DefinitionError:
@@ -133,8 +183,8 @@ def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
             found="neither" if len(names) == 1 else "none of them",
         )
 
-    def call(model: torch.nn.Module, batch: Any) -> StepOutput:
-        output: StepOutput = getattr(model, name)(batch)
+    def call(model: torch.nn.Module, batch: Any, *optimizers: Any) -> StepOutput:
+        output: StepOutput = getattr(model, name)(batch, *optimizers)
         return output
 
     call.__qualname__ = name
@@ -156,14 +206,16 @@ class Steps(torch.nn.Module):
         self.training_step = training
         self._validation = validation
 
-    def forward(self, batch: Any, validating: bool = False) -> StepOutput:
-        """Run one step on a batch.
+    def forward(self, batch: Any, validating: bool = False, *optimizers: Any) -> StepOutput:
+        """Run one step on a batch; `optimizers`: those that a training step steps itself.
 
         Raises:
             DefinitionError: the step did not return a StepOutput.
         """
         step = self._validation if validating else self.training_step
-        return checked_output(step(self.model, batch), step, "validation" if validating else "training")
+        return checked_output(
+            step(self.model, batch, *optimizers), step, "validation" if validating else "training"
+        )
 
 
 def checked_output(output: Any, step: StepFunction, kind: str) -> StepOutput:

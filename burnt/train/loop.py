@@ -41,6 +41,8 @@ from burnt.train.events import (
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, Sums, intervals, read
+from burnt.train.non_finite import NonFiniteReports, RecentLosses, list_text
+from burnt.train.optimizer_step import GradientRules
 from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
@@ -49,12 +51,15 @@ from burnt.train.source import replay_command
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
-from burnt.train.update import GradientUpdate
+from burnt.train.update import update_of
 
 __all__ = ["Loop", "remaining_batches", "run_validation"]
 
 _FLUSH_SECONDS = 2.0  # for the run store to be written before a checkpoint
-SPEED = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
+SPEED = (
+    *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
+    *("gradient_norm", "loss_scale", "skipped_steps"),
+)
 
 
 @dataclasses.dataclass
@@ -85,7 +90,8 @@ class Loop:
     log_every: int
     validate_first: bool
     accumulate: int
-    clip_norm: float | None
+    rules: GradientRules
+    on_nan: str
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     checkpoints: Checkpoints | None
@@ -112,13 +118,12 @@ class Loop:
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.batch_iterator: Iterator[Any] = iter(())
-        self.update = GradientUpdate(
-            self.learner,
-            self.steps,
-            clip_norm=self.clip_norm,
-            autocast=self.autocast,
-            on_gradients=self.show_gradients if self.callbacks.wants(GradientsComputed) else None,
-        )
+        rules = self.rules
+        if self.callbacks.wants(GradientsComputed):
+            rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
+        self.update = update_of(self.learner, self.steps, rules, self.autocast)
+        self.losses = RecentLosses()
+        self.skips = NonFiniteReports(self.train, self.on_nan, self.writer, self.reporter)
         self.step_output: StepOutput | None = None
         self.stop_reason: str | None = None
         self.is_stepping = False
@@ -170,7 +175,7 @@ class Loop:
         wait_start = perf_counter()
         while window := self.next_window():
             self.data_wait_seconds += perf_counter() - wait_start
-            self.step([self.to_device(batch) for batch in window])
+            self.step(window)
             if position.step % self.log_every == 0:
                 self.log()
             # After the last batch, the due tasks run below, once the epoch is counted.
@@ -201,20 +206,28 @@ class Loop:
 
     def step(self, window: Sequence[Any]) -> None:
         """Update the parameters by a window of batches."""
-        self.learning_rate = self.control.learning_rate(self.position.step)
+        position = self.position
+        self.learning_rate = self.control.learning_rate(position.step)
         # Of rates that the optimizer schedules itself.
         self.learner.optimizer.rate_factor = self.control.rate_factor
+        self.losses.begin_step(position)
         self.is_stepping = True
-        self.update(window, self.learning_rate, self.observe)
+        # Each batch is moved when it is its turn, so that the device holds one of them.
+        self.update(map(self.to_device, window), self.learning_rate, self.observe)
         self.is_stepping = False
-        self.position.step += 1
-        self.position.batch += len(window)
+        position.step += 1
+        position.batch += len(window)
+        if self.update.non_finite is not None and self.skips.report(
+            self.update.non_finite, position, len(window), self.learning_rate
+        ):
+            self.stop("stopped by a step that was not finite")
         if self.step_output is not None:
-            self.callbacks(Stepped(self, window[-1], self.step_output, self.learning_rate))
+            self.callbacks(Stepped(self, self.to_device(window[-1]), self.step_output, self.learning_rate))
             self.step_output = None
 
     def observe(self, output: StepOutput) -> None:
         """Update the metrics by the output of a training step."""
+        self.losses.add(output)
         for metric in self.train_metrics:
             metric.update(output)
         if output.log:
@@ -320,12 +333,15 @@ class Loop:
             "steps_per_second": steps / seconds,
             "samples_per_second": (sums[0][1] - self.logged_sums[0][1]) / seconds,
             "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
+            **self.update.readings(),
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
         self.reporter.step(position, values, speed)
         self.callbacks(Logged(self, values, speed))
         self.check_loss(values)
+        self.losses.clear()
+        self.skips.check_scale(speed.get("loss_scale"), position)
         self.logged_sums, self.logged_step, self.logged_seconds, self.data_wait_seconds = (
             sums,
             position.step,
@@ -398,9 +414,16 @@ class Loop:
         if self.background is not None:
             self.background.wait()
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
+        first = self.losses.first_non_finite()
+        steps = (since + 1, self.position.step) if first is None else (first.step, first.step)
+        where = f"steps {steps[0]} to {steps[1]}, epoch {self.position.current_epoch}"
+        samples: list[int] | None = None
+        if first is not None:
+            where = f"step {first.step}, epoch {first.epoch + 1}, batch {first.batch + 1}"
+            samples = self.skips.samples(first.epoch, first.batch)
         error = NonFiniteError(
             f"{what} became {value}",
-            where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
+            where=where + ("" if samples is None else f", samples {list_text(samples)}"),
             expected="a finite number",
             found=f"{value} at a learning rate of {self.learning_rate:.3g}",
             hint="to see where it began: "
@@ -412,7 +435,7 @@ class Loop:
                 else "there is no checkpoint to resume from"
             ),
         )
-        error.steps = (since + 1, self.position.step)
+        error.steps, error.samples = steps, samples
         return error
 
     def end_epoch(self) -> None:
@@ -615,6 +638,7 @@ class Loop:
                 m.name: sums for m, sums in zip(self.train_metrics, self.logged_sums, strict=True)
             },
             "logged": self.logged.state(),
+            "update": self.update.state(),
             "validated_step": self.validated_step,
             "learning_rate": self.learning_rate,
             "group_rates": dict(self.group_rates()),
@@ -628,11 +652,13 @@ class Loop:
         self.logged_step, self.validated_step = state["logged_step"], state["validated_step"]
         self.learning_rate = state["learning_rate"]
         self.logged.load_state(state["logged"])
+        self.update.load_state(state["update"])
         before = state["logged_sums"]
         self.logged_sums = [
             (before[metric.name][0], before[metric.name][1]) if metric.name in before else sums
             for metric, sums in zip(self.train_metrics, self.logged_sums, strict=True)
         ]
+
     def finish_saving(self, error: BaseException | None = None) -> None:
         """Wait for the checkpoint that is being written; after an error, add a note if that fails too."""
         try:

@@ -1,4 +1,15 @@
-"""Precision and strategy settings of a training."""
+"""Precision and strategy settings of a training.
+
+================== ============== ================================ ==============================
+precision          parameters     matmuls and convolutions         also
+================== ============== ================================ ==============================
+``float32``        as they are    in the parameters' dtype
+``tf32``           as they are    float32 on tf32 tensor cores     for the run, in the process
+``float16``        as they are    float16, by autocast             scaled losses (`LossScale`)
+``bfloat16``       as they are    bfloat16, by autocast
+``bfloat16 whole`` bfloat16       bfloat16, by autocast            optimizer state in bfloat16
+================== ============== ================================ ==============================
+"""
 
 from __future__ import annotations
 
@@ -6,25 +17,50 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from burnt.errors import UnsupportedError
+from burnt.errors import UnsupportedError, nearest
+from burnt.kernels import multiplying
+from burnt.record.casting import beside_statistics
 
-__all__ = ["autocast", "check_precision", "check_strategy"]
+__all__ = ["WHOLE", "autocast", "cast_parameters", "check_precision", "check_strategy", "float32_matmuls"]
 
-_NAMES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+WHOLE = "bfloat16 whole"
+_NAMES = {
+    **dict.fromkeys(("float32", "fp32", "32", "32-true", "no"), "float32"),
+    "tf32": "tf32",
+    **dict.fromkeys(("float16", "fp16", "16", "16-mixed"), "float16"),
+    **dict.fromkeys(("bfloat16", "bf16", "bf16-mixed"), "bfloat16"),
+    **dict.fromkeys((WHOLE, "bf16 whole", "bf16-true"), WHOLE),
+}
+"""The names of a precision, those of Lightning and accelerate among them."""
+_DOUBLE = "for float64, convert model and data: model.double()"
+_HALF = 'small gradients and updates are 0 in float16: "float16" or "bfloat16 whole"'
+_EIGHT = 'training in 8 bits is not supported: "bfloat16"'
+_HINTS = {
+    **dict.fromkeys(("float64", "fp64", "double", "64", "64-true"), _DOUBLE),
+    **dict.fromkeys(("16-true", "float16 whole"), _HALF),
+    **dict.fromkeys(("fp8", "transformer-engine"), _EIGHT),
+}
+_AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16, WHOLE: torch.bfloat16}
 
 
 def check_precision(name: str) -> str:
-    """Return ``"float32"`` or ``"bfloat16"`` for a precision setting.
+    """Return the name of a precision setting; Lightning's and accelerate's names are understood too.
 
     Raises:
-        UnsupportedError: any other precision.
+        UnsupportedError: there is no such precision.
+
+    >>> check_precision("bf16-true"), check_precision("16-mixed")
+    ('bfloat16 whole', 'float16')
     """
-    if name not in _NAMES:
+    key = str(name)
+    if key not in _NAMES:
+        guess = nearest(key, _NAMES)
         raise UnsupportedError(
-            f"precision={name!r} does not exist", expected="float32 (fp32) or bfloat16 (bf16)",
-            hint="bfloat16 needs no loss scaling and is as fast as float16 on hardware that has both",
-        )  # fmt: skip
-    return _NAMES[name]
+            f"precision={name!r} does not exist",
+            expected=", ".join(dict.fromkeys(_NAMES.values())),
+            hint=_HINTS.get(key) or (f"did you mean {guess!r}?" if guess else None),
+        )
+    return _NAMES[key]
 
 
 def check_strategy(name: str) -> str:
@@ -43,7 +79,31 @@ def check_strategy(name: str) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context of a step; for float32 it does nothing. Parameters stay float32."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    """Return the autocast context of a step; for float32 and tf32 it does nothing."""
+    dtype = _AUTOCAST.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def float32_matmuls(precision: str) -> AbstractContextManager[object]:
+    """Return the context of a whole run: with ``"tf32"``, how the process multiplies float32 meanwhile."""
+    return multiplying("tf32") if precision == "tf32" else nullcontext()
+
+
+def cast_parameters(precision: str, model: torch.nn.Module) -> None:
+    """Convert a model in place to what the precision trains; only ``"bfloat16 whole"`` converts.
+
+    Modules with running statistics, such as BatchNorm, stay as they are, with all their tensors.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    >>> cast_parameters("bfloat16 whole", model)
+    >>> model[0].weight.dtype, model[1].weight.dtype
+    (torch.bfloat16, torch.float32)
+    """
+    if precision != WHOLE:
+        return
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kept = beside_statistics(tensors)
+    with torch.no_grad():
+        for path, tensor in tensors.items():
+            if tensor.is_floating_point() and path not in kept:
+                tensor.data = tensor.data.to(torch.bfloat16)

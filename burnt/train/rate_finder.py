@@ -19,10 +19,12 @@ from burnt.device import as_device
 from burnt.errors import ConfigError, DataError
 from burnt.plot import Line, Plot
 from burnt.train.learner import Learner, Steps
+from burnt.train.loss_scale import LossScale
+from burnt.train.optimizer_step import GradientRules
 from burnt.train.precision import autocast, check_precision
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
-from burnt.train.update import GradientUpdate
+from burnt.train.update import Update, update_of
 
 __all__ = ["RateSearch", "endless", "find_learning_rate", "trial_update", "unchanged"]
 
@@ -200,9 +202,11 @@ def unchanged(learner: Learner, device: torch.device) -> Iterator[Learner]:
         rng.restore()
 
 
-def trial_update(learner: Learner, precision: str, clip_norm: float | None) -> GradientUpdate:
-    """Return the update of a learner outside of a training."""
+def trial_update(learner: Learner, precision: str, clip_norm: float | None) -> Update:
+    """Return the update of a learner outside of a training, which converts no parameters."""
     device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
-    context = functools.partial(autocast, check_precision(precision), device)
+    precision = check_precision(precision)
     steps = Steps(learner.model, learner.step, learner.validation_step)
-    return GradientUpdate(learner, steps, clip_norm=clip_norm, autocast=context)
+    scale = LossScale(device) if precision == "float16" else None
+    rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
+    return update_of(learner, steps, rules, functools.partial(autocast, precision, device))

@@ -28,11 +28,13 @@ from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
     ConfigError,
+    UnsupportedError,
     quantity,
 )
 from burnt.module import loading_problem
 from burnt.optim.schedules.base import stable_text
 from burnt.record import Record, load_into, record_of
+from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
@@ -47,9 +49,19 @@ from burnt.train.format import value_text, values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
+from burnt.train.loss_scale import LossScale
+from burnt.train.manual import Optimizers
 from burnt.train.metrics import Loss, Metric
+from burnt.train.non_finite import check_policy
+from burnt.train.optimizer_step import GradientRules
 from burnt.train.plateau import plateaus_of
-from burnt.train.precision import autocast, check_precision, check_strategy
+from burnt.train.precision import (
+    autocast,
+    cast_parameters,
+    check_precision,
+    check_strategy,
+    float32_matmuls,
+)
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
@@ -114,7 +126,9 @@ class SupervisedTraining:
         checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
             the best by validation loss (`KeepBest`); None turns checkpoints off.
         stopping: an `EarlyStopping`.
-        precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
+        precision: ``"float32"``; ``"tf32"``, float32 on tensor cores; ``"bfloat16"`` or ``"float16"``, by
+            autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
+            converts the parameters. Lightning's names, such as ``"bf16-mixed"``, are understood.
         strategy: ``"auto"``: one device.
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
@@ -125,6 +139,15 @@ class SupervisedTraining:
         device: where to train; by default the fastest device available.
         seed: seed of torch's generators, set before the first step of a new run.
         clip_norm: maximum global norm of the gradients.
+        clip_value: maximum absolute value of each element of the gradients, clipped before the norm.
+        log_gradient_norm: log the norm of the gradients before clipping as ``gradient_norm``, as `clip_norm`
+            does anyway.
+        on_nan: what to do about a loss or gradient that is NaN or infinite. ``"raise"``: raise when the
+            metrics are read next, which is free. ``"skip"``: do not make the update, leave the batch out of
+            the metrics and go on; looks at each loss, and so waits for the device in each step. ``"stop"``:
+            the same, then save and end.
+        checkpoint_activations: a pattern on paths of modules, ``"decoder.layers.*"``, whose activations are
+            computed again in the backward pass instead of stored.
         accumulate: the number of batches of a step. Their gradients are added up to those of the mean loss
             over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
         callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
@@ -159,6 +182,12 @@ class SupervisedTraining:
         optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
         loss="the loss is computed in the step of the Learner",
         fast_dev_run="a method: training.quick_run(learner)",
+        gradient_clip_val="clip_norm=1.0 limits the norm, clip_value= each element",
+        max_grad_norm="clip_norm=1.0",
+        accumulate_grad_batches="accumulate=4",
+        gradient_accumulation_steps="accumulate=4",
+        detect_anomaly='on_nan="skip" or "stop"; with "raise", the default, the error names the step',
+        gradient_checkpointing='checkpoint_activations="decoder.layers.*", a pattern on paths of modules',
         logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
         num_workers="worker processes belong to the loader: train=Loader(..., workers=2)",
     )
@@ -178,6 +207,10 @@ class SupervisedTraining:
         device: torch.device | str | None = None,
         seed: int | None = None,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
+        log_gradient_norm: bool = False,
+        on_nan: str = "raise",
+        checkpoint_activations: str | None = None,
         accumulate: int = 1,
         callbacks: Sequence[Any] = (),
         log_every: int = 20,
@@ -210,7 +243,11 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        for name, value in (("log_every", log_every), ("clip_norm", clip_norm)):
+        for name, value in (
+            ("log_every", log_every),
+            ("clip_norm", clip_norm),
+            ("clip_value", clip_value),
+        ):
             if value is not None and not value > 0:
                 raise ConfigError(
                     "a training setting is invalid", where=name, expected="above 0", found=value
@@ -226,6 +263,10 @@ class SupervisedTraining:
         self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
         self.clip_norm = clip_norm
+        self.clip_value = clip_value
+        self.log_gradient_norm = log_gradient_norm
+        self.on_nan = check_policy(on_nan)
+        self.checkpoint_activations = checkpoint_activations
         self.metrics = loss_first(metrics)
         self.stopping = stopping
         self.fork: dict[str, Any] | None = None
@@ -334,6 +375,8 @@ class SupervisedTraining:
             return directed
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
+        cast_parameters(self.precision, model)
+        self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)
         learner.precision = self.precision
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
@@ -366,6 +409,8 @@ class SupervisedTraining:
         with ExitStack() as stack:
             if self.memory_pool:
                 stack.enter_context(memory.pool(by_default=True))
+            stack.enter_context(float32_matmuls(self.precision))
+            stack.enter_context(checkpointed(model, self.checkpoint_activations))
             stack.callback(self.reporter.close)
             ending = stack.enter_context(Ending(writer, position))
             if loaded is not None:
@@ -405,7 +450,8 @@ class SupervisedTraining:
                 log_every=self.log_every,
                 validate_first=self.validate_first,
                 accumulate=self.accumulate,
-                clip_norm=self.clip_norm,
+                rules=self._rules(),
+                on_nan=self.on_nan,
                 device=self.device,
                 autocast=functools.partial(autocast, self.precision, self.device),
                 checkpoints=checkpoints,
@@ -462,6 +508,41 @@ class SupervisedTraining:
         if interruption.signal is not None:
             raise interruption.error()
         return TrainingResult(model, self.folder, reason, position, loop.values, saved, *self._best(saved))
+
+    def _rules(self) -> GradientRules:
+        return GradientRules(
+            clip_norm=self.clip_norm,
+            clip_value=self.clip_value,
+            log_norm=self.log_gradient_norm,
+            loss_scale=LossScale(self.device) if self.precision == "float16" else None,
+            skip_non_finite=self.on_nan != "raise",
+        )
+
+    def _check_update(self, learner: Learner) -> None:
+        """Raise if the settings of updates do not fit the Learner.
+
+        Raises:
+            ConfigError: the training step steps its optimizers itself, and batches were to be accumulated;
+                or `checkpoint_activations` matches no module.
+            UnsupportedError: an optimizer that evaluates the loss several times cannot skip a step.
+        """
+        if isinstance(learner.optimizer, Optimizers) and self.accumulate > 1:
+            raise ConfigError(
+                "a training step with several optimizers accumulates gradients itself",
+                where="accumulate",
+                expected="1",
+                found=self.accumulate,
+                hint="optimizers[name].gradients(loss) returns gradients to add up, and step takes them",
+            )
+        if learner.optimizer.needs_closure and (self.precision == "float16" or self.on_nan != "raise"):
+            raise UnsupportedError(
+                f"{type(learner.optimizer).__name__} evaluates the loss several times in a step, "
+                "and cannot skip one",
+                expected='another optimizer, or precision="float32" and on_nan="raise"',
+                found=f"precision={self.precision!r}, on_nan={self.on_nan!r}",
+            )
+        if self.checkpoint_activations is not None:
+            select_modules(learner.model, self.checkpoint_activations)
 
     def _splits(self) -> tuple[str, ...]:
         return ("train", *self.valid)
@@ -532,6 +613,7 @@ class SupervisedTraining:
             ("precision=", document.get("precision", self.precision), self.precision),
             ("accumulate=", document.get("accumulate", 1), self.accumulate),
             ("clip_norm=", document.get("clip_norm", self.clip_norm), self.clip_norm),
+            ("clip_value=", document.get("clip_value", self.clip_value), self.clip_value),
         ):
             if old != now:
                 self.reporter.message(
@@ -619,6 +701,7 @@ class SupervisedTraining:
             "built": repr(learner.optimizer),
             "precision": self.precision,
             "clip_norm": self.clip_norm,
+            "clip_value": self.clip_value,
             "accumulate": self.accumulate,
             "callbacks": self.callbacks.state(),
             "stopping": None if self.stopping is None else self.stopping.state(),

@@ -266,8 +266,10 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         try:
             return entry.call(*args)
         except Exception as error:
+            if _torch.is_raised_by_saved_tensor_hook(error):
+                raise  # not the candidate's error
             # A sparse or oneDNN tensor may have the same signature as a strided one.
-            if not all_strided(args) and not _torch.is_raised_by_saved_tensor_hook(error):
+            if not all_strided(args):
                 return self.candidates["library"](*args)
             self._raise_explained(entry, args, error)
 
@@ -459,6 +461,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 self.look(*args)  # type: ignore[misc]
             results = entry.call(*args)
         except Exception as error:
+            if _torch.is_raised_by_saved_tensor_hook(error):
+                raise
             self._raise_explained(entry, args, error)
         if entry.candidate.name not in _BUILT_IN:
             self._check_arguments_unmodified(entry.candidate, args, versions)
@@ -471,10 +475,9 @@ class Op(InlinedWhenTraced, Generic[P, R]):
     def _raise_explained(self, entry: Entry, args: Sequence[Any], error: Exception) -> NoReturn:
         """Raise a candidate's error with a message about the op's arguments, if possible.
 
-        An error of a saved-tensor hook is not the candidate's, and is raised unchanged.
+        Not for an error of a saved-tensor hook: raised from here, it would be part of a reference cycle, and
+        each recomputation of a checkpoint ends with one, whose frames hold activations.
         """
-        if _torch.is_raised_by_saved_tensor_hook(error):
-            raise error
         candidate = entry.candidate
         if self.look is not None and isinstance(error, IndexError):
             self.look(*args)

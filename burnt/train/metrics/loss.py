@@ -24,6 +24,7 @@ class Loss(Metric):
     higher_is_better = False
 
     def update(self, output: StepOutput) -> None:
-        """Add the batch's loss, weighted by its count."""
+        """Add the batch's loss, weighted by its count; without items it is NaN, and not added."""
         assert output.count is not None
-        self.add(output.loss, output.count, weight=output.count)
+        if output.count:
+            self.add(output.loss, output.count, weight=output.count)

@@ -1,0 +1,121 @@
+"""Activation checkpointing: modules whose activations are computed again in the backward pass, not stored."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from burnt._patterns import matches, near, warn_unmatched
+from burnt.errors import ConfigError
+
+__all__ = ["checkpointed", "select_modules"]
+
+
+@contextlib.contextmanager
+def checkpointed(model: torch.nn.Module, pattern: str | None) -> Iterator[None]:
+    """Context manager that checkpoints the modules which a pattern matches, while they train.
+
+    Only the inputs of such a module are stored; its forward pass runs once more in the backward pass, with
+    the same random numbers, under the same autocast, and without a second update of running statistics. Paths
+    and hooks of modules stay as they are.
+
+    Args:
+        model: the model.
+        pattern: a pattern on paths of modules, as in `burnt.freeze`; None checkpoints nothing.
+
+    Raises:
+        ConfigError: the pattern matches nothing, or a module without a forward of its own.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with checkpointed(model, "0"):
+    ...     model(torch.ones(1, 2)).sum().backward()
+    >>> model[0].weight.grad.shape
+    torch.Size([2, 2])
+    """
+    if pattern is None:
+        yield
+        return
+    modules = select_modules(model, pattern).values()
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            had_forward = "forward" in module.__dict__
+            forward = module.forward
+            object.__setattr__(module, "forward", _checkpointed_forward(module, forward))
+            if had_forward:
+                stack.callback(object.__setattr__, module, "forward", forward)
+            else:
+                stack.callback(object.__delattr__, module, "forward")
+        yield
+
+
+def select_modules(model: torch.nn.Module, pattern: str) -> dict[str, torch.nn.Module]:
+    """Return the outermost modules that a pattern matches, by path.
+
+    Raises:
+        ConfigError: see `checkpointed`.
+
+    >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2))
+    >>> list(select_modules(model, "*"))
+    ['0', '1']
+    """
+    modules = {path: module for path, module in model.named_modules() if path}
+    matching = {path for path in modules if matches(pattern, path)}
+    chosen = {
+        path: module
+        for path, module in modules.items()
+        if path in matching and path.rpartition(".")[0] not in matching
+    }
+    if not chosen:
+        raise ConfigError(
+            "checkpoint_activations= matches no module",
+            where="checkpoint_activations",
+            expected="a pattern on paths of modules",
+            found=repr(pattern),
+            hint=near(pattern, modules),
+        )
+    warn_unmatched(pattern, modules, "module")
+    for path, module in chosen.items():
+        if type(module).forward is torch.nn.Module.forward:
+            raise ConfigError(
+                "a module to checkpoint is never called",
+                where=f"checkpoint_activations, {path}",
+                expected="modules with a forward of their own",
+                found=f"a {type(module).__name__}",
+                hint=f"did you mean {path + '.*'!r}?",
+            )
+    return chosen
+
+
+def _checkpointed_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not (module.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), _buffers_aside(module)),
+            **kwargs,
+        )
+
+    return call
+
+
+@contextlib.contextmanager
+def _buffers_aside(module: torch.nn.Module) -> Iterator[None]:
+    """Have a second forward pass change copies of the buffers, such as running statistics.
+
+    The buffers are replaced, not restored: their versions must stay as autograd has saved them.
+    """
+    owners = [(owner, dict(owner._buffers)) for owner in module.modules() if owner._buffers]
+    for owner, buffers in owners:
+        owner._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        yield
+    finally:
+        for owner, buffers in owners:
+            owner._buffers.update(buffers)
