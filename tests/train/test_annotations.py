@@ -40,8 +40,7 @@ def test_tags_are_added_and_removed_in_any_order(run: Path) -> None:
 def test_no_tag_is_lost_between_writers(run: Path) -> None:
     names = [[f"t{writer}-{i}" for i in range(20)] for writer in range(4)]
     threads = [
-        threading.Thread(target=lambda own=own: [change_tags(run, add=[tag]) for tag in own])  # type: ignore[misc]
-        for own in names
+        threading.Thread(target=lambda own=own: [change_tags(run, add=[tag]) for tag in own]) for own in names
     ]
     for thread in threads:
         thread.start()

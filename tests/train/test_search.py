@@ -139,7 +139,7 @@ def test_an_error_points_at_its_place(query: str, position: int, words: str) -> 
     assert mark == " " * position + "^"
     assert len(text) == len(query)
     assert "\x1b" not in text
-    said = ": ".join(filter(None, (error.what, str(error.expected), error.found and str(error.found))))
+    said = f"{error.what}: {error.expected}: {error.found}"
     for word in words.split(": "):
         assert word in said
 

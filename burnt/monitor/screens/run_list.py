@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from burnt.monitor.format import (
     clean,
     clock_text,
     duration_text,
+    natural_key,
     series_label,
     value_text,
 )
@@ -65,7 +65,7 @@ _AGE_REFRESH_SECONDS = 10.0  # how often ages are updated when nothing else chan
 
 _SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
     "age": lambda view: -view.created,
-    "run": lambda view: _natural_key(view.label),
+    "run": lambda view: natural_key(view.label),
     "state": lambda view: _STATE_ORDER.index(view.state),
     "progress": lambda view: view.fraction if view.fraction is not None else math.nan,
     "epoch": lambda view: _or_nan(view.progress and view.progress.epoch),
@@ -404,8 +404,3 @@ def _sort_value(view: RunView, value: float) -> float:
     """Return a sort key that puts the better value first, if the better direction is known."""
     higher = view.metric is not None and better_direction(view.metric.name, view.config) == "higher"
     return -value if higher else value
-
-
-def _natural_key(text: str) -> list[tuple[int, int | str]]:
-    """Return a sort key that puts run-2 before run-10."""
-    return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

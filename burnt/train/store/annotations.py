@@ -1,8 +1,8 @@
 """Tags and notes of a run: small files that any process may add during the run and after it.
 
-Only the training writes run.db, so they lie beside it: a tag is an empty file ``tags/NAME``, a note a JSON file
-in ``notes/``. To add or remove one is a single operation of the file system, so that several processes need
-no lock, and copying or merging folders keeps all of them.
+Only the training writes run.db, so they lie beside it: a tag is an empty file ``tags/NAME``, a note a JSON
+file in ``notes/``. To add or remove one is a single operation of the file system, so that several processes
+need no lock, and copying or merging folders keeps all of them.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def examine(folder: str | os.PathLike[str]) -> Removable:
     """Check that a run can be removed, and return what that frees; changes nothing.
 
     Raises:
-        RunError: the folder holds no run, or other runs too; it is a link; the run is running; or it cannot be
-            read, so that this is unknown.
+        RunError: the folder holds no run, or other runs too; it is a link; the run is running; or it cannot
+            be read, so that this is unknown.
     """
     folder = Path(folder)
     if folder.is_symlink():

@@ -11,7 +11,7 @@ A query is a list of terms, all of which must match:
 ``lr>=1e-3``           a setting: ``= != < <= > >=``, and ``~`` for "contains". ``lr`` is short for any key
                        that ends in ``.lr``
 ``valid/loss<0.3``     the last value of a metric; ``best:valid/loss<0.3`` the best one
-``step>1000``          steps, epochs (``epoch``), training time (``took>2h``), time since the start (``age<7d``)
+``step>1000``          steps, epochs (``epoch``), training time (``took>2h``), time since start (``age<7d``)
 ``-term``              the term does not match
 =====================  ====================================================================================
 
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from burnt.errors import QueryError, nearest
 from burnt.train.store.reader import Series
 
-__all__ = ["Query", "RunFacts", "parse_query", "settings_of"]
+__all__ = ["Query", "RunFacts", "flatten", "parse_query", "settings_of"]
 
 _Number = Callable[[float, float], bool]
 
@@ -152,14 +152,15 @@ def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
     >>> settings_of({"config": {"lr": 0.1, "model": {"hidden": 64}}, "load": {"source": "x.py"}})
     {'config.lr': 0.1, 'config.model.hidden': 64}
     """
-    return _flatten({key: value for key, value in (config or {}).items() if key not in _NOT_SHOWN})
+    return flatten({key: value for key, value in (config or {}).items() if key not in _NOT_SHOWN})
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings by dotted key, as the command line writes them."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
@@ -240,7 +241,7 @@ def _parse_field(text: str, position: int, name: str) -> tuple[Callable[[RunFact
         "name": lambda facts: facts.names,
         "note": lambda facts: facts.notes,
         "config": lambda facts: [f"{key}={_text(value)}" for key, value in facts.settings.items()],
-    }[name]  # type: ignore[assignment]
+    }[name]
     return lambda facts: any(test(value) for value in texts(facts) for test in tests), position
 
 
