@@ -1,29 +1,25 @@
 """The `burnt` command line: argument parsing, dispatch and exit codes.
 
-=================  ===========================================================
-`train.py`         `burnt train module:function key=value`
-`export.py`        `burnt export RUN -o model.onnx`
-`page.py`          `burnt page RUN -o digits.html`
-`c.py`             `burnt c RUN -o firmware`
-`serve.py`         `burnt serve RUN|m.onnx`
-`run_model.py`     what the commands that ship a run share: its model and inputs
-`monitor.py`       `burnt monitor`
-`runs_list.py`     `burnt runs list`
-`runs_show.py`     `burnt runs show`
-`runs_export.py`   `burnt runs export`
-`runs_compare.py`  `burnt runs compare`
-`runs_search.py`   `burnt runs search`
-`runs_tag.py`      `burnt runs tag`, `burnt runs note`
-`runs_rm.py`       `burnt runs rm`
-`runs_select.py`   runs by folder, name or pattern, for the commands above
-`ctl.py`           `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
-`tune.py`          `burnt tune run`, `show`, `export`, `import`, `clear`
-`show.py`          `burnt show FILE`: the tensors in a file of weights
-`convert.py`       `burnt convert A B`: weights in another format
-`bench.py`         `burnt bench MODULE:MODEL`
-`info.py`          `burnt info`
-`output.py`        tables for terminals, plain columns for pipes, JSON, errors
-=================  ===========================================================
+================  ===========================================================
+`train.py`        `burnt train module:function key=value`
+`export.py`       `burnt export RUN -o model.onnx`
+`page.py`         `burnt page RUN -o digits.html`
+`c.py`            `burnt c RUN -o firmware`
+`serve.py`        `burnt serve RUN|m.onnx`
+`run_model.py`    what the commands that ship a run share: its model and inputs
+`monitor.py`      `burnt monitor`
+`runs_list.py`    `burnt runs list`
+`runs_show.py`    `burnt runs show`
+`runs_export.py`  `burnt runs export`
+`runs_*.py`       `burnt runs compare`, `search`, `tag`, `note`, `rm`
+`ctl.py`          `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
+`tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
+`show.py`         `burnt show FILE`: the tensors in a file of weights
+`convert.py`      `burnt convert A B`: weights in another format
+`bench.py`        `burnt bench MODULE:MODEL`
+`info.py`         `burnt info`
+`output.py`       tables for terminals, plain columns for pipes, JSON, errors
+================  ===========================================================
 
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
 0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 130 Ctrl-C.
