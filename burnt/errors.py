@@ -183,7 +183,12 @@ class RunError(BurntError, OSError):
 
 
 class QueryError(BurntError, ValueError):
-    """A search of runs cannot be read."""
+    """A search of runs cannot be read.
+
+    `position` is the index of the character that the message points at.
+    """
+
+    position: int = 0
 
 
 class MetricError(BurntError, ValueError):

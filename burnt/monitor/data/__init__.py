@@ -4,5 +4,6 @@ runs                views of one run and of all runs below some folders
 refresher           the thread that reads them
 downsampled_series  a metric series at a bounded number of points
 event_text          events as text
+preferences         what the monitor remembers between sessions
 commands            commands sent to a run, and their answers
 """

@@ -20,7 +20,14 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
-from burnt.monitor.format import better_direction, fraction, main_metric, parse_number, problem_text
+from burnt.monitor.format import (
+    better_direction,
+    fork_text,
+    fraction,
+    main_metric,
+    parse_number,
+    problem_text,
+)
 from burnt.train.store import (
     Artefact,
     ArtefactName,
@@ -117,6 +124,7 @@ class RunView:
         self.config: dict[str, Any] | None = None
         self.settings: dict[str, Any] = {}
         self.parent: Parent | None = None
+        self.parentage = ""  # such as "fork of digits@120"
         self._parent_view: RunView | None = None
         self.tags: Sequence[str] = ()
         self.notes: Sequence[Note] = ()
@@ -134,7 +142,7 @@ class RunView:
         self._series_cache: dict[Series, DownsampledSeries] = {}
         self._best_cache: dict[Series, tuple[int, Extreme | None]] = {}
         self._annotations_stamp: object = None
-        self._file_notes: list[Note] = []
+        self.file_notes: Sequence[Note] = ()  # of the folder, not of the events
         self._event_notes: list[Note] = []
         self._newest_note_event = 0  # events up to this id were searched for notes
         self._log_lines: list[LogLine] = []
@@ -330,6 +338,7 @@ class RunView:
                 self._was_followed,
                 self.tags,
                 self.notes,
+                self.parentage,
             )
             changed = state != self._last_state
             self._last_state = state
@@ -338,6 +347,7 @@ class RunView:
 
     def _refresh(self) -> None:
         self._refresh_annotations()
+        self.parentage = "" if self.parent is None else fork_text(self.parent)
         if self._was_followed != bool(self._num_followers):
             self._was_followed = bool(self._num_followers)
             if self._was_followed:
@@ -377,11 +387,11 @@ class RunView:
         stamp = annotations_stamp(self.folder)
         if stamp != self._annotations_stamp:
             self._annotations_stamp = stamp
-            self.tags, self._file_notes = read_tags(self.folder), read_notes(self.folder)
+            self.tags, self.file_notes = read_tags(self.folder), read_notes(self.folder)
             self._merge_notes()
 
     def _merge_notes(self) -> None:
-        self.notes = sorted([*self._file_notes, *self._event_notes], key=lambda note: note.time)
+        self.notes = sorted([*self.file_notes, *self._event_notes], key=lambda note: note.time)
 
     def _should_reread(self, now: float) -> bool:
         """Whether to read the database even though its files look unchanged."""
@@ -408,6 +418,7 @@ class RunView:
                     self.config = _as_mapping(self.config)
                     self.config.pop("load", None)  # for building the model again, not for people
                 self.settings, self.parent = settings_of(self.config), reader.parent()
+                self.parentage = "" if self.parent is None else fork_text(self.parent)
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             if self.progress is not None:
                 self.progress = self.progress._replace(data=_as_mapping(self.progress.data))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis
 
 __all__ = [
+    "MAX_RUNS",
     "all_metrics",
     "assign_styles",
     "best_indices",
@@ -26,6 +27,8 @@ __all__ = [
     "compared_curves",
     "differences",
 ]
+
+MAX_RUNS = 8  # in one chart: as many as there are distinguishable colours
 
 
 def all_metrics(views: Sequence[RunView]) -> list[Series]:

@@ -11,6 +11,7 @@ __all__ = [
     "APP",
     "ARTEFACTS",
     "CHART",
+    "CHOOSE_COLUMNS",
     "COMPARE",
     "FILTER",
     "LIST",
@@ -63,12 +64,25 @@ LIST = (
 
 RUNS = (
     Key("enter", "open", "Open", "open the run under the cursor", 1),
-    Key("slash", "filter", "Filter", "show only runs that match words or a /regular expression/", 2),
+    Key("slash", "filter", "Filter", "show only runs that match, such as: digits lr>1e-3 tag:baseline", 2),
     Key("s", "sort", "Sort", "sort by the next column", 3),
     Key("S", "reverse", "Reverse", "reverse the sort order"),
-    Key("space", "mark", "Mark", "mark or unmark the run for comparison", 4),
+    Key("o", "columns", "Columns", "choose the columns: settings, metrics and others", 5),
+    Key("space", "mark", "Mark", "mark or unmark the run for comparison, tags or removal", 4),
     Key("c", "compare", "Compare", "compare the 2 to 8 marked runs", 4),
+    Key("plus", "tag", "Tag", "add tags to the marked runs, or to the one under the cursor", 6),
+    Key("minus", "untag", "Untag", "remove tags from the marked runs, or from the one under the cursor"),
+    Key("D,delete", "remove", "Remove", "remove the marked runs, or the one under the cursor", 7),
     Key("escape", "clear", "Clear", "clear the filter, then the marks"),
+)
+
+CHOOSE_COLUMNS = (
+    Key("space", "toggle_column", "Show/hide", "show or hide the column under the cursor", 1),
+    Key("less_than_sign", "move(-1)", "Left", "move the column to the left", 2),
+    Key("greater_than_sign", "move(1)", "Right", "move the column to the right", 2),
+    Key("slash", "filter", "Filter", "show only columns that match words or a /regular expression/", 2),
+    Key("r", "reset", "Reset", "return to the usual columns", 3),
+    Key("escape,o,q", "close", "Close", "close the window", 1),
 )
 
 _BACK = Key("escape", "back", "Back", "back to the list of runs", 1)
@@ -175,6 +189,8 @@ _NAMES = {
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
     "up": "↑",
     "down": "↓",
     "left": "←",

@@ -303,13 +303,15 @@ def _error(
 ) -> QueryError:
     # One character for each, so that the mark is below what it points at.
     shown = "".join(c if c.isprintable() else " " for c in text)
-    return QueryError(
+    error = QueryError(
         f"the search cannot be read: {what}",
         where=f"{shown}\n{' ' * position}^",
         expected=expected,
         found=found,
         hint=hint,
     )
+    error.position = position
+    return error
 
 
 # --- comparing
