@@ -137,13 +137,17 @@ CHART = (
 
 COMPARE = (
     _BACK,
-    Key("m", "metric(1)", "Metric", "show the next metric", 2),
-    Key("M", "metric(-1)", "Previous metric", "show the previous metric"),
+    Key("m", "metric(1)", "Metric", "select the next metric", 2),
+    Key("M", "metric(-1)", "Previous metric", "select the previous metric"),
     Key("slash", "choose", "Find metric", "select a metric by part of its name", 3),
     *_AXES,
     Key("s", "smooth", "Smooth", "switch the smoothing strength", 4),
-    Key("f", "full", "Full size", "show the chart alone, or with the tables", 2),
-    Key("tab", "focus_next", "Next part", "move the focus to the next part of the screen"),
+    Key("f", "full", "Full size", "show the selected chart alone, or all with the tables", 2),
+    Key("v", "several", "One/several", "show several metrics at once, or only the selected one", 3),
+    Key("pagedown", "page(1)", "Next charts", "go to the next page of charts"),
+    Key("pageup", "page(-1)", "Previous charts", "go to the previous page of charts"),
+    Key("tab", "focus_next", "Next part", "move the focus to the next chart or table"),
+    Key("shift+tab", "focus_previous", "Previous part", "move the focus to the previous chart or table"),
 )
 
 ARTEFACTS = (
