@@ -98,9 +98,7 @@ def run(
 
         attachment = Attachment(attached, Path(folders[0]), pulse)
     preferences = Preferences(default_path())
-    app = MonitorApp(
-        library, fps=fps, training_pid=attached, attachment=attachment, preferences=preferences
-    )
+    app = MonitorApp(library, fps=fps, training_pid=attached, attachment=attachment, preferences=preferences)
     app.run()
     return app.return_code or 0
 

@@ -15,6 +15,7 @@ from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, pri
 from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError, quantity
 from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
+from burnt.monitor.plotting.run_curves import series_in_order
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
 from burnt.train.store.annotations import all_notes, read_tags
@@ -139,7 +140,7 @@ def _print_run(reader: RunReader) -> None:
     if config := settings_of(reader.config()):
         page.heading("config")
         page.pairs({key: _exact_text(value) for key, value in config.items()})
-    if series := reader.series():
+    if series := series_in_order(reader.series()):
         page.heading("metrics")
         page.table(
             ["metric", "last", "at step", "best", "at step ", "trend"],

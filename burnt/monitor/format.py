@@ -212,7 +212,12 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
 def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
     """Return the validation loss, else the loss, else the first metric with a known better direction.
 
-    Of several validation sets, that is ``valid``, or else the first by name.
+    Of several validation sets, that is ``valid``, or else the first in `series_list`.
+
+    >>> from burnt.train.store import Series
+    >>> names = [("accuracy", "clean"), ("loss", "train"), ("loss", "clean"), ("loss", "shifted")]
+    >>> main_metric([Series(*pair) for pair in names])
+    Series(name='loss', split='clean')
     """
 
     def rank(series: Series) -> int:

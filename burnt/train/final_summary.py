@@ -40,20 +40,25 @@ def format_summary(
 
 
 def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
-    splits = [split for split in ("train", "valid") if any(key.startswith(f"{split}/") for key in values)]
+    found = dict.fromkeys(key.partition("/")[0] for key in values)
+    # The training's, the validation's, and those of further validation sets.
+    splits: list[str] = [split for split in ("train", "valid") if split in found]
+    splits += [split for split in found if split not in splits]
     if not splits:
         return []
-    best = _best_values(folder, splits[-1], metrics)
-    rows = [["", *splits, *([f"best {splits[-1]}"] if best else [])]]
+    judged = [split for split in splits if split != "train"] or splits
+    best = {split: _best_values(folder, split, metrics) for split in judged}
+    best = {split: bests for split, bests in best.items() if bests}
+    rows = [["", *splits, *(f"best {split}" for split in best)]]
     for metric in metrics:
         keys = [f"{split}/{metric.name}" for split in splits]
         if any(key in values for key in keys):
             row = [metric.name, *(value_text(values[key]) if key in values else "" for key in keys)]
-            rows.append([*row, *([best.get(metric.name, "")] if best else [])])
+            rows.append([*row, *(bests.get(metric.name, "") for bests in best.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if number in (0, len(splits) + 1) else cell.rjust(width)
+            cell.rjust(width) if 1 <= number <= len(splits) else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -590,14 +590,14 @@ class RunView:
         with self._open_reader() as reader:
             return reader.artefacts(kind, name)
 
-    def artefact_names(self) -> list[ArtefactName]:
+    def artefact_names(self, *, after: int = 0) -> list[ArtefactName]:
         """See `RunReader.artefact_names`.
 
         Raises:
             RunError: the run cannot be read.
         """
         with self._open_reader() as reader:
-            return reader.artefact_names()
+            return reader.artefact_names(after=after)
 
     def artefact(self, id: int) -> Artefact | None:
         """See `RunReader.artefact`.

@@ -26,6 +26,7 @@ __all__ = [
     "curves_of",
     "history_curve",
     "metrics_in_order",
+    "series_in_order",
     "splits_in_order",
     "values_on_axis",
 ]
@@ -170,6 +171,19 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
         return 0 if name == "loss" else 1 if better_direction(name) else 2, natural_key(name)
 
     return sorted({one.name for one in series}, key=rank)
+
+
+def series_in_order(series: Iterable[Series]) -> list[Series]:
+    """Return series in display order: by metric, then by split.
+
+    >>> pairs = [("norm/10", "train"), ("norm/9", "train"), ("loss", "valid"), ("loss", "train")]
+    >>> [f"{one.split}/{one.name}" for one in series_in_order([Series(*pair) for pair in pairs])]
+    ['train/loss', 'valid/loss', 'train/norm/9', 'train/norm/10']
+    """
+    series = list(series)
+    names = {name: number for number, name in enumerate(metrics_in_order(series))}
+    splits = splits_in_order(series)
+    return sorted(series, key=lambda one: (names[one.name], splits.index(one.split)))
 
 
 def splits_in_order(series: Iterable[Series]) -> list[str]:

@@ -153,6 +153,9 @@ COMPARE = (
 ARTEFACTS = (
     Key("left", "step(-1)", "Previous step", "show the previous recorded step", 2),
     Key("right", "step(1)", "Next step", "show the next recorded step", 2),
+    Key("comma", "jump(-1)", "Back", "go back by a tenth of the recorded steps", 4),
+    Key("full_stop", "jump(1)", "Forward", "go forward by a tenth of the recorded steps", 4),
+    Key("slash", "filter", "Filter", "show only names that match words or a /regular expression/", 3),
     Key("shift+left", "end(0)", "First step", "show the first recorded step"),
     Key("shift+right", "end(-1)", "Last step", "show the last recorded step and follow new ones"),
     Key("shift+up", "scroll(-1)", "Scroll up", "scroll the artefact up"),
@@ -194,6 +197,8 @@ _NAMES = {
     "minus": "-",
     "equals_sign": "=",
     "less_than_sign": "<",
+    "comma": ",",
+    "full_stop": ".",
     "greater_than_sign": ">",
     "up": "↑",
     "down": "↓",

@@ -677,9 +677,15 @@ class RunReader:
         )
         return [self._artefact(row) for row in rows]
 
-    def artefact_names(self) -> list[ArtefactName]:
-        """Return the visible artefacts without their data, which may be large, oldest first."""
-        rows = self._rows(f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts ORDER BY id")
+    def artefact_names(self, *, after: int = 0) -> list[ArtefactName]:
+        """Return the visible artefacts without their data, which may be large, oldest first.
+
+        Args:
+            after: only artefacts with a higher `id`, that is, those new since an earlier read.
+        """
+        rows = self._rows(
+            f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts WHERE id > ? ORDER BY id", (after,)
+        )
         return [ArtefactName._make(row) for row in rows]
 
     def artefact(self, id: int) -> Artefact | None:
