@@ -425,8 +425,9 @@ class Plot:
         used_width = 0
         entries = [[Span(clean(self.view.title), "title")]] if self.view.title else []
         for i, curve in enumerate(self.view.curves):
-            if curve.tag or not self.view.short_legend:
-                entries.append(self._legend_entry(i, curve))
+            entry = self._legend_entry(i, curve)
+            if entry is not None:
+                entries.append(entry)
         entries += [[Span(note, "note")] for note in self._notes()]
         for entry in entries:
             length = sum(cell_len(span.text) for span in entry)
@@ -461,13 +462,20 @@ class Plot:
                     break
         return list(dict.fromkeys(notes))
 
-    def _legend_entry(self, number: int, curve: Curve) -> list[Span]:
+    def _legend_entry(self, number: int, curve: Curve) -> list[Span] | None:
+        """Return a curve's entry; None for one that needs none."""
+        if curve.faint:
+            labels = [other.label for other in self.view.curves[:number] if other.faint]
+            if self.view.short_legend or curve.label in labels:
+                return None
+            sample = line_sample(_dash_pattern(number, curve), _SAMPLE_CELLS)
+            return [Span(f"{sample} ", f"-{number}"), Span(clean(curve.label), "label")]
         at = self.range_x[1] if self.view.crosshair is None else self.view.crosshair
         index = nearest_index(curve.xs, at)
         # With smoothing, the legend still shows the measured values.
         raw = " raw" if self.view.smoothing else ""
         value = "" if index is None else f"{raw} {number_text(curve.ys[index])}"
-        style = f"-{number}" if curve.faint else str(number)
+        style = str(number)
         if self.view.short_legend:
             return [Span(curve.tag, style), Span(value, "label")]
         tag = f"{curve.tag} " if curve.tag else ""

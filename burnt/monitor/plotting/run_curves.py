@@ -76,7 +76,7 @@ def curves_of(
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
         history = history_curve(view, series, axis, until_fork=False, with_means=with_means)
         if history is not None:
-            of_parents.append(history._replace(label=f"parent {clean(split)}", color=color, style=style))
+            of_parents.append(history._replace(label="parent", color=color, style=style))
     return [*of_parents, *curves]
 
 

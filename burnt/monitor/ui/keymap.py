@@ -64,15 +64,15 @@ LIST = (
 
 RUNS = (
     Key("enter", "open", "Open", "open the run under the cursor", 1),
-    Key("slash", "filter", "Filter", "show only runs that match, such as: digits lr>1e-3 tag:baseline", 2),
+    Key("slash", "filter", "Filter", "show only runs that match, such as: digits lr>0.01 tag:a", 2),
     Key("s", "sort", "Sort", "sort by the next column", 3),
     Key("S", "reverse", "Reverse", "reverse the sort order"),
     Key("o", "columns", "Columns", "choose the columns: settings, metrics and others", 5),
     Key("space", "mark", "Mark", "mark or unmark the run for comparison, tags or removal", 4),
     Key("c", "compare", "Compare", "compare the 2 to 8 marked runs", 4),
-    Key("plus", "tag", "Tag", "add tags to the marked runs, or to the one under the cursor", 6),
-    Key("minus", "untag", "Untag", "remove tags from the marked runs, or from the one under the cursor"),
-    Key("D,delete", "remove", "Remove", "remove the marked runs, or the one under the cursor", 7),
+    Key("plus", "tag", "Tag", "add tags to the run, or to the marked runs", 6),
+    Key("minus", "untag", "Untag", "remove tags from the run, or from the marked runs"),
+    Key("D,delete", "remove", "Remove", "remove the run, or the marked runs, after a question", 7),
     Key("escape", "clear", "Clear", "clear the filter, then the marks"),
 )
 

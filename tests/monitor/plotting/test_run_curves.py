@@ -118,7 +118,7 @@ def test_the_curves_of_a_fork_lie_on_its_parents(tmp_path: Path) -> None:
     view = read(fork(tmp_path, "third", 21, "second", train=3.0, valid=3.5))
     of_train, of_valid, train, valid = curves_of(view, "loss")
     assert [curve.faint for curve in (of_train, of_valid, train, valid)] == [True, True, False, False]
-    assert (of_train.label, of_train.color) == ("parent train", train.color)
+    assert (of_train.label, of_train.color) == ("parent", train.color)
     # The parent goes on beyond the fork, its own parent ends where it begins.
     assert (of_train.xs, of_train.ys) == (list(range(1, 31)), [1.0] * 10 + [2.0] * 20)
     assert train.xs == list(range(21, 31))
