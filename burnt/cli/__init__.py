@@ -400,11 +400,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if words[:2] in (["runs", "search"], ["runs", "tag"]):
         # -term and -tag are no options; argparse takes what begins with a space for an argument.
         words[2:] = [f" {word}" if re.match(r"-(?!-|h$)", word) else word for word in words[2:]]
-    # argparse does not collect overrides that follow an option after other overrides; they are in `rest`.
+    # argparse does not collect words that follow an option after other words; they are in `rest`.
     args, rest = parser.parse_known_args(words)
-    if args.command == "train":
-        args.overrides += [word for word in rest if not word.startswith("-")]
-        rest = [word for word in rest if word.startswith("-")]
+    for name in ("overrides", "runs", "query", "words", "text"):
+        if args.command in ("train", "runs") and hasattr(args, name):
+            getattr(args, name).extend(word for word in rest if not word.startswith("-"))
+            rest = [word for word in rest if word.startswith("-")]
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "runs" and args.action == "export" and args.follow and args.format != "jsonl":

@@ -12,7 +12,7 @@ from burnt.cli.runs_list import STATE_STYLES, progress_json
 from burnt.cli.runs_select import select_runs
 from burnt.errors import nearest, quantity
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import duration_text, fork_text, progress_text, series_label, value_text
+from burnt.monitor.format import duration_text, fork_text, series_label, value_text
 from burnt.monitor.plotting.comparison import (
     all_metrics,
     best_indices,
@@ -29,7 +29,7 @@ __all__ = ["run"]
 _PLOT_LINES = 14
 _MIN_COLUMNS, _PIPE_COLUMNS = 60, 100
 _NAME_WIDTH, _VALUE_WIDTH = 26, 11  # cells that a metric's name and a value take in a terminal
-_MAX_SETTING_WIDTH = 30  # of a value in a terminal
+_MIN_SETTING_WIDTH = 12  # of a shortened value in a terminal
 _BEST, _NOT_BEST = "*", " "  # after the best of a row's values, and after the others
 
 
@@ -94,7 +94,8 @@ def _print(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[S
     page.heading("settings that differ")
     differing = differences([view.config for view in views])
     rows: list[list[str | Cell]] = [
-        [key, *(_shorten(value or "", width) for value in values)] for key, values in differing.items()
+        [key, *(_shorten(value or "", width, len(views)) for value in values)]
+        for key, values in differing.items()
     ]
     if rows:
         _print_columns(page, ["setting"], rows, width, right=False)
@@ -108,14 +109,14 @@ def _print(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[S
         else:
             new_rows = _metric_rows(views, one, direction)
             if page.is_styled:  # in a pipe, each line has its name, for grep
-                new_rows[1:] = [["", *row[1:]] for row in new_rows[1:]]
+                new_rows[1:] = [[" ", *row[1:]] for row in new_rows[1:]]
             rows += new_rows
     if rows:
         page.heading("metrics")
         _print_columns(page, ["metric", ""], rows, width, right=True)
     if num_hidden:
         page.line(
-            Cell(f"... {quantity(num_hidden, 'metric')} more without a known better direction: ", "dim"),
+            Cell(f"... {quantity(num_hidden, 'more metric')} without a known better direction: ", "dim"),
             Cell("--metric PATTERN or --json", "dim"),
         )
     for one in drawn:
@@ -132,6 +133,8 @@ def _print_columns(
     per_table = num_runs if width is None else max((width - _NAME_WIDTH) // max(widest, _VALUE_WIDTH - 2), 1)
     for start in range(0, num_runs, per_table):
         stop = min(start + per_table, num_runs)
+        if start:
+            page.line("")
         numbers = [f"{number + 1}{_NOT_BEST * right}" for number in range(start, stop)]
         page.table(
             [*names, *numbers],
@@ -145,11 +148,12 @@ def _text(cell: str | Cell) -> str:
     return cell if isinstance(cell, str) else cell.text
 
 
-def _shorten(value: str, width: int | None) -> str:
-    """Shorten a setting for a terminal; a pipe gets all of it."""
-    return (
-        value if width is None or len(value) <= _MAX_SETTING_WIDTH else f"{value[: _MAX_SETTING_WIDTH - 1]}…"
-    )
+def _shorten(value: str, width: int | None, num_runs: int) -> str:
+    """Shorten a setting so that the runs fit a terminal; a pipe gets all of it."""
+    if width is None:
+        return value
+    length = max((width - _NAME_WIDTH) // num_runs - 2, _MIN_SETTING_WIDTH)
+    return value if len(value) <= length else f"{value[: length - 1]}…"
 
 
 def _terminal_width() -> int:
@@ -165,13 +169,12 @@ def _print_runs(page: Page, views: Sequence[RunView]) -> None:
         steps = "" if view.progress is None else str(view.progress.step)
         took = duration_text(view.active_seconds)
         tags = [" ".join(view.tags)] if has_tags else []
-        rows.append([str(number + 1), name, state, progress_text(view.progress), steps, took, *tags])
+        rows.append([str(number + 1), name, state, steps, took, *tags])
     page.table(
-        ["", "run", "state", "progress", "steps", "took", *["tags"] * has_tags],
+        ["", "run", "state", "steps", "took", *["tags"] * has_tags],
         rows,
         align_right=["steps", "took"],
         fold_column="run",
-        droppable=["progress"],
     )
 
 
@@ -206,10 +209,12 @@ def _draw(page: Page, views: Sequence[RunView], series: Series) -> None:
     width = max(_terminal_width(), _MIN_COLUMNS) if page.is_styled else _PIPE_COLUMNS
     view = PlotView(tuple(curves), title=series_label(series), short_legend=True)
     plot = Plot(view, width, _PLOT_LINES)
-    styles = {"title": "bold", "axis": "dim", "label": "", "note": "italic dim", "cross": ""}
-    for line in plot.lines:
+    styles = {"title": "bold", "axis": "dim", "label": "", "note": "italic dim"}
+    if not page.is_styled:
+        print(plot.text())
+    for spans in plot.lines if page.is_styled else ():
         cells = []
-        for span in line:
+        for span in spans:
             style = styles.get(span.style)
             if style is None and (number := span.style.lstrip("-")):
                 color = curves[int(number)].color

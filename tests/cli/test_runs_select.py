@@ -57,7 +57,7 @@ def test_compare_shows_what_differs_and_marks_the_better(capsys):
         ["2", "runs/b", "finished"],
         ["3", "runs/c", "crashed"],
     ]
-    assert [row[4] for row in runs] == ["30", "30", "30"]
+    assert [row[3] for row in runs] == ["30", "30", "30"]
     assert rows_of(out, "settings that differ") == [
         ["setting", "1", "2", "3"],
         ["config.lr", "0.1", "0.01", "0.01"],
@@ -69,7 +69,7 @@ def test_compare_shows_what_differs_and_marks_the_better(capsys):
     assert metrics["valid/accuracy", "best"] == ["0.5000", "0.7500*", "-"]
     assert metrics["shifted/loss", "last"] == ["2.0000", "1.0000*", "4.0000"]
     assert ("train/grad_norm/layer1", "last") not in metrics
-    assert "... 1 metric more without a known better direction: --metric PATTERN or --json" in out
+    assert "... 1 more metric without a known better direction: --metric PATTERN or --json" in out
 
 
 def test_compare_draws_curves_and_overlays_a_fork_on_its_parent(capsys):
@@ -91,7 +91,7 @@ def test_compare_draws_curves_and_overlays_a_fork_on_its_parent(capsys):
 def test_compare_as_json(capsys):
     make("a", lr=0.1, loss=1.0)
     make("b", lr=0.01, loss=0.5)
-    data = json.loads(printed(capsys, "compare", "runs/*", "--json", "--metric", "valid/loss"))
+    data = json.loads(printed(capsys, "compare", "runs/a", "--json", "--metric", "valid/loss", "b"))
     assert [run["folder"] for run in data["runs"]] == ["runs/a", "runs/b"]
     assert data["settings"] == {"config.lr": ["0.1", "0.01"]}
     metrics = {(one["split"], one["name"]): one for one in data["metrics"]}
