@@ -12,7 +12,15 @@ from burnt.monitor.format import natural_key, series_label, value_text
 from burnt.monitor.plotting.comparison import all_metrics
 from burnt.train.store import Series
 
-__all__ = ["Candidate", "automatic_columns", "candidates", "column_text", "headings", "sort_value"]
+__all__ = [
+    "Candidate",
+    "automatic_columns",
+    "candidates",
+    "column_text",
+    "headings",
+    "is_column",
+    "sort_value",
+]
 
 _SETTING, _METRIC = "setting:", "metric:"
 _MAX_AUTOMATIC = 4
@@ -28,6 +36,11 @@ class Candidate(NamedTuple):
     name: str
     kind: str
     example: str
+
+
+def is_column(key: str) -> bool:
+    """Whether a key is that of a setting or a metric."""
+    return key.startswith((_SETTING, _METRIC))
 
 
 def candidates(views: Sequence[RunView]) -> list[Candidate]:

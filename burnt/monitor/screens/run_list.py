@@ -40,6 +40,7 @@ from burnt.monitor.screens.list_columns import (
     candidates,
     column_text,
     headings,
+    is_column,
     sort_value,
 )
 from burnt.monitor.ui.app_protocol import app_of
@@ -147,7 +148,7 @@ class RunsScreen(Screen[None]):
         """Show the list as it was left, and focus the table."""
         remembered = app_of(self).preferences.list_of(self.library.folders)
         self._columns, self._descending = remembered.columns, remembered.descending
-        is_known = remembered.sort in _SORT_KEYS or remembered.sort in (self._columns or ())
+        is_known = remembered.sort in _SORT_KEYS or is_column(remembered.sort)
         self._sort_column = remembered.sort if is_known else "age"
         self.query_one(Table).focus()
 
@@ -252,9 +253,8 @@ class RunsScreen(Screen[None]):
         else:
             added = [key for key in self._columns if key not in _USUAL]
         for key, heading in zip(added, headings(added, self.library.views), strict=True):
-            columns[key] = Column(
-                heading if heading not in _USUAL else key.partition(":")[2], align_right=True
-            )._replace(drop_priority=_AUTOMATIC_PRIORITY)
+            name = heading if heading not in _USUAL else key.partition(":")[2]
+            columns[key] = Column(clean(name), align_right=True, drop_priority=_AUTOMATIC_PRIORITY)
         if self._columns is None:
             order = [key for key in columns if key not in added]
             at = order.index(_SETTINGS_BEFORE)
@@ -574,7 +574,8 @@ class RunsScreen(Screen[None]):
             except BurntError as error:
                 self._notify_error(error)
             view.refresh()
-        self.app.call_from_thread(self.notify, f"{size_text(freed)} freed")
+        if freed:
+            self.app.call_from_thread(self.notify, f"{size_text(freed)} freed")
         app_of(self).refresher.wake(rescan=True)
 
     def _notify_error(self, error: BurntError) -> None:

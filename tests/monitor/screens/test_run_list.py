@@ -252,6 +252,19 @@ def test_notes_of_ended_runs_are_events(tmp_path: Path) -> None:
     use(tmp_path, steps)
 
 
+def test_keys_and_values_of_settings_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        make(tmp_path, name, **{"evil\x1b[2J": f"\x1b[31m{number}"})
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "o")
+        text = "".join(strip.text for strip in app.screen._compositor.render_strips())
+        assert "\x1b" not in text
+        assert "evil" in "".join(lines(app)[0])
+
+    use(tmp_path, steps)
+
+
 def test_which_columns_there_are(tmp_path: Path) -> None:
     make(tmp_path, "a", 0.1, extra={"model": {"hidden": 1}}, long="x" * 40)
     make(tmp_path, "b", 0.2, extra={"model": {"hidden": 2}}, long="y" * 40)
