@@ -43,7 +43,7 @@ from burnt.train.store import Extreme, Series
 
 __all__ = ["CompareScreen"]
 
-_MIN_CHART_LINES = 6  # of one of several charts, with its title and axis
+_MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
 _MAX_CHART_ROWS = 3
 _TWO_COLUMNS_WIDTH, _CHART_WIDTH = 76, 50  # the width for two charts side by side, and for each of more
 _SAMPLE_CELLS = 3  # cells of the line sample beside a run's name

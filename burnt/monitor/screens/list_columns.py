@@ -65,7 +65,9 @@ def automatic_columns(views: Sequence[RunView]) -> list[str]:
     differing = [
         key
         for key, values in _values_by_setting(views).items()
-        if len(values) > 1 and max(map(len, values)) <= _MAX_AUTOMATIC_LENGTH
+        if len(values) > 1
+        and max(map(len, values)) <= _MAX_AUTOMATIC_LENGTH
+        and key.rpartition(".")[2] != "folder"  # the run's own, which its name says
     ]
     # `seed` and the like differ in nearly all runs and rarely matter; those below config. come first.
     differing.sort(key=lambda key: not key.startswith(_OWN_PREFIX))

@@ -40,8 +40,8 @@ class Column(NamedTuple):
         name: the heading.
         align_right: whether the cells are right-aligned.
         expands: whether the column takes the remaining width; other columns are as wide as their content.
-        drop_priority: columns with the highest numbers are dropped first if the table is too wide; 0 is never
-            dropped.
+        drop_priority: columns with the highest numbers are dropped first if the table is too wide, of equal
+            ones the last; 0 is never dropped.
         min_width: minimum width of an expanding column when the table is too narrow.
     """
 
@@ -217,7 +217,7 @@ class Table(ScrollView, can_focus=True):
                 for i in shown
             ) - _GAP  # fmt: skip
 
-        for i in sorted(shown, key=lambda i: -self.columns[i].drop_priority):
+        for i in sorted(shown, key=lambda i: (-self.columns[i].drop_priority, -i)):
             if needed() <= available or not self.columns[i].drop_priority:
                 break
             shown.remove(i)
