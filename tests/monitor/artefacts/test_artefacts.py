@@ -606,6 +606,27 @@ def test_many_names_are_filtered_and_many_steps_are_jumped_over(
     run.close("finished")
 
 
+def test_artefacts_of_validations_are_beside_those_of_steps(tmp_path: Path) -> None:
+    long = "weights/" + "encoder." * 5
+    with RunWriter.create(tmp_path / "run") as run:
+        for split in ("train", "valid", "shifted"):
+            run.log(1, 1, {"loss": 1.0}, split)
+        for name in ("zoo", "valid/zoo", f"{long}10", f"{long}9", f"shifted/{long}9", "grad/valid"):
+            run.record_table(name, ["x"], [[1]], 1)
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        names = app.screen.query_one("#names", Table)
+        expected = ["grad/valid", f"{long}9", f"shifted/{long}9", f"{long}10", "zoo", "valid/zoo"]
+        assert [key[1] for key in names.row_keys] == expected  # type: ignore[index]
+        shown = text_of(names).splitlines()
+        assert shown[2].split()[0].startswith("…")
+        assert shown[2].split()[0].endswith("encoder.9")
+        assert shown[4].split()[0].endswith("encoder.10")
+
+    drive(tmp_path / "run", test, (80, 24))
+
+
 def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run") as run:
         run.log(1, 1, {"norm/layer10": 1.0, "norm/layer9": 1.0, "loss": 1.0})

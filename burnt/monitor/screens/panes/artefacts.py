@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -27,6 +28,7 @@ from burnt.monitor.artefacts.render import (
 from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clean, natural_key
+from burnt.monitor.plotting.run_curves import splits_in_order
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
@@ -41,6 +43,7 @@ __all__ = ["ArtefactsPane"]
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
+_COUNT_WIDTH, _MIN_NAME_WIDTH = 9, 10  # cells beside a name for the number of steps, and for the name
 _MAX_HISTOGRAMS = 200  # drawn together for one name
 _CACHE_BYTES = 128 * 2**20  # of cached artefacts, so that moving between steps does not read them again
 
@@ -96,6 +99,10 @@ class ArtefactsPane(Pane):
                 yield Slider()
         yield FilterInput("words, or /regular expression/")
 
+    def on_resize(self) -> None:
+        """Fit the names to the new width."""
+        self.request_read()
+
     # --- in the reader thread
 
     def token(self) -> object:
@@ -125,12 +132,8 @@ class ArtefactsPane(Pane):
             if name.kind in _KINDS and not (name.kind == "table" and name.name in _SHOWN_ELSEWHERE):
                 self._groups.setdefault((name.kind, name.name), []).append(name)
         if len(self._groups) != num_groups:
-            self._groups = dict(
-                sorted(
-                    self._groups.items(),
-                    key=lambda group: (_KINDS.index(group[0][0]), natural_key(group[0][1])),
-                )
-            )
+            splits = splits_in_order(self.view.series())
+            self._groups = dict(sorted(self._groups.items(), key=lambda group: _sort_key(*group[0], splits)))
 
     def _prepare(
         self, names: Sequence[ArtefactName], index: int
@@ -187,8 +190,12 @@ class ArtefactsPane(Pane):
         names_table.empty_text = (
             "No artefact matches the filter." if self._groups else "No artefacts have been recorded."
         )
+        room = max(names_table.size.width - _COUNT_WIDTH, _MIN_NAME_WIDTH)
         names_table.show(
-            [(key, (cell(key[1]), cell(f"{len(group)}", "$dim"))) for key, group in selection.groups.items()]
+            [
+                (key, (cell(_shorten_start(key[1], room)), cell(f"{len(group)}", "$dim")))
+                for key, group in selection.groups.items()
+            ]
         )
         if selection.selected is None:
             update_if_changed(self.query_one("#shown-name", Static), Content(""))
@@ -271,6 +278,20 @@ class ArtefactsPane(Pane):
     def action_scroll(self, direction: int) -> None:
         """Scroll the artefact."""
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
+
+
+def _sort_key(kind: str, name: str, splits: Sequence[str]) -> tuple[Any, ...]:
+    """Return a sort key that puts an artefact of a step beside those of the validations, ``valid/name``."""
+    split, _, rest = name.partition("/")
+    if rest and split in splits:
+        return _KINDS.index(kind), natural_key(rest), 1 + splits.index(split)
+    return _KINDS.index(kind), natural_key(name), 0
+
+
+def _shorten_start(name: str, width: int) -> str:
+    """Shorten a name at its start: names such as ``weights/layer10`` differ at their ends."""
+    name = clean(name)
+    return name if cell_len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
 def _memory_bytes(data: Any) -> int:
