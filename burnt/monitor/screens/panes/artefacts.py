@@ -133,7 +133,8 @@ class ArtefactsPane(Pane):
                 self._groups.setdefault((name.kind, name.name), []).append(name)
         if len(self._groups) != num_groups:
             splits = splits_in_order(self.view.series())
-            self._groups = dict(sorted(self._groups.items(), key=lambda group: _sort_key(*group[0], splits)))
+            keys = sorted(self._groups, key=lambda key: _sort_key(key[0], key[1], splits))
+            self._groups = {key: self._groups[key] for key in keys}
 
     def _prepare(
         self, names: Sequence[ArtefactName], index: int
