@@ -82,7 +82,7 @@ _USUAL_HELP = {
     "took": "training time",
     "age": "time since the start",
 }
-_AUTOMATIC_PRIORITY = 5  # of settings that nobody has chosen: dropped after epoch, step and times
+_AUTOMATIC_PRIORITY = 4  # of settings that nobody has chosen: dropped after epoch, step and times
 _SETTINGS_BEFORE = "took"  # where they are shown
 _FILTER_HINT = "words, lr>1e-3, valid/loss<0.3, tag:a, state:crashed, -not, or /regular expression/"
 _LINE_MARKS = dict(zip(DASH_PATTERNS, "▐┇┊╏", strict=True))  # upright; the dash patterns of compared runs
