@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
 from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError, quantity
+from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
-from burnt.monitor.plotting.run_curves import series_in_order
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
 from burnt.train.store.annotations import all_notes, read_tags

@@ -11,6 +11,7 @@ from typing import Any
 from burnt.errors import BurntError
 from burnt.monitor.data.event_text import event_text
 from burnt.monitor.data.runs import RunLibrary, RunView
+from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import (
     age_text,
     clean,
@@ -20,7 +21,6 @@ from burnt.monitor.format import (
     series_label,
     value_text,
 )
-from burnt.monitor.plotting.run_curves import series_in_order
 
 __all__ = ["snapshot_data", "snapshot_lines"]
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
+from burnt.monitor.data.series_order import metrics_in_order, splits_in_order
 from burnt.monitor.format import better_direction, clean
 from burnt.monitor.plotting.curves import RUN_STYLES, Curve
-from burnt.monitor.plotting.run_curves import curve_on_axis, history_curve, metrics_in_order, splits_in_order
+from burnt.monitor.plotting.run_curves import curve_on_axis, history_curve
 from burnt.train.store import Extreme, Series
 from burnt.train.store.search import settings_of
 

@@ -27,8 +27,8 @@ from burnt.monitor.artefacts.render import (
 )
 from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
+from burnt.monitor.data.series_order import splits_in_order
 from burnt.monitor.format import clean, natural_key
-from burnt.monitor.plotting.run_curves import splits_in_order
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows

@@ -13,8 +13,8 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 
 from burnt.monitor.data.runs import RunView
+from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import age_text, better_direction, full_number_text, series_label
-from burnt.monitor.plotting.run_curves import series_in_order
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher

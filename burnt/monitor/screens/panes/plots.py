@@ -14,11 +14,12 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.data.runs import RunView
+from burnt.monitor.data.series_order import metrics_in_order
 from burnt.monitor.format import clean
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.plot import Range, XAxis
-from burnt.monitor.plotting.run_curves import curves_of, metrics_in_order
+from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
