@@ -20,28 +20,31 @@ from burnt.errors import BurntError, quantity
 from burnt.monitor.data.preferences import ListPreferences
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import (
-    age_text,
-    better_direction,
     clean,
     clock_text,
     duration_text,
-    natural_key,
     series_label,
     size_text,
-    value_text,
 )
 from burnt.monitor.plotting.comparison import MAX_RUNS
-from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES, Curve
+from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import (
     Candidate,
     automatic_columns,
     candidates,
-    column_text,
     headings,
     is_column,
-    sort_value,
+)
+from burnt.monitor.screens.list_rows import (
+    FIRST_COLUMNS,
+    SORT_KEYS,
+    USUAL_COLUMNS,
+    USUAL_HELP,
+    age_cell_text,
+    row_cells,
+    sort_views,
 )
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
@@ -50,64 +53,21 @@ from burnt.monitor.ui.filter_match import run_matcher
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
-from burnt.monitor.ui.table import Cell, Column, Table, cell
-from burnt.monitor.ui.theme import progress_bar, state_cell
+from burnt.monitor.ui.table import Cell, Column, Table
+from burnt.monitor.ui.theme import state_cell
 from burnt.train.store.annotations import change_tags, check_tag
 from burnt.train.store.removal import Removable, examine, remove
 
 __all__ = ["RunsScreen"]
 
-_FIRST_COLUMNS = (Column(""), Column("run", expands=True))
-# The usual columns by key; settings and metrics are added from `list_columns`.
-_USUAL = {
-    "tags": Column("tags", drop_priority=3),
-    "state": Column("state"),
-    "progress": Column("progress", drop_priority=1),
-    "epoch": Column("epoch", align_right=True, drop_priority=5),
-    "step": Column("step", align_right=True, drop_priority=6),
-    "eta": Column("eta", align_right=True, drop_priority=3),
-    "metric": Column("metric", drop_priority=4),
-    "last": Column("last", align_right=True),
-    "best": Column("best", align_right=True),
-    "at step": Column("at step", align_right=True, drop_priority=7),
-    "took": Column("took", align_right=True, drop_priority=8),
-    "age": Column("age", align_right=True, drop_priority=2),
-}
-_USUAL_HELP = {
-    "tags": "added with +",
-    "metric": "the name of the run's main metric",
-    "last": "last value of the main metric",
-    "best": "best value of the main metric",
-    "at step": "step of the best value",
-    "took": "training time",
-    "age": "time since the start",
-}
 _AUTOMATIC_PRIORITY = 4  # of settings that nobody has chosen: dropped after epoch, step and times
 _SETTINGS_BEFORE = "took"  # where they are shown
 _FILTER_HINT = "words, lr>1e-3, valid/loss<0.3, tag:a, state:crashed, -not, or /regular expression/"
-_LINE_MARKS = dict(zip(DASH_PATTERNS, "▐┇┊╏", strict=True))  # upright; the dash patterns of compared runs
 _NARROW_WIDTH = 100
 _FORK_WIDTH = 36  # for the name of a fork and of its parent
 _MIN_PREVIEW_LINES = 30
 _NAMED_RUNS = 4  # in the question whether to remove runs
-_STATE_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
 _AGE_REFRESH_SECONDS = 10.0  # how often ages are updated when nothing else changes
-
-_SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
-    "age": lambda view: -view.created,
-    "run": lambda view: natural_key(view.label),
-    "state": lambda view: _STATE_ORDER.index(view.state),
-    "progress": lambda view: view.fraction if view.fraction is not None else math.nan,
-    "epoch": lambda view: _or_nan(view.progress and view.progress.epoch),
-    "step": lambda view: _or_nan(view.progress and view.progress.step),
-    "eta": lambda view: _or_nan(view.eta),
-    "metric": lambda view: series_label(view.metric) if view.metric else "",
-    "last": lambda view: _sort_value(view, view.heads[view.metric].point.value if view.metric else math.nan),
-    "best": lambda view: _sort_value(view, view.metric_best.value if view.metric_best else math.nan),
-    "at step": lambda view: _or_nan(view.metric_best and view.metric_best.step),
-    "took": lambda view: view.active_seconds,
-    "tags": lambda view: " ".join(view.tags) or math.nan,
-}
 
 
 class RunsScreen(Screen[None]):
@@ -138,7 +98,7 @@ class RunsScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """Compose the title, the table, a preview chart, details of the selected run and the key bar."""
         yield Static(id="title")
-        yield Table([*_FIRST_COLUMNS, *_USUAL.values()], empty_text="reading ...", id="runs")
+        yield Table([*FIRST_COLUMNS, *USUAL_COLUMNS.values()], empty_text="reading ...", id="runs")
         yield Container(id="preview")
         yield Static(id="about")
         yield FilterInput(_FILTER_HINT)
@@ -148,7 +108,7 @@ class RunsScreen(Screen[None]):
         """Show the list as it was left, and focus the table."""
         remembered = app_of(self).preferences.list_of(self.library.folders)
         self._columns, self._descending = remembered.columns, remembered.descending
-        is_known = remembered.sort in _SORT_KEYS or is_column(remembered.sort)
+        is_known = remembered.sort in SORT_KEYS or is_column(remembered.sort)
         self._sort_column = remembered.sort if is_known else "age"
         self.query_one(Table).focus()
 
@@ -217,12 +177,12 @@ class RunsScreen(Screen[None]):
         self._has_read = self._has_read or bool(read)
         views = [view for view in self.library.views if view in self._matching]
         self.marked = [view for view in self.marked if view in self.library.views]
-        views = _sort_views(views, self._sort_column, self._descending)
+        views = sort_views(views, self._sort_column, self._descending)
         table = self.query_one(Table)
         table.empty_text = self._empty_text()
         columns = self._shown_columns(views)
         self._column_keys = {column.name: key for key, column in columns.items()}
-        mark, name = _FIRST_COLUMNS
+        mark, name = FIRST_COLUMNS
         if self.size.width >= _NARROW_WIDTH and any(view.parentage for view in views):
             name = name._replace(min_width=_FORK_WIDTH)
         all_columns = [mark, name, *columns.values()]
@@ -245,15 +205,15 @@ class RunsScreen(Screen[None]):
 
     def _shown_columns(self, views: Sequence[RunView]) -> dict[str, Column]:
         """Return the columns after the run's name, by key."""
-        columns = dict(_USUAL)
+        columns = dict(USUAL_COLUMNS)
         if self._columns is None:
             if not any(view.tags for view in self.library.views):
                 del columns["tags"]
             added = self._automatic
         else:
-            added = [key for key in self._columns if key not in _USUAL]
+            added = [key for key in self._columns if key not in USUAL_COLUMNS]
         for key, heading in zip(added, headings(added, self.library.views), strict=True):
-            name = heading if heading not in _USUAL else key.partition(":")[2]
+            name = heading if heading not in USUAL_COLUMNS else key.partition(":")[2]
             columns[key] = Column(clean(name), align_right=True, drop_priority=_AUTOMATIC_PRIORITY)
         if self._columns is None:
             order = [key for key in columns if key not in added]
@@ -342,56 +302,15 @@ class RunsScreen(Screen[None]):
 
     def _cached_cells(self, view: RunView, columns: Iterable[str]) -> Sequence[Cell]:
         """Return a run's cells; those of an ended run are the same object until something in them changes."""
+        is_marked, is_narrow = view in self.marked, self.size.width < _NARROW_WIDTH
+        make = partial(row_cells, view, columns, is_marked=is_marked, is_narrow=is_narrow)
         if view.is_live:
-            return self._row_cells(view, columns)
-        state = (
-            *(view.version, view in self.marked, tuple(columns), self.size.width < _NARROW_WIDTH),
-            _age_text(view),
-        )
+            return make()
+        state = view.version, is_marked, tuple(columns), is_narrow, age_cell_text(view)
         cached = self._row_cache.get(view)
         if cached is None or cached[0] != state:
-            cached = self._row_cache[view] = state, self._row_cells(view, columns)
+            cached = self._row_cache[view] = state, make()
         return cached[1]
-
-    def _row_cells(self, view: RunView, columns: Iterable[str]) -> Sequence[Cell]:
-        usual = self._usual_cells(view)
-        first = self._first_cells(view)
-        return (*first, *(usual[key] if key in usual else cell(column_text(view, key)) for key in columns))
-
-    def _first_cells(self, view: RunView) -> tuple[Cell, Cell]:
-        color, line = RUN_STYLES[view.style_index % len(RUN_STYLES)]
-        mark = _LINE_MARKS[line] if view not in self.marked else "◆"
-        name = clean(view.label)
-        if view.name not in (view.folder.name, view.folder.resolve().name):
-            name += f" ({clean(view.name)})"
-        parts = [*cell(name, "bold" if view.is_live else "")]
-        if view.parentage:
-            parts += cell(f"  {view.parentage}", "$dim")
-        return cell(mark, color), tuple(parts)
-
-    def _usual_cells(self, view: RunView) -> dict[str, Cell]:
-        progress, share = view.progress, view.fraction
-        metric = view.metric
-        last = view.heads[metric].point.value if metric is not None else None
-        best = view.metric_best
-        eta = view.eta
-        return {
-            "tags": cell(" ".join(view.tags), "$accent"),
-            "state": (state_cell(view),),
-            "progress": _progress_cell(share, 6 if self.size.width < _NARROW_WIDTH else 12),
-            "epoch": cell(_count_of_total(progress and progress.epoch, progress and progress.total_epochs)),
-            "step": cell(_count_of_total(progress and progress.step, progress and progress.total_steps)),
-            "eta": cell("" if eta is None else duration_text(eta)),
-            "metric": cell("" if metric is None else series_label(metric), "$dim"),
-            "last": cell(
-                "" if last is None else value_text(last),
-                "" if last is None or math.isfinite(last) else "$error",
-            ),
-            "best": cell("" if best is None else value_text(best.value)),
-            "at step": cell("" if best is None else f"{best.step:,}", "$dim"),
-            "took": cell(duration_text(view.active_seconds) if view.attempts else "", "$dim"),
-            "age": cell(_age_text(view), "$dim"),
-        }
 
     # --- keys
 
@@ -422,7 +341,7 @@ class RunsScreen(Screen[None]):
     def action_sort(self) -> None:
         """Sort by the next column."""
         shown = list(self._column_keys.values())
-        names = [*(key for key in _SORT_KEYS if key in shown or key == "run"), *shown]
+        names = [*(key for key in SORT_KEYS if key in shown or key == "run"), *shown]
         names = list(dict.fromkeys(names))
         following = names.index(self._sort_column) + 1 if self._sort_column in names else 0
         self._sort_by(names[following % len(names)], False)
@@ -447,7 +366,9 @@ class RunsScreen(Screen[None]):
     def action_columns(self) -> None:
         """Open the window that chooses the columns."""
         shown = self._ordered_keys
-        usual = [Candidate(key, column.name, "", _USUAL_HELP.get(key, "")) for key, column in _USUAL.items()]
+        usual = [
+            Candidate(key, column.name, "", USUAL_HELP.get(key, "")) for key, column in USUAL_COLUMNS.items()
+        ]
         self.app.push_screen(
             ChooseColumnsScreen(
                 [*candidates(self.library.views), *usual], shown, self._choose_columns, self._reset_columns
@@ -610,43 +531,3 @@ class RunsScreen(Screen[None]):
     def filter_closed(self) -> None:
         """Return the focus to the table."""
         self.query_one(Table).focus()
-
-
-def _age_text(view: RunView) -> str:
-    return "" if math.isnan(view.created) else age_text(time.time() - view.created)
-
-
-def _progress_cell(share: float | None, width: int) -> Cell:
-    if share is None:
-        return cell("")
-    done, left = progress_bar(share, width)
-    # Rounded down, so that an unfinished run never shows 100 %.
-    return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
-
-
-def _count_of_total(number: int | None, total: int | None) -> str:
-    if number is None:
-        return ""
-    return f"{number:,}" if total is None else f"{number:,}/{total:,}"
-
-
-def _sort_views(views: list[RunView], column: str, descending: bool) -> list[RunView]:
-    """Sort by a column; runs without a value come last in either order."""
-    key = _SORT_KEYS.get(column) or partial(sort_value, key=column)
-    keyed = [(key(view), view) for view in views]
-    without_value = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
-    with_value = [
-        (value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))
-    ]
-    with_value.sort(key=lambda pair: pair[0], reverse=descending)
-    return [view for _, view in with_value] + without_value
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _sort_value(view: RunView, value: float) -> float:
-    """Return a sort key that puts the better value first, if the better direction is known."""
-    higher = view.metric is not None and better_direction(view.metric.name, view.config) == "higher"
-    return -value if higher else value
