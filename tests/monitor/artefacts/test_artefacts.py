@@ -33,6 +33,7 @@ from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.screens.panes import artefacts
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.table import Table
 from burnt.train.store import RunReader, RunWriter
 
@@ -625,6 +626,21 @@ def test_artefacts_of_validations_are_beside_those_of_steps(tmp_path: Path) -> N
         assert shown[4].split()[0].endswith("encoder.10")
 
     drive(tmp_path / "run", test, (80, 24))
+
+
+def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
+    text = " ".join(f"word{number}" for number in range(60))
+    with RunWriter.create(tmp_path / "run") as run:
+        run.record_table("samples", ["prompt", "score"], [["a", 1.5], [text, 2.5]], 1)
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9", "tab", "down", "enter")
+        assert isinstance(app.screen, TextScreen)
+        shown = " ".join(" ".join(strip.text for strip in app.screen._compositor.render_strips()).split())
+        assert all(f"word{number}" in shown for number in range(60))
+        assert "score: 2.5" in shown
+
+    drive(tmp_path / "run", test)
 
 
 def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:

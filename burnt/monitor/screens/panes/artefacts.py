@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -32,6 +33,7 @@ from burnt.monitor.format import clean, natural_key
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
@@ -78,6 +80,7 @@ class ArtefactsPane(Pane):
         self._selected: tuple[str, str] | None = None
         self._step_index: int | None = None  # None follows the newest step
         self._num_steps = 0
+        self._table: dict[str, Any] | None = None  # as shown
         self._matches = matcher("")
         self._groups: dict[tuple[str, str], list[ArtefactName]] = {}  # artefacts by kind and name
         self._read_until = self._read_attempts = 0  # the newest artefact and the attempts in `_groups`
@@ -214,6 +217,7 @@ class ArtefactsPane(Pane):
             self.query_one("#shown-name", Static),
             Content.assemble((clean(name), "bold"), (f"   {kind}", "$dim")),
         )
+        self._table = selection.table
         self.set_class(selection.table is not None, "table")
         if selection.table is not None:
             columns, rows = table_rows(selection.table)
@@ -232,6 +236,17 @@ class ArtefactsPane(Pane):
         if message.key != self._selected and isinstance(message.key, tuple):
             self._selected, self._step_index = message.key, None
             self.request_read()
+
+    @on(Table.RowOpened, "#table")
+    def row_opened(self, message: Table.RowOpened) -> None:
+        """Show the values of a row in full, such as a long text."""
+        message.stop()
+        if self._table is not None and isinstance(message.key, int):
+            pairs = zip(self._table["columns"], self._table["rows"][message.key], strict=False)
+            lines = [
+                f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in pairs
+            ]
+            self.app.push_screen(TextScreen(f"row {message.key + 1:,}", "\n".join(lines)))
 
     @on(Slider.Moved)
     def slider_moved(self, message: Slider.Moved) -> None:
