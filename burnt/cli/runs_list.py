@@ -22,7 +22,7 @@ from burnt.monitor.format import (
 )
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Extreme, Parent, Point, Progress, RunReader, RunSummary, Series, find_runs
-from burnt.train.store.annotations import read_tags
+from burnt.train.store.tags import read_tags
 
 __all__ = [
     "STATE_STYLES",

@@ -18,9 +18,9 @@ from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
-from burnt.train.store.annotations import all_notes, read_tags
 from burnt.train.store.schema import DATABASE
 from burnt.train.store.search import flatten, settings_of
+from burnt.train.store.tags import all_notes, read_tags
 
 __all__ = ["open_run", "run", "run_folder", "sparkline"]
 

@@ -8,8 +8,8 @@ from burnt.cli.output import UsageError, clean, print_json
 from burnt.cli.runs_select import select_runs
 from burnt.cli.runs_show import open_run
 from burnt.errors import RunError
-from burnt.train.store.annotations import add_note, change_tags, check_tag, read_tags
 from burnt.train.store.control import check
+from burnt.train.store.tags import add_note, change_tags, check_tag, read_tags
 
 __all__ = ["note", "tag"]
 

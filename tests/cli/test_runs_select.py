@@ -6,7 +6,7 @@ from pathlib import Path
 
 from burnt.cli import main
 from burnt.train.store import RunReader, RunWriter
-from burnt.train.store.annotations import all_notes, read_tags
+from burnt.train.store.tags import all_notes, read_tags
 
 
 def printed(capsys, *words, code=0):

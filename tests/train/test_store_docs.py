@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import burnt
-from burnt.train.store import RunWriter, annotations, control, search
+from burnt.train.store import RunWriter, control, search, tags
 from burnt.train.store.schema import APPLICATION_ID, SCHEMA_VERSION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-store.md").read_text(encoding="utf-8")
@@ -81,14 +81,12 @@ def test_the_command_that_is_shown_is_taken(tmp_path):
 def test_the_note_that_is_shown_is_read_and_one_like_it_is_written(tmp_path):
     _, example = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL))
     RunWriter.create(tmp_path / "run").close("finished")
-    annotations.add_note(tmp_path / "run", "later", 4)
+    tags.add_note(tmp_path / "run", "later", 4)
     (written,) = (json.loads(path.read_text()) for path in (tmp_path / "run" / "notes").iterdir())
     assert written.keys() == example.keys()
     assert written["sender"].keys() == example["sender"].keys()
     (tmp_path / "run" / "notes" / "ID.json").write_text(json.dumps(example))
-    assert annotations.Note(1.79e9, 300, "the rate was too high", "jo") in annotations.read_notes(
-        tmp_path / "run"
-    )
+    assert tags.Note(1.79e9, 300, "the rate was too high", "jo") in tags.read_notes(tmp_path / "run")
 
 
 def test_every_term_of_a_search_that_is_described_can_be_parsed():

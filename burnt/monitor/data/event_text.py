@@ -15,7 +15,7 @@ from burnt.train.store import Event
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
-    from burnt.train.store.annotations import Note
+    from burnt.train.store.tags import Note
 
 __all__ = [
     "command_text",

@@ -44,11 +44,11 @@ from burnt.train.store import (
     SystemSample,
     find_runs,
 )
-from burnt.train.store.annotations import Note, annotations_stamp, event_notes, read_notes, read_tags
 from burnt.train.store.liveness import SILENT_SECONDS, State
 from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of
 from burnt.train.store.schema import DATABASE, unreadable
 from burnt.train.store.search import RunFacts, settings_of
+from burnt.train.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
 
 __all__ = ["LIVE", "Checkpoint", "RunLibrary", "RunView", "ViewState"]
 
@@ -141,7 +141,7 @@ class RunView:
         self._last_state: object = None
         self._series_cache: dict[Series, DownsampledSeries] = {}
         self._best_cache: dict[Series, tuple[int, Extreme | None]] = {}
-        self._annotations_stamp: object = None
+        self._tags_stamp: object = None
         self.file_notes: Sequence[Note] = ()  # of the folder, not of the events
         self._event_notes: list[Note] = []
         self._newest_note_event = 0  # events up to this id were searched for notes
@@ -346,7 +346,7 @@ class RunView:
         return changed
 
     def _refresh(self) -> None:
-        self._refresh_annotations()
+        self._refresh_tags()
         self.parentage = "" if self.parent is None else fork_text(self.parent)
         if self._was_followed != bool(self._num_followers):
             self._was_followed = bool(self._num_followers)
@@ -383,10 +383,10 @@ class RunView:
             self.close()
         self._read(stamp, now)
 
-    def _refresh_annotations(self) -> None:
-        stamp = annotations_stamp(self.folder)
-        if stamp != self._annotations_stamp:
-            self._annotations_stamp = stamp
+    def _refresh_tags(self) -> None:
+        stamp = tags_stamp(self.folder)
+        if stamp != self._tags_stamp:
+            self._tags_stamp = stamp
             self.tags, self.file_notes = read_tags(self.folder), read_notes(self.folder)
             self._merge_notes()
 

@@ -48,8 +48,8 @@ from burnt.monitor.ui.keymap import RUN, Key, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.train.store import Series
-from burnt.train.store.annotations import add_note
 from burnt.train.store.control import check
+from burnt.train.store.tags import add_note
 
 __all__ = ["RunScreen"]
 

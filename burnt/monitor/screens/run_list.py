@@ -55,8 +55,8 @@ from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.monitor.ui.theme import state_cell
-from burnt.train.store.annotations import change_tags, check_tag
 from burnt.train.store.removal import Removable, examine, remove
+from burnt.train.store.tags import change_tags, check_tag
 
 __all__ = ["RunsScreen"]
 

@@ -9,7 +9,7 @@
 `writer.py`        `RunWriter`
 `reader.py`        `RunReader`, `find_runs`
 `control.py`       commands to the training, as files
-`annotations.py`   tags and notes, as files
+`tags.py`          tags and notes, as files
 `search.py`        search runs by settings, metrics, tags, notes, names and state
 `removal.py`       remove the folder of a run that has ended
 `export.py`        CSV, JSON lines (also live), TensorBoard

@@ -25,7 +25,7 @@ from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.table import Table
 from burnt.train.store import RunWriter
-from burnt.train.store.annotations import add_note, change_tags, read_tags
+from burnt.train.store.tags import add_note, change_tags, read_tags
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
 

@@ -10,13 +10,13 @@ import pytest
 
 from burnt.errors import RunError
 from burnt.train.store import Parent, RunReader, RunWriter, find_runs, removal
-from burnt.train.store.annotations import (
+from burnt.train.store.tags import (
     add_note,
     all_notes,
-    annotations_stamp,
     change_tags,
     read_notes,
     read_tags,
+    tags_stamp,
 )
 
 
@@ -27,11 +27,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_tags_are_added_and_removed_in_any_order(run: Path) -> None:
-    before = annotations_stamp(run)
+    before = tags_stamp(run)
     assert read_tags(run) == ()
     assert change_tags(run, add=["b", "a", "Ünï-1.0+x"]) == ("a", "b", "Ünï-1.0+x")
     assert change_tags(run, add=["a"], remove=["b", "never"]) == ("a", "Ünï-1.0+x")
-    assert annotations_stamp(run) != before
+    assert tags_stamp(run) != before
     (run / "tags" / ".hidden").touch()
     (run / "tags" / "not a tag").touch()
     assert read_tags(run) == ("a", "Ünï-1.0+x")

@@ -29,12 +29,12 @@ __all__ = [
     "Note",
     "add_note",
     "all_notes",
-    "annotations_stamp",
     "change_tags",
     "check_tag",
     "event_notes",
     "read_notes",
     "read_tags",
+    "tags_stamp",
 ]
 
 _TAGS, _NOTES = "tags", "notes"
@@ -164,7 +164,7 @@ def all_notes(reader: RunReader) -> list[Note]:
     return sorted(notes, key=lambda note: note.time)
 
 
-def annotations_stamp(folder: str | os.PathLike[str]) -> tuple[int, int]:
+def tags_stamp(folder: str | os.PathLike[str]) -> tuple[int, int]:
     """Return a value that changes when tags or notes are added or removed; costs two ``stat`` calls."""
     stamps = []
     for name in (_TAGS, _NOTES):
