@@ -2,7 +2,7 @@
 
 Nothing here draws, and `refresh` never raises because of what is on the disk: a run that cannot be read has
 an `error`. `refresh` runs in a worker thread and reads only what has changed; a run whose files are unchanged
-costs two `stat` calls. Data that the list of runs does not show is read when a screen asks for it.
+costs four `stat` calls. Data that the list of runs does not show is read when a screen asks for it.
 """
 
 from __future__ import annotations
