@@ -14,6 +14,7 @@
     │   └── CheckpointError    the same of a run's checkpoint
     ├── SwapError          a model cannot be swapped or unswapped           (also ValueError)
     ├── RunError           a run folder cannot be used                      (also OSError)
+    ├── QueryError         a search of runs cannot be read                  (also ValueError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
     ├── CompileError       generated code does not compile                  (also RuntimeError)
     ├── CacheError         a cache folder is unsafe or cannot be used       (also OSError)
@@ -64,6 +65,7 @@ __all__ = [
     "MetricError",
     "NonFiniteError",
     "OptimError",
+    "QueryError",
     "RecordError",
     "RunError",
     "ShapeError",
@@ -178,6 +180,15 @@ class SwapError(BurntError, ValueError):
 
 class RunError(BurntError, OSError):
     """A run folder cannot be used."""
+
+
+class QueryError(BurntError, ValueError):
+    """A search of runs cannot be read.
+
+    `position` is the index of the character that the message points at.
+    """
+
+    position: int = 0
 
 
 class MetricError(BurntError, ValueError):

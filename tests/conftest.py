@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # No test waits for the disk: what it writes is soon deleted. A closed descriptor remains an error.
     os.fsync = os.fstat  # type: ignore[assignment]
     os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
+    state = tempfile.TemporaryDirectory(prefix="burnt-state-")  # what the monitor remembers
+    os.environ["XDG_STATE_HOME"] = state.name
+    config.add_cleanup(state.cleanup)
     if config.getoption("--processor"):
         processors.give(processors.within_reach(processors.named(config.getoption("--processor"))))
     if config.getoption("--remember"):

@@ -33,6 +33,7 @@ def test_every_error_belongs_to_the_family_and_has_a_docstring() -> None:
         (errors.CheckpointError, errors.RecordError),
         (errors.RunError, OSError),
         (errors.MetricError, ValueError),
+        (errors.QueryError, ValueError),
         (errors.CompileError, RuntimeError),
         (errors.CacheError, OSError),
         (errors.NonFiniteError, ArithmeticError),

@@ -1,29 +1,6 @@
 """The `burnt` command line: argument parsing, dispatch and exit codes.
 
-===================  ===========================================================
-`train.py`           `burnt train module:function key=value`
-`resume.py`          `burnt train --resume RUN`
-`replay.py`          `burnt replay RUN --step K`
-`fork.py`            `burnt fork RUN@K key=value`
-`export.py`          `burnt export RUN -o model.onnx`
-`page.py`            `burnt page RUN -o digits.html`
-`c.py`               `burnt c RUN -o firmware`
-`serve.py`           `burnt serve RUN|m.onnx`
-`run_model.py`       what the commands that ship a run share: its model and inputs
-`monitor.py`         `burnt monitor`
-`runs_list.py`       `burnt runs list`
-`runs_show.py`       `burnt runs show`
-`runs_export.py`     `burnt runs export`
-`runs_reproduce.py`  `burnt runs reproduce`
-`ctl.py`             `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
-`tune.py`            `burnt tune run`, `show`, `export`, `import`, `clear`
-`show.py`            `burnt show FILE`: the tensors in a file of weights
-`convert.py`         `burnt convert A B`: weights in another format
-`bench.py`           `burnt bench MODULE:MODEL`
-`info.py`            `burnt info`
-`output.py`          tables for terminals, plain columns for pipes, JSON, errors
-===================  ===========================================================
-
+===================  ====================================================
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
 0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 130 Ctrl-C.
 """
@@ -34,6 +11,7 @@ import argparse
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -113,6 +91,37 @@ examples:
   burnt bench models.py:pair --device cpu --report     a (model, batch) pair
 
 A training step is forward, loss and backward, without the optimizer.
+"""
+
+_SEARCH_EXAMPLES = """\
+examples:
+  burnt runs search 'lr>0.001' model.hidden=128 'valid/loss<0.3'
+  burnt runs search tag:baseline,paper -state:crashed digits
+  burnt runs search 'best:valid/loss<0.25' 'took<2h' 'age<7d'
+  burnt runs search 'note:"too high"' optimizer~adamw
+  burnt runs rm $(burnt runs search state:crashed --paths)
+
+All terms must match. Words are looked for in names, states, tags and notes; lr is
+any setting that ends in .lr; a metric is its last value, after best: its best
+one; -term is what must not match. Quote < and > for the shell. Exit codes: 0 a
+run matches, 1 none, 2 the query cannot be read.
+"""
+
+_COMPARE_EXAMPLES = """\
+examples:
+  burnt runs compare digits-a digits-b
+  burnt runs compare 'runs/digits-*' --metric valid/loss --metric '*/accuracy'
+  burnt runs compare $(burnt runs search tag:paper --paths) --json
+
+The better values are marked with *. A fork is drawn on top of its parent, from
+the step of the fork on.
+"""
+
+_TAG_EXAMPLES = """\
+examples:
+  burnt runs tag digits +baseline -old
+  burnt runs tag 'runs/digits-*' +sweep1
+  burnt runs tag digits               print the tags
 """
 
 _EXPORT_EXAMPLES = """\
@@ -346,6 +355,26 @@ def _dispatch(args: argparse.Namespace) -> int:
                     from burnt.cli import runs_reproduce
 
                     return runs_reproduce.run(args.run, args.out, args.json)
+                case "compare":
+                    from burnt.cli import runs_compare
+
+                    return runs_compare.run(args.runs, args.metric or (), args.json)
+                case "search":
+                    from burnt.cli import runs_search
+
+                    return runs_search.run(args.query, args.folder, args.paths, args.json)
+                case "tag":
+                    from burnt.cli import runs_tag
+
+                    return runs_tag.tag(args.words, args.json)
+                case "note":
+                    from burnt.cli import runs_tag
+
+                    return runs_tag.note(args.run, args.text)
+                case "rm":
+                    from burnt.cli import runs_rm
+
+                    return runs_rm.run(args.runs, args.yes)
                 case _:
                     from burnt.cli import runs_export
 
@@ -386,11 +415,16 @@ def _dispatch(args: argparse.Namespace) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
-    # argparse does not collect overrides that follow an option after other overrides; they are in `rest`.
-    args, rest = parser.parse_known_args(argv)
-    if args.command in ("train", "fork"):
-        args.overrides += [word for word in rest if not word.startswith("-")]
-        rest = [word for word in rest if word.startswith("-")]
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] in (["runs", "search"], ["runs", "tag"]):
+        # -term and -tag are no options; argparse takes what begins with a space for an argument.
+        words[2:] = [f" {word}" if re.match(r"-(?!-|h$)", word) else word for word in words[2:]]
+    # argparse does not collect words that follow an option after other words; they are in `rest`.
+    args, rest = parser.parse_known_args(words)
+    for name in ("overrides", "runs", "query", "words", "text"):
+        if args.command in ("train", "fork", "runs") and hasattr(args, name):
+            getattr(args, name).extend(word for word in rest if not word.startswith("-"))
+            rest = [word for word in rest if word.startswith("-")]
     if args.command == "train":
         _check_train(parser, args)
     if rest:
@@ -436,7 +470,9 @@ def _build_parser() -> argparse.ArgumentParser:
 
     monitor = _add_monitor(commands)
 
-    runs = _add_parser(commands, "runs", "list, show and export runs", "example: burnt runs list")
+    runs = _add_parser(
+        commands, "runs", "list, show, compare, search, tag and remove runs", "example: burnt runs list"
+    )
     of_runs = runs.add_subparsers(dest="action", required=True, metavar="COMMAND")
     listing = _add_parser(
         of_runs, "list", "list the runs in a folder", "example: burnt runs list runs --json"
@@ -467,6 +503,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     reproduced.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
     reproduced.add_argument("--out", metavar="FOLDER", help="the new run's folder, default: RUN-reproduced")
+    selected = _add_runs_selection(of_runs)
 
     ctl = _add_parser(
         commands, "ctl", "control a running training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES
@@ -533,7 +570,10 @@ def _build_parser() -> argparse.ArgumentParser:
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, shipped, replayed, reproduced, *weights, *tuned):
+    for command in (
+        *(listing, show, *selected, info, monitor, bench, shipped, replayed, reproduced),
+        *(*weights, *tuned),
+    ):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -578,6 +618,40 @@ def _add_time_machine(
             "--yes", action="store_true", help="do not ask, however long it takes to get to the step"
         )
     return replay, fork
+
+
+def _add_runs_selection(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> list[argparse.ArgumentParser]:
+    """Add the parsers of the commands on several runs; return those of the commands that can print JSON."""
+    runs_help = "folders, names in runs/, or patterns such as 'digits-*'"
+    compare = _add_parser(commands, "compare", "show runs side by side", _COMPARE_EXAMPLES)
+    compare.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
+    compare.add_argument(
+        "--metric", action="append", metavar="NAME", help="also draw its curves; a pattern; may be repeated"
+    )
+    search = _add_parser(commands, "search", "list the runs that a query matches", _SEARCH_EXAMPLES)
+    search.add_argument("query", nargs="+", metavar="QUERY", help="terms, as in the examples below")
+    search.add_argument(
+        "--in", dest="folder", default="runs", metavar="FOLDER", help="the folder to search, default: runs"
+    )
+    search.add_argument("--paths", action="store_true", help="print only the folders")
+    tag = _add_parser(commands, "tag", "add tags to runs, or remove them", _TAG_EXAMPLES)
+    tag.add_argument("words", nargs="+", metavar="RUN|+TAG|-TAG", help=f"{runs_help}; then the tags")
+    note = _add_parser(
+        commands, "note", "add a note to a run", 'example: burnt runs note digits "the rate was too high"'
+    )
+    note.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    note.add_argument("text", nargs="+", metavar="TEXT", help="the note")
+    remove = _add_parser(
+        commands,
+        "rm",
+        "remove runs that have ended, with their checkpoints",
+        "example: burnt runs rm digits-a 'runs/old-*'",
+    )
+    remove.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
+    remove.add_argument("-y", "--yes", action="store_true", help="remove without asking")
+    return [compare, search, tag]
 
 
 def _add_run_model(parser: argparse.ArgumentParser) -> None:

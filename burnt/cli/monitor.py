@@ -90,13 +90,15 @@ def run(
         write_screenshot(library, svg, shape)
         return 0
     from burnt.monitor.app import MonitorApp
+    from burnt.monitor.data.preferences import Preferences, default_path
 
     attachment = None
     if attached is not None:
         from burnt.monitor.terminal_handoff import Attachment
 
         attachment = Attachment(attached, Path(folders[0]), pulse)
-    app = MonitorApp(library, fps=fps, training_pid=attached, attachment=attachment)
+    preferences = Preferences(default_path())
+    app = MonitorApp(library, fps=fps, training_pid=attached, attachment=attachment, preferences=preferences)
     app.run()
     return app.return_code or 0
 

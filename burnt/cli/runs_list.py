@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.errors import RunError
 from burnt.monitor.format import (
     better_direction,
+    fork_text,
     fraction,
     main_metric,
     problem_text,
@@ -19,12 +21,14 @@ from burnt.monitor.format import (
     series_label,
 )
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Extreme, Point, Progress, RunReader, RunSummary, Series, find_runs
+from burnt.train.store import Extreme, Parent, Point, Progress, RunReader, RunSummary, Series, find_runs
+from burnt.train.store.tags import read_tags
 
 __all__ = [
     "STATE_STYLES",
     "active_seconds",
     "best_value",
+    "print_runs",
     "progress_json",
     "run",
 ]
@@ -46,6 +50,8 @@ class _Row(NamedTuple):
     metric: Series | None
     best: Extreme | None
     seconds: float
+    tags: Sequence[str] = ()
+    parent: Parent | None = None
 
     @property
     def last(self) -> Point | None:
@@ -65,11 +71,9 @@ def run(folder: str, as_json: bool) -> int:
             found="a file" if os.path.exists(folder) else None,
             hint="burnt runs list FOLDER lists another folder; `burnt train` creates runs",
         )
-    rows = [_read_run(found) for found in find_runs(folder)]
-    if as_json:
-        print_json([_row_json(row) for row in rows])
-    elif rows:
-        _print(rows)
+    folders = find_runs(folder)
+    if folders or as_json:
+        print_runs(folders, as_json)
     else:
         page = Page()
         page.line(f"no runs in {folder}")
@@ -79,34 +83,55 @@ def run(folder: str, as_json: bool) -> int:
     return 0
 
 
+def print_runs(folders: Iterable[Path], as_json: bool) -> None:
+    """Print a table of runs, one per line, or JSON."""
+    rows = [_read_run(folder) for folder in folders]
+    if as_json:
+        print_json([_row_json(row) for row in rows])
+    else:
+        _print(rows)
+
+
 def _read_run(folder: Path) -> _Row:
     try:
         with RunReader(folder) as reader:
             summary = reader.summary()
             metric = main_metric(list(summary.last), reader.config())
             best = None if metric is None else best_value(reader, metric)
-            return _Row(folder, summary, None, metric, best, active_seconds(reader))
+            return _Row(
+                folder,
+                summary,
+                None,
+                metric,
+                best,
+                active_seconds(reader),
+                read_tags(folder),
+                reader.parent(),
+            )
     except RunError as error:  # the other runs must still be listed
         return _Row(folder, None, error, None, None, math.nan)
 
 
 def _print(rows: list[_Row]) -> None:
     page = Page()
-    columns = ["run", "state", "progress", "metric", "last", "best", "age", "took"]
-    # In a terminal, the reasons are printed below the table, where there is more room.
-    notes = not page.is_styled and any(_problem(row) for row in rows)
-    cells = [_row_cells(row)[: len(columns) + notes] for row in rows]
+    columns = ["run", "state", "progress", "metric", "last", "best", "age", "took", "tags", "note"]
+    cells = [_row_cells(row) for row in rows]
+    if page.is_styled or not any(_problem(row) for row in rows):
+        # In a terminal, the reasons are printed below the table, where there is more room.
+        _drop_column("note", columns, cells)
+    if not any(row.tags for row in rows):
+        _drop_column("tags", columns, cells)
+    last = "last"
     metrics = {row.metric for row in rows if row.metric is not None}
     if page.is_styled and len(metrics) == 1:
         # Name the common metric in the heading only, to leave room for the runs' names.
-        i = columns.index("metric")
-        for row_cells in cells:
-            del row_cells[i]
-        columns[i : i + 2] = [series_label(*metrics)]
+        _drop_column("metric", columns, cells)
+        last = series_label(*metrics)
+        columns[columns.index("last")] = last
     page.table(
-        [*columns, "note"] if notes else columns,
+        columns,
         cells,
-        align_right=[columns[-4], "best", "age", "took"],
+        align_right=[last, "best", "age", "took"],
         fold_column="run",
         droppable=["took", "age"],
     )
@@ -115,13 +140,22 @@ def _print(rows: list[_Row]) -> None:
             page.line(Cell(f"{row.folder}: ", "bold"), note)
 
 
+def _drop_column(name: str, columns: list[str], rows: Sequence[list[str | Cell]]) -> None:
+    i = columns.index(name)
+    del columns[i]
+    for row in rows:
+        del row[i]
+
+
 def _row_cells(row: _Row) -> list[str | Cell]:
     summary = row.summary
     if summary is None:
-        return [str(row.folder), Cell("unreadable", STATE_STYLES["unreadable"]), *[""] * 6, _problem(row)]
+        return [str(row.folder), Cell("unreadable", STATE_STYLES["unreadable"]), *[""] * 7, _problem(row)]
     name = str(row.folder)
     if summary.name not in (row.folder.name, row.folder.resolve().name):
         name += f" ({summary.name})"
+    if row.parent is not None:
+        name += f"  {fork_text(row.parent)}"
     return [
         name,
         Cell(summary.state, STATE_STYLES[summary.state]),
@@ -131,6 +165,7 @@ def _row_cells(row: _Row) -> list[str | Cell]:
         "" if row.best is None else value_text(row.best.value),
         age_text(time.time() - summary.created),
         duration_text(row.seconds),
+        " ".join(row.tags),
         _problem(row),
     ]
 
@@ -158,6 +193,8 @@ def _row_json(row: _Row) -> dict[str, Any]:
         "metric": row.metric and row.metric._asdict(),
         "best": row.best and row.best._asdict(),
         "last": row.last and row.last._asdict(),
+        "tags": row.tags,
+        "parent": row.parent and row.parent._asdict(),
     }
 
 

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
 from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError, quantity
+from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
+from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
+from burnt.train.store.search import flatten, settings_of
+from burnt.train.store.tags import all_notes, read_tags
 
 __all__ = ["open_run", "run", "run_folder", "sparkline"]
 
@@ -121,6 +124,8 @@ def _print_run(reader: RunReader) -> None:
         "took": duration_text(active_seconds(reader)),
         "progress": progress,
         "process": f"{summary.pid} on {summary.host}",
+        "tags": " ".join(read_tags(reader.folder)),
+        "fork of": "" if (parent := reader.parent()) is None else _parent_text(parent),
     }
     if summary.dropped:
         facts["dropped"] = Cell(f"{quantity(summary.dropped, 'sample')} lost while writing", "yellow")
@@ -132,15 +137,23 @@ def _print_run(reader: RunReader) -> None:
             [_attempt_cells(attempt) for attempt in attempts],
             align_right=["took", "from step"],
         )
-    if config := _flatten({k: v for k, v in (reader.config() or {}).items() if k != "load"}):
+    if config := settings_of(reader.config()):
         page.heading("config")
         page.pairs({key: _exact_text(value) for key, value in config.items()})
-    if series := reader.series():
+    if series := series_in_order(reader.series()):
         page.heading("metrics")
         page.table(
             ["metric", "last", "at step", "best", "at step ", "trend"],
             [_series_cells(reader, one) for one in series],
             align_right=["last", "at step", "best", "at step "],
+        )
+    if notes := all_notes(reader):
+        page.heading("notes")
+        page.table(
+            ["time", "step", "text"],
+            [[_date(n.time), "" if n.step is None else str(n.step), n.text] for n in notes],
+            align_right=["step"],
+            header=False,
         )
     if checkpoints := _checkpoints(reader):
         page.heading("checkpoints")
@@ -175,6 +188,11 @@ def _print_run(reader: RunReader) -> None:
             [[_clock(line.time), line.level, line.text] for line in lines],
             header=False,
         )
+
+
+def _parent_text(parent: Parent) -> str:
+    is_there = Path(parent.folder, DATABASE).is_file()
+    return f"{parent.folder} at step {parent.step}" + ("" if is_there else ", which is missing")
 
 
 def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
@@ -276,6 +294,9 @@ def _run_json(reader: RunReader) -> dict[str, Any]:
         "progress": progress_json(summary.progress),
         "attempts": [attempt._asdict() for attempt in reader.attempts()],
         "config": reader.config(),
+        "tags": read_tags(reader.folder),
+        "notes": [note._asdict() for note in all_notes(reader)],
+        "parent": (parent := reader.parent()) and parent._asdict(),
         "series": [_series_json(reader, series) for series in reader.series()],
         "checkpoints": [checkpoint._asdict() for checkpoint in _checkpoints(reader)],
         "tables": [
@@ -296,17 +317,6 @@ def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
     return {**series._asdict(), **{name: end and end._asdict() for name, end in ends.items()}}
 
 
-def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings by dotted key, as the command line writes them."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
 def _exact_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -317,7 +327,7 @@ def _rounded_text(value: Any) -> str:
 
 def _data_text(data: dict[str, Any]) -> str:
     # The metric values of a checkpoint event need no prefix.
-    flat = {key.removeprefix("values."): _rounded_text(value) for key, value in _flatten(data).items()}
+    flat = {key.removeprefix("values."): _rounded_text(value) for key, value in flatten(data).items()}
     flat.pop("traceback", None)  # several lines long; --json includes it
     return "  ".join(f"{key} {text}" for key, text in flat.items())
 

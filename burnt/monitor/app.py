@@ -23,6 +23,7 @@ from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.timer import Timer
 
+from burnt.monitor.data.preferences import Preferences
 from burnt.monitor.data.refresher import DataScreen, Refresher
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clean
@@ -52,6 +53,7 @@ class MonitorApp(App[None]):
         training_pid: process id of the training that started this monitor. Ctrl-C is sent to it, and when its
             run ends the app closes after a key press or 10 seconds.
         attachment: the connection to that training, when the app runs in its terminal.
+        preferences: what is remembered between sessions; by default nothing.
     """
 
     TITLE = "burnt monitor"
@@ -88,6 +90,7 @@ class MonitorApp(App[None]):
         fps: float = 2.0,
         training_pid: int | None = None,
         attachment: Attachment | None = None,
+        preferences: Preferences | None = None,
     ) -> None:
         super().__init__(
             driver_class=None if attachment is None else attachment.driver_class,
@@ -96,7 +99,9 @@ class MonitorApp(App[None]):
         )
         for theme in (DARK, LIGHT, PLAIN):
             self.register_theme(theme)
-        self.theme = PLAIN.name if self.no_color else DARK.name
+        self.preferences = preferences or Preferences()
+        is_light = self.preferences.theme == LIGHT.name
+        self.theme = PLAIN.name if self.no_color else LIGHT.name if is_light else DARK.name
         self.library = library
         self.training_pid = training_pid
         self.attachment = attachment
@@ -309,6 +314,10 @@ class MonitorApp(App[None]):
             self.notify("Colours are off because NO_COLOR is set.")
         else:
             self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+            try:
+                self.preferences.set_theme(self.theme)
+            except OSError as error:
+                self._report_error(error, "cannot remember the theme")
 
     def action_rescan(self) -> None:
         """Search for new runs and drop deleted ones."""

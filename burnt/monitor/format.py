@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from burnt.train.format import duration_text, value_text
+from burnt.train.store.schema import DATABASE
 
 if TYPE_CHECKING:
-    from burnt.train.store import Progress, RunSummary, Series
+    from burnt.train.store import Parent, Progress, RunSummary, Series
 
 __all__ = [
     "age_text",
@@ -20,10 +21,12 @@ __all__ = [
     "clean",
     "clock_text",
     "duration_text",
+    "fork_text",
     "fraction",
     "full_number_text",
     "highest_scheduled_rate",
     "main_metric",
+    "natural_key",
     "one_line",
     "parse_number",
     "problem_text",
@@ -210,19 +213,32 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
 def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
     """Return the metric to show first, or None if there is no metric.
 
-    It is the validation loss, else the metric that ranks the run's checkpoints, else the training loss, else
-    the first metric with a known better direction.
+    It is the validation loss, else the metric that ranks the run's checkpoints, else the loss, else the first
+    metric with a known better direction. Of several validation sets, that is ``valid``, or else the first in
+    `series_list`.
+
+    >>> from burnt.train.store import Series
+    >>> names = [("accuracy", "clean"), ("loss", "train"), ("loss", "clean"), ("loss", "shifted")]
+    >>> main_metric([Series(*pair) for pair in names])
+    Series(name='loss', split='clean')
     """
     ranked_by = config.get("ranked_by") if isinstance(config, Mapping) else None
-    labels = ("valid/loss", ranked_by, "train/loss")
 
     def rank(series: Series) -> int:
         label = series_label(series)
-        if label in labels:
-            return labels.index(label)
-        return 4 if better_direction(series.name, config) is None else 3
+        if label in ("valid/loss", ranked_by):
+            return 0 if label == "valid/loss" else 1
+        if series.name == "loss":
+            return 3 if series.split == "train" else 2
+        return 5 if better_direction(series.name, config) is None else 4
 
     return min(series_list, key=rank, default=None)
+
+
+def fork_text(parent: Parent) -> str:
+    """Return where a fork comes from, such as ``"fork of digits@120"``; says if the parent is gone."""
+    is_there = (parent.folder / DATABASE).is_file()
+    return f"fork of {parent.folder.name}@{parent.step}" + ("" if is_there else " (missing)")
 
 
 def fraction(progress: Progress | None) -> float | None:
@@ -262,6 +278,11 @@ def progress_text(progress: Progress | None) -> str:
     done = fraction(progress)
     # Rounded down, so that an unfinished run never shows 100%.
     return text if done is None else f"{text} {math.floor(done * 100)}%"
+
+
+def natural_key(text: str) -> list[tuple[int, int | str]]:
+    """Return a sort key that puts run-2 before run-10."""
+    return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]
 
 
 def problem_text(summary: RunSummary) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from burnt.errors import BurntError
 from burnt.monitor.data.event_text import event_text
 from burnt.monitor.data.runs import RunLibrary, RunView
+from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import (
     age_text,
     clean,
@@ -23,7 +24,10 @@ from burnt.monitor.format import (
 
 __all__ = ["snapshot_data", "snapshot_lines"]
 
-_COLUMNS = ("run", "state", "progress", "eta", "metric", "last", "best", "at step", "age", "took", "note")
+_COLUMNS = (
+    *("run", "state", "progress", "eta", "metric", "last", "best", "at step", "age", "took", "tags"),
+    "note",
+)
 _EVENTS, _LOG_LINES = 5, 5
 
 
@@ -67,7 +71,7 @@ def _row(view: RunView) -> tuple[str, ...]:
     metric, best, eta = view.metric, view.metric_best, view.eta
     activity = f" ({view.activity})" if view.activity not in ("", "training") else ""
     return (
-        view.label,
+        view.label + (f"  {view.parentage}" if view.parentage else ""),
         view.state + activity,
         progress_text(view.progress),
         "" if eta is None else duration_text(eta),
@@ -77,14 +81,15 @@ def _row(view: RunView) -> tuple[str, ...]:
         "" if best is None else str(best.step),
         "" if math.isnan(view.created) else age_text(time.time() - view.created),
         duration_text(view.active_seconds) if view.attempts else "",
+        " ".join(view.tags),
         view.problem,
     )
 
 
 def _detail_lines(view: RunView) -> list[str]:
     rows = [("metric", "last", "at step", "best", "at step")]
-    for series, head in view.heads.items():
-        best = view.best(series)
+    for series in series_in_order(view.heads):
+        head, best = view.heads[series], view.best(series)
         ends = ("", "") if best is None else (value_text(best.value), str(best.step))
         rows.append((series_label(series), value_text(head.point.value), str(head.point.step), *ends))
     lines = ["", *_align_columns(rows, right=("last", "best", "at step"))]
@@ -126,6 +131,8 @@ def _view_data(view: RunView) -> dict[str, Any]:
         "pid": newest.pid,
         "heartbeat": newest.heartbeat,
         "dropped": sum(attempt.dropped for attempt in view.attempts),
+        "tags": view.tags,
+        "parent": view.parent and view.parent._asdict(),
         "progress": view.progress and {**view.progress._asdict(), "fraction": view.fraction, "eta": view.eta},
         "metric": view.metric and view.metric._asdict(),
         "best": view.metric_best and view.metric_best._asdict(),

@@ -10,7 +10,6 @@ from burnt.errors import BurntError
 from burnt.train.checkpoint import Every, KeepBest, Keeper, Saved
 from burnt.train.format import value_text
 from burnt.train.metrics.base import Metric
-from burnt.train.monitored_metric import default_split
 from burnt.train.store import RunReader
 
 __all__ = ["format_summary"]
@@ -32,8 +31,7 @@ def format_summary(
         saved: the checkpoints on disk, oldest first.
         keepers: the keepers that selected them.
     """
-    best_of = next((keeper.monitored.split for keeper in keepers if isinstance(keeper, KeepBest)), None)
-    lines = _format_table(folder, values, metrics, best_of)
+    lines = _format_table(folder, values, metrics)
     if saved:
         lines.append(f"Checkpoints in {saved[0].path.parent}: {_format_checkpoints(saved, keepers)}")
     where = shlex.quote(str(folder))
@@ -41,26 +39,26 @@ def format_summary(
     return "\n".join(lines)
 
 
-def _format_table(
-    folder: Path, values: Mapping[str, float], metrics: Sequence[Metric], best_of: str | None
-) -> list[str]:
-    """Return the table's lines; `best_of` is the split whose best values are shown, if it was measured."""
-    splits = list(dict.fromkeys(key.split("/", 1)[0] for key in values))
-    splits.sort(key=lambda split: split != "train")
+def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
+    found = dict.fromkeys(key.partition("/")[0] for key in values)
+    # The training's, the validation's, and those of further validation sets.
+    splits: list[str] = [split for split in ("train", "valid") if split in found]
+    splits += [split for split in found if split not in splits]
     if not splits:
         return []
-    shown = best_of if best_of in splits else splits[-1] if len(splits) == 1 else default_split(splits)
-    best = _best_values(folder, shown, metrics)
-    rows = [["", *splits, *([f"best {shown}"] if best else [])]]
+    judged = [split for split in splits if split != "train"] or splits
+    best = {split: _best_values(folder, split, metrics) for split in judged}
+    best = {split: bests for split, bests in best.items() if bests}
+    rows = [["", *splits, *(f"best {split}" for split in best)]]
     for metric in metrics:
         keys = [f"{split}/{metric.name}" for split in splits]
         if any(key in values for key in keys):
             row = [metric.name, *(value_text(values[key]) if key in values else "" for key in keys)]
-            rows.append([*row, *([best.get(metric.name, "")] if best else [])])
+            rows.append([*row, *(bests.get(metric.name, "") for bests in best.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if number in (0, len(splits) + 1) else cell.rjust(width)
+            cell.rjust(width) if 1 <= number <= len(splits) else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

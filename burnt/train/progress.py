@@ -36,6 +36,7 @@ __all__ = [
 MONITORS = ("auto", "tui", "live", "plain", "off")
 _SECONDS_BETWEEN_LINES = 5.0
 _MAX_PENDING = 50  # messages
+_MAX_LIVE_COLUMNS = 8  # metrics in the live table
 
 
 class Reporter:
@@ -417,6 +418,7 @@ class LiveReporter(Reporter):
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         position, elapsed = self._position, time.monotonic() - self._started_at
         bar = Table.grid(padding=(0, 1))
@@ -441,13 +443,17 @@ class LiveReporter(Reporter):
             return bar
         table = Table(box=None, padding=(0, 2), header_style="dim")
         table.add_column("")
+        num_hidden = len(names) - _MAX_LIVE_COLUMNS
+        names = names[:_MAX_LIVE_COLUMNS]
         for name in names:
-            table.add_column(name, justify="right")
-        order = ["now", "train"]
-        for split in [*order, *(split for split in self._values if split not in order)]:
+            table.add_column(Text(name), justify="right")
+        if num_hidden > 0:
+            table.add_column(f"+{num_hidden}")
+        first = ("now", "train")
+        for split in (*first, *(split for split in self._values if split not in first)):
             if split in self._values:
                 row = self._values[split]
-                table.add_row(split, *(value_text(row[n]) if n in row else "" for n in names))
+                table.add_row(Text(split), *(value_text(row[n]) if n in row else "" for n in names))
         speed = ""
         if self._speed:
             rate, share = self._speed["learning_rate"], self._speed["data_wait_share"]

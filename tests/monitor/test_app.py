@@ -728,8 +728,8 @@ def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
         await press(app, pilot, "enter")
         bar = screen_text(app).splitlines()[-1]
         assert "x axis" in bar
-        assert not any(word in bar for word in ("pause", "stop", "checkpoint", "rate", "note"))
-        for key in ("p", "X", "w", "l", "n"):
+        assert not any(word in bar for word in ("pause", "stop", "checkpoint", "rate"))
+        for key in ("p", "X", "w", "l"):
             await press(app, pilot, key)
             assert isinstance(app.screen, RunScreen), key
         assert any("Cannot send commands to" in message for message in notifications(app))

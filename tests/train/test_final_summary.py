@@ -39,6 +39,17 @@ def test_values_checkpoints_and_how_to_look_again(folder: Path) -> None:
     ]
 
 
+def test_several_validation_sets(folder: Path) -> None:
+    with RunWriter.create(folder, resume=True, resumed_from_step=30) as run:
+        run.log(30, 1, {"loss": 0.75, "accuracy": 0.5}, "shifted")
+    values = {"shifted/loss": 0.75, "train/loss": 0.75, "valid/loss": 0.375, "shifted/accuracy": 0.5}
+    assert format_summary(folder, values, [Loss(), Accuracy()], [], []).splitlines()[:-1] == [
+        "           train   valid  shifted  best valid         best shifted",
+        "loss      0.7500  0.3750   0.7500  0.2500 at step 20  0.7500 at step 30",
+        "accuracy                   0.5000  0.8000 at step 10  0.5000 at step 30",
+    ]
+
+
 def test_one_split_and_no_checkpoints(folder: Path) -> None:
     assert format_summary(folder, {"train/loss": 0.75}, [Loss(), Accuracy()], [], []).splitlines()[:-1] == [
         "       train  best train",

@@ -156,6 +156,24 @@ def test_the_live_view_shows_where_it_stands():
     assert "done" in output
 
 
+def test_the_live_view_shows_every_validation_set_and_the_first_of_many_metrics():
+    reporter, _ = live()
+    reporter.start("title", Position(), 1, 10)
+    reporter.step(Position(5, 1, 5), {"loss": 0.5, **{f"norm/[layer]{i}": 1.0 for i in range(20)}}, SPEED)
+    for split, loss in (("[shifted]", 0.75), ("train", 0.5), ("valid", 0.25)):
+        reporter.epoch(Position(5, 1, 5), split, {"loss": loss})
+    picture = io.StringIO()
+    Console(file=picture, width=200).print(reporter)
+    reporter.close()
+    heading, *rows = (line.split() for line in picture.getvalue().splitlines()[1:6])
+    assert heading == ["loss", *(f"norm/[layer]{i}" for i in range(7)), "+13"]
+    assert [row[:2] for row in rows[1:]] == [
+        ["train", "0.5000"],
+        ["valid", "0.2500"],
+        ["[shifted]", "0.7500"],
+    ]
+
+
 def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import burnt
-from burnt.train.store import RunWriter, control
+from burnt.train.store import RunWriter, control, search, tags
 from burnt.train.store.schema import APPLICATION_ID, SCHEMA_VERSION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-store.md").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def test_every_column_is_described(connection):
 
 
 def test_the_command_that_is_shown_is_taken(tmp_path):
-    (example,) = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL))
+    example, _ = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL))
     with RunWriter.create(tmp_path / "run") as run:
         inbox = control.Inbox(run.folder, example["attempt"])
         (run.folder / "control" / f"{example['id']}.json").write_text(json.dumps(example))
@@ -76,6 +76,25 @@ def test_the_command_that_is_shown_is_taken(tmp_path):
     assert command == control.Command("ID", "lr", 1e-4, "jo on desk", 1.79e9)
     assert written.keys() == example.keys()
     assert written["sender"].keys() == example["sender"].keys()
+
+
+def test_the_note_that_is_shown_is_read_and_one_like_it_is_written(tmp_path):
+    _, example = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL))
+    RunWriter.create(tmp_path / "run").close("finished")
+    tags.add_note(tmp_path / "run", "later", 4)
+    (written,) = (json.loads(path.read_text()) for path in (tmp_path / "run" / "notes").iterdir())
+    assert written.keys() == example.keys()
+    assert written["sender"].keys() == example["sender"].keys()
+    (tmp_path / "run" / "notes" / "ID.json").write_text(json.dumps(example))
+    assert tags.Note(1.79e9, 300, "the rate was too high", "jo") in tags.read_notes(tmp_path / "run")
+
+
+def test_every_term_of_a_search_that_is_described_can_be_parsed():
+    table = PAGE.partition("| term | matches runs |")[2].partition("\n\n")[0]
+    terms = [term for row in table.splitlines()[2:] for term in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert len(terms) > 12
+    for term in terms:
+        search.parse_query(term)
 
 
 def test_commands_and_their_limits_are_described():

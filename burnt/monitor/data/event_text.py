@@ -11,12 +11,35 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from burnt.monitor.format import clean, duration_text, one_line, parse_number, size_text, value_text
+from burnt.train.store import Event
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
-    from burnt.train.store import Event
+    from burnt.train.store.tags import Note
 
-__all__ = ["command_text", "early_stopping_text", "end_reason_text", "event_text", "manual_learning_rate"]
+__all__ = [
+    "command_text",
+    "early_stopping_text",
+    "end_reason_text",
+    "event_text",
+    "manual_learning_rate",
+    "note_events",
+]
+
+
+def note_events(notes: Sequence[Note]) -> list[Event]:
+    """Return notes as events, with negative ids, which no event of the store has."""
+    return [
+        Event(
+            -max(round(note.time * 1e6), 1),
+            0,
+            note.time,
+            note.step,
+            "note",
+            {"text": note.text, "user": note.user},
+        )
+        for note in notes
+    ]
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 Nothing here draws, and `refresh` never raises because of what is on the disk: a run that cannot be read has
 an `error`. `refresh` runs in a worker thread and reads only what has changed; a run whose files are unchanged
-costs two `stat` calls. Data that the list of runs does not show is read when a screen asks for it.
+costs four `stat` calls. Data that the list of runs does not show is read when a screen asks for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
 from burnt.monitor.format import (
     better_direction,
+    fork_text,
     fraction,
     main_metric,
     parse_number,
@@ -35,6 +36,7 @@ from burnt.train.store import (
     Event,
     Extreme,
     LogLine,
+    Parent,
     Points,
     Progress,
     RunReader,
@@ -46,6 +48,8 @@ from burnt.train.store import (
 from burnt.train.store.liveness import SILENT_SECONDS, State
 from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of
 from burnt.train.store.schema import DATABASE, unreadable
+from burnt.train.store.search import RunFacts, settings_of
+from burnt.train.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
 
 __all__ = ["LIVE", "Checkpoint", "RunLibrary", "RunView", "ViewState"]
 
@@ -119,6 +123,12 @@ class RunView:
         self.metric_best: Extreme | None = None
         self.newest = NewestIds(0, 0, 0, 0)
         self.config: dict[str, Any] | None = None
+        self.settings: dict[str, Any] = {}
+        self.parent: Parent | None = None
+        self.parentage = ""  # such as "fork of digits@120"
+        self._parent_view: RunView | None = None
+        self.tags: Sequence[str] = ()
+        self.notes: Sequence[Note] = ()
         self.events: Sequence[Event] = ()
         self.version = 0
         self._lock = threading.RLock()
@@ -132,6 +142,10 @@ class RunView:
         self._last_state: object = None
         self._series_cache: dict[Series, DownsampledSeries] = {}
         self._best_cache: dict[Series, tuple[int, Extreme | None]] = {}
+        self._tags_stamp: object = None
+        self.file_notes: Sequence[Note] = ()  # of the folder, not of the events
+        self._event_notes: list[Note] = []
+        self._newest_note_event = 0  # events up to this id were searched for notes
         self._log_lines: list[LogLine] = []
         self._samples: list[SystemSample] = []
 
@@ -282,6 +296,20 @@ class RunView:
         """Keep the file open and read events from the next `refresh` on, because a screen shows the run."""
         self._num_followers += 1
 
+    def parent_view(self) -> RunView | None:
+        """Return a refreshed view of the run that this one was forked from.
+
+        Returns:
+            None if it is not a fork, or the parent cannot be read or is gone.
+        """
+        if self.parent is None:
+            return None
+        if self._parent_view is None or self._parent_view.folder != self.parent.folder:
+            self._parent_view = RunView(self.parent.folder, self.parent.folder.name)
+            self._parent_view.follow()  # for its epochs
+        self._parent_view.refresh()
+        return self._parent_view if self._parent_view.error is None else None
+
     def unfollow(self) -> None:
         """Undo one `follow`; after the last, the next `refresh` clears what was cached for screens."""
         self._num_followers -= 1
@@ -297,6 +325,9 @@ class RunView:
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
+            if self._parent_view is not None:
+                self._parent_view.close()
+                self._parent_view = None
 
     def refresh(self) -> bool:
         """Read what has changed; return whether anything shown has changed."""
@@ -314,6 +345,9 @@ class RunView:
                 self.heads,
                 self.newest,
                 self._was_followed,
+                self.tags,
+                self.notes,
+                self.parentage,
             )
             changed = state != self._last_state
             self._last_state = state
@@ -321,6 +355,8 @@ class RunView:
         return changed
 
     def _refresh(self) -> None:
+        self._refresh_tags()
+        self.parentage = "" if self.parent is None else fork_text(self.parent)
         if self._was_followed != bool(self._num_followers):
             self._was_followed = bool(self._num_followers)
             if self._was_followed:
@@ -352,8 +388,19 @@ class RunView:
             return
         if self._stamp is not None and isinstance(self._stamp, tuple) and stamp[0][0] != self._stamp[0][0]:
             self._clear_cache()  # the file was replaced by another one
+            self._event_notes, self._newest_note_event = [], 0
             self.close()
         self._read(stamp, now)
+
+    def _refresh_tags(self) -> None:
+        stamp = tags_stamp(self.folder)
+        if stamp != self._tags_stamp:
+            self._tags_stamp = stamp
+            self.tags, self.file_notes = read_tags(self.folder), read_notes(self.folder)
+            self._merge_notes()
+
+    def _merge_notes(self) -> None:
+        self.notes = sorted([*self.file_notes, *self._event_notes], key=lambda note: note.time)
 
     def _should_reread(self, now: float) -> bool:
         """Whether to read the database even though its files look unchanged."""
@@ -371,6 +418,7 @@ class RunView:
             if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
                 # Another run replaced this one; the new file may even have the same inode.
                 self._clear_cache()
+                self._event_notes, self._newest_note_event = [], 0
                 self._num_pace_attempts, self.attempts = 0, ()
             if len(attempts) != len(self.attempts):
                 self._best_cache.clear()
@@ -378,6 +426,8 @@ class RunView:
                 if self.config is not None:
                     self.config = _as_mapping(self.config)
                     self.config.pop("load", None)  # for building the model again, not for people
+                self.settings, self.parent = settings_of(self.config), reader.parent()
+                self.parentage = "" if self.parent is None else fork_text(self.parent)
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             if self.progress is not None:
                 self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
@@ -385,6 +435,10 @@ class RunView:
             self._record_pace()
             self.metric = main_metric(list(self.heads), self.config)
             self.metric_best = None if self.metric is None else self._find_best(self.metric)
+            if self.newest.event > self._newest_note_event:
+                self._event_notes += event_notes(reader.events("note", after=self._newest_note_event))
+                self._newest_note_event = self.newest.event
+                self._merge_notes()
             if self._was_followed and self.newest.event:
                 after = self.events[-1].id if self.events else 0
                 if self.newest.event > after:
@@ -497,6 +551,34 @@ class RunView:
         with self._open_reader():
             return self._find_best(series)
 
+    def facts(self) -> RunFacts:
+        """Return what a search compares with a run; its `best` reads the store."""
+
+        def best(series: Series) -> float | None:
+            try:
+                found = self.best(series)
+            except BurntError:  # the run's row shows the error
+                return None
+            return None if found is None else found.value
+
+        progress = self.progress
+        numbers = {
+            "step": progress and progress.step,
+            "epoch": progress and progress.epoch,
+            "took": self.active_seconds if self.attempts else None,
+            "age": None if math.isnan(self.created) else time.time() - self.created,
+        }
+        return RunFacts(
+            (self.label, self.name, str(self.folder)),
+            self.state,
+            self.tags,
+            [note.text for note in self.notes],
+            self.settings,
+            {series: head.point.value for series, head in self.heads.items()},
+            best,
+            {name: value for name, value in numbers.items() if value is not None},
+        )
+
     def _find_best(self, series: Series) -> Extreme | None:
         direction = better_direction(series.name, self.config)
         head = self.heads.get(series)
@@ -517,14 +599,14 @@ class RunView:
         with self._open_reader() as reader:
             return reader.artefacts(kind, name)
 
-    def artefact_names(self) -> list[ArtefactName]:
+    def artefact_names(self, *, after: int = 0) -> list[ArtefactName]:
         """See `RunReader.artefact_names`.
 
         Raises:
             RunError: the run cannot be read.
         """
         with self._open_reader() as reader:
-            return reader.artefact_names()
+            return reader.artefact_names(after=after)
 
     def artefact(self, id: int) -> Artefact | None:
         """See `RunReader.artefact`.

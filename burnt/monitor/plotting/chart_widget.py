@@ -127,6 +127,7 @@ class Chart(Widget, can_focus=True):
         smoothing: float = 0.0,
         title: str = "",
         markers: bool = True,
+        short_legend: bool = False,
     ) -> None:
         """Show curves; does not redraw if nothing changed.
 
@@ -137,6 +138,7 @@ class Chart(Widget, can_focus=True):
             smoothing: weight of the past in the moving average, from 0 (none) to less than 1.
             title: the metric's name.
             markers: whether to mark the lowest and the highest value.
+            short_legend: whether the legend shows only the curves' tags and values.
         """
         view = self._view
         if x != view.x:
@@ -151,6 +153,7 @@ class Chart(Widget, can_focus=True):
                 smoothing=smoothing,
                 title=clean(title),
                 markers=markers,
+                short_legend=short_legend,
             )
         )
 

@@ -40,6 +40,7 @@ class Curve(NamedTuple):
         style: a key of `DASH_PATTERNS`; by default the curves of a chart take them in turn.
         tag: one or two characters beside the curve's end.
         means: (xs, ys) to smooth instead, if the curve's own points are extremes of many values.
+        faint: whether it is drawn dimmed and without markers, as context for the others.
     """
 
     label: str
@@ -49,6 +50,7 @@ class Curve(NamedTuple):
     style: str | None = None
     tag: str = ""
     means: tuple[Sequence[float], Sequence[float]] | None = None
+    faint: bool = False
 
 
 def reduce_points(

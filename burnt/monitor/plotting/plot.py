@@ -48,6 +48,7 @@ class PlotView(NamedTuple):
         range_x: visible range of the x axis; None shows all.
         range_y: visible range of the y axis (of the logarithms if it is logarithmic); None fits the values.
         crosshair: x position at which the curves' values are shown.
+        short_legend: whether the legend shows only the curves' tags and values, for small charts.
     """
 
     curves: tuple[Curve, ...] = ()
@@ -59,6 +60,7 @@ class PlotView(NamedTuple):
     range_x: Range | None = None
     range_y: Range | None = None
     crosshair: float | None = None
+    short_legend: bool = False
 
 
 class Span(NamedTuple):
@@ -167,10 +169,11 @@ class Plot:
         low, high = self.range_x
         lines = []
         for i, curve in enumerate(self.view.curves):
-            series = [(curve.xs, curve.ys, self.view.smoothing > 0)]
+            series = [(curve.xs, curve.ys, self.view.smoothing > 0 or curve.faint)]
             if self.view.smoothing:
                 means_xs, means = curve.means or (curve.xs, curve.ys)
-                series.append((means_xs, smooth(means, self.view.smoothing), False))
+                smoothed = (means_xs, smooth(means, self.view.smoothing), curve.faint)
+                series = [smoothed] if curve.faint else [*series, smoothed]
             for xs, ys, faint in series:
                 xs, ys = reduce_points(xs, ys, columns, low, high)
                 lines.append(_PreparedLine(i, xs, [self._axis_value(y) for y in ys], faint))
@@ -284,13 +287,15 @@ class Plot:
         low, high = self.range_x
         extremes: list[tuple[bool, float, float, int]] = []
         for i, curve in enumerate(self.view.curves):
+            if curve.faint:
+                continue
             seen = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if low <= x <= high]
             if self.view.log_y:
                 seen = [(x, y) for x, y in seen if y > 0]
             ends = extreme_indices([y for _, y in seen])
             if ends is not None and seen[ends[0]][1] != seen[ends[1]][1]:
                 extremes += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
-        if len(self.view.curves) > 2:
+        if sum(not curve.faint for curve in self.view.curves) > 2:
             # With many curves, mark only the overall extremes; more labels would cover the curves.
             lows, highs = [f for f in extremes if f[0]], [f for f in extremes if not f[0]]
             extremes = sorted(lows, key=lambda f: f[2])[:1] + sorted(highs, key=lambda f: f[2])[-1:]
@@ -420,7 +425,9 @@ class Plot:
         used_width = 0
         entries = [[Span(clean(self.view.title), "title")]] if self.view.title else []
         for i, curve in enumerate(self.view.curves):
-            entries.append(self._legend_entry(i, curve))
+            entry = self._legend_entry(i, curve)
+            if entry is not None:
+                entries.append(entry)
         entries += [[Span(note, "note")] for note in self._notes()]
         for entry in entries:
             length = sum(cell_len(span.text) for span in entry)
@@ -455,17 +462,27 @@ class Plot:
                     break
         return list(dict.fromkeys(notes))
 
-    def _legend_entry(self, number: int, curve: Curve) -> list[Span]:
+    def _legend_entry(self, number: int, curve: Curve) -> list[Span] | None:
+        """Return a curve's entry; None for one that needs none."""
+        if curve.faint:
+            labels = [other.label for other in self.view.curves[:number] if other.faint]
+            if self.view.short_legend or curve.label in labels:
+                return None
+            sample = line_sample(_dash_pattern(number, curve), _SAMPLE_CELLS)
+            return [Span(f"{sample} ", f"-{number}"), Span(clean(curve.label), "label")]
         at = self.range_x[1] if self.view.crosshair is None else self.view.crosshair
         index = nearest_index(curve.xs, at)
         # With smoothing, the legend still shows the measured values.
         raw = " raw" if self.view.smoothing else ""
         value = "" if index is None else f"{raw} {number_text(curve.ys[index])}"
+        style = str(number)
+        if self.view.short_legend:
+            return [Span(curve.tag, style), Span(value, "label")]
         tag = f"{curve.tag} " if curve.tag else ""
         return [
-            Span(f"{line_sample(_dash_pattern(number, curve), _SAMPLE_CELLS)} ", str(number)),
+            Span(f"{line_sample(_dash_pattern(number, curve), _SAMPLE_CELLS)} ", style),
             Span(clean(f"{tag}{curve.label}"), "label"),
-            Span(value, str(number)),
+            Span(value, style),
         ]
 
 

@@ -1,13 +1,15 @@
-"""The metrics of a run as chart curves: their order, their x values and the styles of the splits."""
+"""The metrics of a run as chart curves: their x values, the styles of the splits, a fork on its parents."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import better_direction, clean
+from burnt.monitor.data.series_order import splits_in_order
+from burnt.monitor.format import clean
 from burnt.monitor.plotting.curves import (
     DASH_PATTERNS,
     PALETTE,
@@ -20,13 +22,15 @@ from burnt.train.store import Points, Series
 if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis
 
-__all__ = ["curve_on_axis", "curves_of", "metrics_in_order", "values_on_axis"]
+__all__ = [
+    "curve_on_axis",
+    "curves_of",
+    "history_curve",
+    "values_on_axis",
+]
 
-_SPLITS = ("train", "valid")
 _DASH_NAMES = tuple(DASH_PATTERNS)
 _DETAIL_BUCKETS = 400  # buckets read for a zoomed range
-# Metrics of the training process are listed after metrics of the model.
-_TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
 def curves_of(
@@ -37,7 +41,10 @@ def curves_of(
     *,
     with_means: bool = False,
 ) -> list[Curve]:
-    """Read a metric as one curve per split.
+    """Read a metric as one curve per split; those of a fork's parent come first, dimmed.
+
+    The parent's curves are drawn beyond the step of the fork too, so that what the fork changed can be seen.
+    An axis of time has none, as the two runs' times have no common start.
 
     Args:
         view: the run.
@@ -49,22 +56,62 @@ def curves_of(
     Raises:
         BurntError: the run cannot be read.
     """
-    splits = sorted(
-        (series.split for series in view.series() if series.name == name),
-        key=lambda split: (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split),
-    )
-    curves = []
-    for split in splits:
-        # A split has the same colour and dash pattern in every chart.
-        number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
+    # A split has the same colour and dash pattern in every chart.
+    numbers = {split: number for number, split in enumerate(splits_in_order(view.series()))}
+    of_parents, curves = [], []
+    for split, number in numbers.items():
         series = Series(name, split)
+        if series not in view.heads:
+            continue
         xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, x_range)
         means = None
         if with_means:
             means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, x_range)
         color, style = PALETTE[number % len(PALETTE)], _DASH_NAMES[number % len(_DASH_NAMES)]
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
-    return curves
+        history = history_curve(view, series, axis, until_fork=False, with_means=with_means)
+        if history is not None:
+            of_parents.append(history._replace(label="parent", color=color, style=style))
+    return [*of_parents, *curves]
+
+
+def history_curve(
+    view: RunView, series: Series, axis: XAxis, *, until_fork: bool = True, with_means: bool = False
+) -> Curve | None:
+    """Read a metric of the runs that a run was forked from as one dimmed curve.
+
+    Args:
+        view: the fork.
+        series: the metric.
+        axis: the unit of the x axis.
+        until_fork: whether the parent's curve ends at the step of the fork; its own parents' always do.
+        with_means: whether to read the means, which smoothing needs.
+
+    Returns:
+        None if the run is not a fork, its parents have no such metric or are gone, or the axis is time.
+
+    Raises:
+        BurntError: a parent cannot be read.
+    """
+    if axis == "time":
+        return None
+    xs: list[float] = []
+    ys: list[float] = []
+    child, folders, start, end = view, {view.folder}, math.inf, math.inf
+    while child.parent is not None and (parent := child.parent_view()) is not None:
+        if parent.folder in folders:  # a run that claims to be its own ancestor
+            break
+        folders.add(parent.folder)
+        if until_fork or child is not view:
+            end = min(end, child.parent.step)
+        if series in parent.heads:
+            points = parent.means(*series) if with_means else parent.points(*series)
+            stop = min(bisect_right(points.steps, end), bisect_left(points.steps, start))
+            points = Points(points.steps[:stop], points.times[:stop], points.values[:stop])
+            if points.steps:
+                xs[:0], ys[:0], start = values_on_axis(parent, points, axis), points.values, points.steps[0]
+        child = parent
+    return Curve("", PALETTE[0], xs, ys, faint=True) if xs else None
 
 
 def curve_on_axis(
@@ -100,23 +147,6 @@ def curve_on_axis(
         [*points.values[:left], *detail.values, *points.values[right + 1 :]],
     )
     return values_on_axis(view, points, axis), points.values
-
-
-def metrics_in_order(series: Sequence[Series]) -> list[str]:
-    """Return metric names in display order: loss, with a better direction, others, training metrics.
-
-    >>> names = ("learning_rate/*.bias", "learning_rate", "accuracy", "loss")
-    >>> metrics_in_order([Series(name, "train") for name in names])
-    ['loss', 'accuracy', 'learning_rate', 'learning_rate/*.bias']
-    """
-
-    def rank(name: str) -> tuple[int, str]:
-        kind, _, _ = name.partition("/")  # learning_rate/<group>
-        if kind in _TRAINING_METRICS:
-            return 3 + _TRAINING_METRICS.index(kind), name
-        return 0 if name == "loss" else 1 if better_direction(name) else 2, name
-
-    return sorted({one.name for one in series}, key=rank)
 
 
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:

@@ -1,28 +1,36 @@
-"""Several runs in one chart, with their values side by side and the settings in which they differ."""
+"""Several runs in charts, one per metric, with their values and the settings in which they differ."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from rich.cells import cell_len, set_cell_size
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import Grid
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import better_direction, clean, duration_text, main_metric, series_label, value_text
+from burnt.monitor.format import clean, duration_text, main_metric, series_label, value_text
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
-from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES, Curve
+from burnt.monitor.plotting.comparison import (
+    MAX_RUNS,
+    all_metrics,
+    assign_styles,
+    best_indices,
+    common_direction,
+    compared_curves,
+    differences,
+)
+from burnt.monitor.plotting.curves import DASH_PATTERNS, Curve
 from burnt.monitor.plotting.plot import Range, XAxis
-from burnt.monitor.plotting.run_curves import curve_on_axis, metrics_in_order
-from burnt.monitor.screens.panes.config import flatten
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keybar import KeyBar
@@ -33,10 +41,11 @@ from burnt.monitor.ui.theme import state_cell
 from burnt.plot.braille import line_sample
 from burnt.train.store import Extreme, Series
 
-__all__ = ["MAX_RUNS", "CompareScreen", "all_metrics", "assign_styles", "differences"]
+__all__ = ["CompareScreen"]
 
-MAX_RUNS = 8  # runs in one chart: as many as there are distinguishable colours
-
+_MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
+_MAX_CHART_ROWS = 3
+_TWO_COLUMNS_WIDTH, _CHART_WIDTH = 76, 50  # the width for two charts side by side, and for each of more
 _SAMPLE_CELLS = 3  # cells of the line sample beside a run's name
 _MIN_VALUE_WIDTH = 12  # minimum width of a shortened setting
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
@@ -52,6 +61,28 @@ _VALUE_COLUMNS = (
 )
 
 
+class _Page(NamedTuple):
+    """What was read for the screen.
+
+    Args:
+        all_series: all metrics of the runs.
+        selected: the metric whose values the table shows.
+        curves: the curves of each metric that has a chart.
+        axis: the unit of the charts' x axis.
+        bests: the best value of the selected metric in each run.
+        differing: the settings that differ.
+        errors: what could not be read.
+    """
+
+    all_series: Sequence[Series]
+    selected: Series | None
+    curves: Mapping[Series, Sequence[Curve]]
+    axis: XAxis
+    bests: Sequence[Extreme | None]
+    differing: Mapping[str, Sequence[str | None]]
+    errors: Sequence[str]
+
+
 class CompareScreen(Screen[None]):
     """Compares two to eight runs.
 
@@ -62,7 +93,7 @@ class CompareScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(COMPARE)]
     KEYS = COMPARE
     DEFAULT_CSS = """
-    CompareScreen Chart { height: 1fr; margin: 0 1; min-height: 6; }
+    CompareScreen Grid { height: 1fr; min-height: 6; grid-gutter: 0 1; padding: 0 1; }
     CompareScreen #configs { margin-top: 1; }
     CompareScreen.full Table { display: none; }
     """
@@ -76,6 +107,9 @@ class CompareScreen(Screen[None]):
         self._log_y = False
         self._smoothing = 0
         self._x_range: Range | None = None
+        self._shows_several = True
+        self._grid_shape = (1, 1)  # columns and rows of charts
+        self._shown_series: Sequence[Series] = ()
         self._num_requests = 0
         self._last_token: object = None
         self._differing: Mapping[str, Sequence[str | None]] = {}
@@ -83,18 +117,20 @@ class CompareScreen(Screen[None]):
             view.follow()
 
     def compose(self) -> ComposeResult:
-        """Compose the title, the chart, the tables of values and settings, and the key bar."""
+        """Compose the title, the charts, the tables of values and settings, and the key bar."""
         yield Static(id="title")
-        yield Chart()
+        with Grid():
+            yield Chart()
         yield Table(_VALUE_COLUMNS, id="values")
         yield Table([Column("")], empty_text="All runs have the same configuration.", id="configs")
         yield FilterInput("part of a metric's name, or /regular expression/")
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """Focus the chart."""
+        """Focus the first chart."""
         self.query_one("#values").styles.height = len(self.views) + 1
         self.query_one(Chart).focus()
+        self._fit_grid()
 
     def on_unmount(self) -> None:
         """Stop following the runs."""
@@ -105,6 +141,16 @@ class CompareScreen(Screen[None]):
         """Fit the settings to the new width."""
         if self._differing:
             self._show_configs(self._differing)
+        self.call_after_refresh(self._fit_grid)
+
+    def _fit_grid(self) -> None:
+        """Show as many charts as there is room for."""
+        width, height = self.query_one(Grid).size
+        columns = max(width // _CHART_WIDTH, 2) if width >= _TWO_COLUMNS_WIDTH else 1
+        rows = min(max(height // _MIN_CHART_LINES, 1), _MAX_CHART_ROWS)
+        if (columns, rows) != self._grid_shape:
+            self._grid_shape = columns, rows
+            self._request_read()
 
     def on_screen_resume(self) -> None:
         """Start reading when the screen becomes visible."""
@@ -121,73 +167,114 @@ class CompareScreen(Screen[None]):
         all_series = all_metrics(self.views)
         if self.metric not in all_series:
             self.metric = main_metric(all_series, self.views[0].config)
-        selected, axis, x_range = self.metric, self._axis, self._x_range
-        curves, rows, errors = [], [], []
-        for number, view in enumerate(self.views):
-            best = None
-            color, style = self._run_styles[number]
-            curve = Curve(clean(view.label), color, (), (), style, str(number + 1))
-            if selected is not None and selected in view.heads:
-                try:
-                    points = view.points(*selected)
-                    xs, ys = curve_on_axis(view, points, view.points_between, selected, axis, x_range)
-                    curve = curve._replace(xs=xs, ys=ys)
-                    if self._smoothing:
-                        means = view.means(*selected)
-                        curve = curve._replace(
-                            means=curve_on_axis(view, means, view.means_between, selected, axis, x_range)
-                        )
-                    best = view.best(selected)
-                except BurntError as error:
-                    errors.append(f"{view.label}: {error.what}")
-            curves.append(curve)
-            rows.append((view, best))
-        differing = differences([view.config or {} for view in self.views])
-        return partial(self._show, all_series, selected, axis, curves, rows, differing, errors)
+        selected, axis = self.metric, self._axis
+        curves: dict[Series, Sequence[Curve]] = {}
+        errors: dict[int, str] = {}
+        for series in self._page(all_series):
+            curves[series], new_errors = compared_curves(
+                self.views, series, axis=axis, x_range=self._x_range, with_means=self._smoothing > 0
+            )
+            errors |= new_errors
+        bests: list[Extreme | None] = []
+        for view in self.views:
+            try:
+                bests.append(view.best(selected) if selected is not None and selected in view.heads else None)
+            except BurntError:  # in `errors` already
+                bests.append(None)
+        differing = differences([view.config for view in self.views])
+        page = _Page(all_series, selected, curves, axis, bests, differing, list(errors.values()))
+        return partial(self._show, page)
+
+    def _page(self, all_series: Sequence[Series]) -> Sequence[Series]:
+        """Return the metrics that have a chart: the selected one alone, or the page that it is on."""
+        if self.metric is None:
+            return ()
+        if not self._shows_several or self.has_class("full"):
+            return [self.metric]
+        size = self._grid_shape[0] * self._grid_shape[1]
+        start = all_series.index(self.metric) // size * size
+        return all_series[start : start + size]
 
     # --- in the app's thread
 
-    def _show(
-        self,
-        all_series: Sequence[Series],
-        selected: Series | None,
-        axis: XAxis,
-        curves: Sequence[Curve],
-        rows: Sequence[tuple[RunView, Extreme | None]],
-        differing: Mapping[str, Sequence[str | None]],
-        errors: Sequence[str],
-    ) -> None:
-        title = "no metric has been logged yet" if selected is None else series_label(selected)
-        self.query_one(Chart).show(
-            curves, x=axis, log_y=self._log_y, smoothing=_SMOOTHING[self._smoothing], title=title
-        )
-        position = (
-            f"   metric {all_series.index(selected) + 1} of {len(all_series)}" if selected is not None else ""
-        )
+    async def _show(self, page: _Page) -> None:
+        await self._show_charts(page)
+        facts = ""
+        if page.selected is not None:
+            number, count = page.all_series.index(page.selected) + 1, len(page.all_series)
+            facts = f"   {clean(series_label(page.selected))}, metric {number} of {count}"
         axes = {"step": "steps", "epoch": "epochs", "time": "training time"}
-        facts = f"{position}   x {axes[axis]}   {'log y' if self._log_y else 'linear y'}"
+        facts += f"   x {axes[page.axis]}   {'log y' if self._log_y else 'linear y'}"
+        parents = sorted({curve.label for curves in page.curves.values() for curve in curves if curve.faint})
+        if parents:
+            facts += f"   dimmed: {', '.join(parents)}, up to the fork"
         parts = [(f" compare {len(self.views)} runs", "bold $primary"), (facts, "$dim")]
-        parts += [(f"   {clean(error)}", "$error") for error in errors]
+        parts += [(f"   {clean(error)}", "$error") for error in page.errors]
         update_if_changed(self.query_one("#title", Static), Content.assemble(*parts))
-        self._show_values(selected, rows)
-        self._show_configs(differing)
+        self._show_values(page.selected, page.bests)
+        self._show_configs(page.differing)
+        self.call_after_refresh(self._fit_grid)
 
-    def _show_values(self, selected: Series | None, rows: Sequence[tuple[RunView, Extreme | None]]) -> None:
-        direction = None if selected is None else better_direction(selected.name, self.views[0].config)
-        bests = [best.value for _, best in rows if best is not None]
-        best_value = (min(bests) if direction == "lower" else max(bests)) if bests else None
+    async def _show_charts(self, page: _Page) -> None:
+        grid = self.query_one(Grid)
+        charts = list(grid.query(Chart))
+        num_charts = max(len(page.curves), 1)
+        takes_focus = isinstance(self.focused, Chart) or self.focused is None
+        for chart in charts[num_charts:]:
+            await chart.remove()
+        if len(charts) < num_charts:
+            await grid.mount_all(Chart() for _ in range(num_charts - len(charts)))
+        charts = list(grid.query(Chart))
+        columns = min(self._grid_shape[0], num_charts)
+        grid.styles.grid_size_columns, grid.styles.grid_size_rows = columns, -(-num_charts // columns)
+        self._shown_series = list(page.curves)
+        for chart, (series, curves) in zip(charts, page.curves.items(), strict=False):
+            chart.show(
+                curves,
+                x=page.axis,
+                log_y=self._log_y,
+                smoothing=_SMOOTHING[self._smoothing],
+                title=series_label(series),
+                short_legend=num_charts > 1,
+            )
+            chart.zoom(self._x_range)
+        if not page.curves:
+            charts[0].show((), title="no metric has been logged yet")
+        if takes_focus:
+            self.selected_chart.focus()
+
+    @property
+    def selected_chart(self) -> Chart:
+        """The chart of the selected metric."""
+        charts = list(self.query(Chart))
+        index = self._shown_series.index(self.metric) if self.metric in self._shown_series else 0
+        return charts[min(index, len(charts) - 1)]
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the metric of a clicked chart."""
+        if isinstance(event.widget, Chart):
+            self._select_chart(event.widget)
+
+    def _select_chart(self, chart: Chart) -> None:
+        charts = list(self.query(Chart))
+        if chart in charts and (index := charts.index(chart)) < len(self._shown_series):
+            self._select_metric(self._shown_series[index])
+
+    def _show_values(self, selected: Series | None, bests: Sequence[Extreme | None]) -> None:
+        direction = None if selected is None else common_direction(self.views, selected)
+        best_runs = best_indices([None if best is None else best.value for best in bests], direction)
         cells: list[tuple[object, Sequence[Cell]]] = []
-        for number, (view, best) in enumerate(rows):
+        for number, (view, best) in enumerate(zip(self.views, bests, strict=True)):
             head = None if selected is None else view.heads.get(selected)
-            is_best = best is not None and best.value == best_value
-            state, style = state_cell(view)
+            is_best = number in best_runs
+            name = cell(view.label) + (cell(f"  {view.parentage}", "$dim") if view.parentage else ())
             cells.append(
                 (
                     view,
                     (
                         self._tag_cell(number),
-                        cell(view.label),
-                        cell(state, style),
+                        name,
+                        (state_cell(view),),
                         cell("" if head is None else value_text(head.point.value), "bold"),
                         cell("" if head is None else f"{head.point.step:,}", "$dim"),
                         cell(
@@ -275,14 +362,23 @@ class CompareScreen(Screen[None]):
         """Return the focus to the chart."""
         message.stop()
         self.query_one(FilterInput).close()
-        self.query_one(Chart).focus()
+        self.selected_chart.focus()
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Read the visible range in more detail."""
+        """Zoom all charts to the same range and read it in more detail."""
         message.stop()
         self._x_range = message.range
+        for chart in self.query(Chart):
+            chart.zoom(message.range)
         self._request_read()
+
+    @on(Chart.CrosshairMoved)
+    def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
+        """Move the crosshair of all charts."""
+        message.stop()
+        for chart in self.query(Chart):
+            chart.move_crosshair(message.x)
 
     def action_axis(self) -> None:
         """Switch to the next unit of the x axis."""
@@ -305,44 +401,35 @@ class CompareScreen(Screen[None]):
         self._request_read()
 
     def action_full(self) -> None:
-        """Show the chart alone, or with the tables."""
+        """Show the selected chart alone, or all with the tables."""
         self.toggle_class("full")
-        self.query_one(Chart).focus()
+        self.selected_chart.focus()
+        self._request_read()
 
+    def action_focus_next(self) -> None:
+        """Move the focus to the next chart or table; a chart's metric is then selected."""
+        if isinstance(chart := self.focus_next(), Chart):
+            self._select_chart(chart)
 
-def all_metrics(views: Sequence[RunView]) -> list[Series]:
-    """Return the metrics that at least one run has, in display order, validation before training."""
-    series_set = {series for view in views for series in view.series()}
-    names = metrics_in_order(list(series_set))
-    return sorted(
-        series_set,
-        key=lambda series: (
-            names.index(series.name),
-            ("valid", "train").index(series.split) * 2 if series.split in ("valid", "train") else 1,
-            series.split,
-        ),
-    )
+    def action_focus_previous(self) -> None:
+        """Move the focus to the previous chart or table."""
+        if isinstance(chart := self.focus_previous(), Chart):
+            self._select_chart(chart)
 
+    def action_several(self) -> None:
+        """Show several metrics at once, or only the selected one."""
+        self._shows_several = not self._shows_several
+        self._request_read()
 
-def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:
-    """Return colour and dash style of each run: its own, or a free one if an earlier run has the same."""
-    styles: list[tuple[str, str]] = []
-    for view in views:
-        own = RUN_STYLES[view.style_index % len(RUN_STYLES)]
-        styles.append(own if own not in styles else next(look for look in RUN_STYLES if look not in styles))
-    return styles
-
-
-def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Return the values of the settings that differ, by dotted key; None where a run lacks the setting.
-
-    >>> differences([{"model": {"hidden": 64}, "seed": 1}, {"model": {"hidden": 32}, "seed": 1, "note": "a"}])
-    {'model.hidden': ['64', '32'], 'note': [None, 'a']}
-    """
-    rows = [flatten(dict(config)) for config in configs]
-    keys = dict.fromkeys(key for row in rows for key in row)
-    values_by_key = {key: [row.get(key) for row in rows] for key in keys}
-    return {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
+    def action_page(self, direction: int) -> None:
+        """Select the first metric of the next (1) or previous (-1) page of charts."""
+        all_series = all_metrics(self.views)
+        if self.metric in all_series:
+            page = self._page(all_series)
+            start = all_series.index(page[0]) + (len(page) if direction > 0 else -len(page))
+            start = max(start, 0)
+            if start < len(all_series):
+                self._select_metric(all_series[start])
 
 
 def _shorten(value: str, width: int) -> str:

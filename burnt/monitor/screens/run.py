@@ -17,6 +17,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Static
 
+from burnt.errors import BurntError
 from burnt.monitor.data.commands import CommandSender, Request, request_text, unavailable_reason
 from burnt.monitor.data.event_text import early_stopping_text, end_reason_text, manual_learning_rate
 from burnt.monitor.data.runs import RunLibrary, RunView
@@ -48,6 +49,7 @@ from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, updat
 from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.train.store import Series
 from burnt.train.store.control import check
+from burnt.train.store.tags import add_note
 
 __all__ = ["RunScreen"]
 
@@ -66,7 +68,7 @@ _PANES: tuple[type[Pane], ...] = (
 _PANE_KEYS = "123456789K"  # as in `keymap.RUN`
 _SHORT_TITLES_WIDTH = 108  # below this width, the tabs use short titles
 _SHOW_ANSWER_SECONDS = 10.0  # how long an answered command is shown
-_COMMAND_ACTIONS = ("pause", "stop", "save", "learning_rate", "note")  # actions
+_COMMAND_ACTIONS = ("pause", "stop", "save", "learning_rate")  # actions
 _TICK_SECONDS = 1.0  # how often the remaining time is updated
 
 
@@ -228,6 +230,10 @@ class RunScreen(Screen[None]):
             if view.metric_best is not None:
                 best = f"{value_text(view.metric_best.value)} at step {view.metric_best.step:,}"
                 pairs.append(("best", (best, "$success")))
+        if view.parentage:
+            pairs.append(("", (view.parentage, "")))
+        if view.tags:
+            pairs.append(("tags", (" ".join(view.tags), "$accent")))
         if view.is_live and (stopping := early_stopping_text(view.events)):
             pairs.append(("", (stopping, "")))
         manual_rate = manual_learning_rate(view) if view.is_live else None
@@ -380,13 +386,32 @@ class RunScreen(Screen[None]):
         )
 
     async def action_note(self) -> None:
-        """Ask for a note."""
-        if self._can_send_commands():
-            detail = "The note is stored with the run's events."
-            await self._ask(
-                PromptScreen("Add a note", detail, "text of the note", "Add", partial(check, "note")),
-                "note",
-            )
+        """Ask for a note; that of a run that has ended is written to its folder."""
+        if self.view.error is not None:
+            self._can_send_commands()  # says why not
+            return
+        detail = "The note is stored with the run's events."
+        prompt = PromptScreen("Add a note", detail, "text of the note", "Add", partial(check, "note"))
+        if self.view.is_live:
+            await self._ask(prompt, "note")
+            return
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                self._add_note(text)
+
+        await self.app.push_screen(prompt, answered)
+
+    @work(thread=True)
+    def _add_note(self, text: str) -> None:
+        progress = self.view.progress
+        try:
+            add_note(self.view.folder, text, None if progress is None else progress.step)
+        except BurntError as error:
+            message = clean(f"{error.what}: {error.found}" if error.found else error.what)
+            self.app.call_from_thread(self.notify, message, severity="error", markup=False)
+        self.view.refresh()
+        app_of(self).refresher.wake()
 
     @work(thread=True)
     def _send(self, kind: str, value: str | None = None) -> None:

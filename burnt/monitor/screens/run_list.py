@@ -1,15 +1,14 @@
-"""The list of runs: filter, sort, mark runs to compare, open one."""
+"""The list of runs: filter, sort, choose columns; open, mark, compare, tag or remove runs."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from textual import on
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
@@ -17,66 +16,58 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, quantity
+from burnt.monitor.data.preferences import ListPreferences
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import (
-    age_text,
-    better_direction,
     clean,
     clock_text,
     duration_text,
     series_label,
-    value_text,
+    size_text,
 )
-from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES, Curve
+from burnt.monitor.plotting.comparison import MAX_RUNS
+from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import curves_of
+from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
+from burnt.monitor.screens.list_columns import (
+    Candidate,
+    automatic_columns,
+    candidates,
+    headings,
+    is_column,
+)
+from burnt.monitor.screens.list_rows import (
+    FIRST_COLUMNS,
+    SORT_KEYS,
+    USUAL_COLUMNS,
+    USUAL_HELP,
+    age_cell_text,
+    row_cells,
+    sort_views,
+)
 from burnt.monitor.ui.app_protocol import app_of
+from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.filter_match import run_matcher
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
-from burnt.monitor.ui.table import Cell, Column, Table, cell
-from burnt.monitor.ui.theme import progress_bar, state_cell
+from burnt.monitor.ui.table import Cell, Column, Table
+from burnt.monitor.ui.theme import state_cell
+from burnt.train.store.removal import Removable, examine, remove
+from burnt.train.store.tags import change_tags, check_tag
 
 __all__ = ["RunsScreen"]
 
-_COLUMNS = (
-    Column(""),
-    Column("run", expands=True),
-    Column("state"),
-    Column("progress", drop_priority=1),
-    Column("epoch", align_right=True, drop_priority=5),
-    Column("step", align_right=True, drop_priority=6),
-    Column("eta", align_right=True, drop_priority=3),
-    Column("metric", drop_priority=4),
-    Column("last", align_right=True),
-    Column("best", align_right=True),
-    Column("at step", align_right=True, drop_priority=7),
-    Column("took", align_right=True, drop_priority=8),
-    Column("age", align_right=True, drop_priority=2),
-)
-_METRIC_COLUMN = 7
-_LINE_MARKS = dict(zip(DASH_PATTERNS, "▐┇┊╏", strict=True))  # upright; the dash patterns of compared runs
+_AUTOMATIC_PRIORITY = 4  # of settings that nobody has chosen: dropped after epoch, step and times
+_SETTINGS_BEFORE = "took"  # where they are shown
+_FILTER_HINT = "words, lr>1e-3, valid/loss<0.3, tag:a, state:crashed, -not, or /regular expression/"
 _NARROW_WIDTH = 100
+_FORK_WIDTH = 36  # for the name of a fork and of its parent
 _MIN_PREVIEW_LINES = 30
-_STATE_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
+_NAMED_RUNS = 4  # in the question whether to remove runs
 _AGE_REFRESH_SECONDS = 10.0  # how often ages are updated when nothing else changes
-
-_SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
-    "age": lambda view: -view.created,
-    "run": lambda view: _natural_key(view.label),
-    "state": lambda view: _STATE_ORDER.index(view.state),
-    "progress": lambda view: view.fraction if view.fraction is not None else math.nan,
-    "epoch": lambda view: _or_nan(view.progress and view.progress.epoch),
-    "step": lambda view: _or_nan(view.progress and view.progress.step),
-    "eta": lambda view: _or_nan(view.eta),
-    "metric": lambda view: series_label(view.metric) if view.metric else "",
-    "last": lambda view: _sort_value(view, view.heads[view.metric].point.value if view.metric else math.nan),
-    "best": lambda view: _sort_value(view, view.metric_best.value if view.metric_best else math.nan),
-    "at step": lambda view: _or_nan(view.metric_best and view.metric_best.step),
-    "took": lambda view: view.active_seconds,
-}
 
 
 class RunsScreen(Screen[None]):
@@ -89,7 +80,15 @@ class RunsScreen(Screen[None]):
         super().__init__()
         self.library = library
         self.marked: list[RunView] = []
-        self._matches: Callable[[str], bool] = matcher("")
+        self._matches, self._query = run_matcher("")
+        self._matching: set[RunView] = set()
+        self._unknown_key: tuple[str, str | None] | None = None
+        self._columns: Sequence[str] | None = None  # keys after the run's name; None shows the usual ones
+        self._automatic: Sequence[str] = ()
+        self._automatic_for: object = None
+        self._row_cache: dict[RunView, tuple[object, Sequence[Cell]]] = {}  # (state, cells) of ended runs
+        self._ordered_keys: Sequence[str] = ()  # keys of the columns in order, with those that are left out
+        self._column_keys: dict[str, str] = {}  # keys by heading, as shown
         self._sort_column, self._descending = "age", False
         self._shown_at = -math.inf
         self._has_read = False
@@ -99,14 +98,18 @@ class RunsScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """Compose the title, the table, a preview chart, details of the selected run and the key bar."""
         yield Static(id="title")
-        yield Table(_COLUMNS, empty_text="reading ...", id="runs")
+        yield Table([*FIRST_COLUMNS, *USUAL_COLUMNS.values()], empty_text="reading ...", id="runs")
         yield Container(id="preview")
         yield Static(id="about")
-        yield FilterInput("words, or /regular expression/")
+        yield FilterInput(_FILTER_HINT)
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """Focus the table."""
+        """Show the list as it was left, and focus the table."""
+        remembered = app_of(self).preferences.list_of(self.library.folders)
+        self._columns, self._descending = remembered.columns, remembered.descending
+        is_known = remembered.sort in SORT_KEYS or is_column(remembered.sort)
+        self._sort_column = remembered.sort if is_known else "age"
         self.query_one(Table).focus()
 
     def on_screen_resume(self) -> None:
@@ -117,12 +120,26 @@ class RunsScreen(Screen[None]):
     # --- showing
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """In the reader thread: read the preview; everything else is in the library."""
+        """In the reader thread: filter the runs and read the preview; the rest is in the library."""
         if not changed and time.monotonic() - self._shown_at < _AGE_REFRESH_SECONDS:
             return None
         self._shown_at = time.monotonic()
+        self._find_automatic_columns()
+        facts = {view: view.facts() for view in self.library.views}
+        matching = {view for view, one in facts.items() if self._matches(one)}
+        self._unknown_key = None
+        if self._query is not None and not matching:
+            self._unknown_key = self._query.unknown_key(facts.values())
+        self._matching = matching
         curves = self._curves(self._cursor_view) if self._has_preview else None
         return partial(self._show_all, self._cursor_view, curves)
+
+    def _find_automatic_columns(self) -> None:
+        """Find the settings that differ, if a run was added or has new settings; it compares all of them."""
+        views = self.library.views
+        settings = [(view, len(view.attempts)) for view in views]
+        if settings != self._automatic_for:
+            self._automatic_for, self._automatic = settings, automatic_columns(views)
 
     def _curves(self, view: RunView | None) -> list[Curve]:
         """Read the curves of a run's main metric."""
@@ -158,31 +175,63 @@ class RunsScreen(Screen[None]):
 
     def _show(self, read: bool | None = None) -> None:
         self._has_read = self._has_read or bool(read)
-        views = [
-            view for view in self.library.views if self._matches(f"{view.label}\n{view.name}\n{view.state}")
-        ]
+        views = [view for view in self.library.views if view in self._matching]
         self.marked = [view for view in self.marked if view in self.library.views]
-        views = _sort_views(views, self._sort_column, self._descending)
+        views = sort_views(views, self._sort_column, self._descending)
         table = self.query_one(Table)
         table.empty_text = self._empty_text()
-        cells = [(view, self._row_cells(view)) for view in views]
-        columns = list(_COLUMNS)
-        metrics = {view.metric for view in views if view.metric is not None}
-        if len(metrics) == 1:
-            # Name the common metric in the heading only, to leave room for the runs' names.
-            columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [
-                Column(clean(series_label(*metrics)), align_right=True)
-            ]
-            cells = [(view, [*line[:_METRIC_COLUMN], *line[_METRIC_COLUMN + 1 :]]) for view, line in cells]
-        names = {"last": columns[_METRIC_COLUMN].name} if len(metrics) == 1 else {}
+        columns = self._shown_columns(views)
+        self._column_keys = {column.name: key for key, column in columns.items()}
+        mark, name = FIRST_COLUMNS
+        if self.size.width >= _NARROW_WIDTH and any(view.parentage for view in views):
+            name = name._replace(min_width=_FORK_WIDTH)
+        all_columns = [mark, name, *columns.values()]
+        sorted_name = columns[self._sort_column].name if self._sort_column in columns else self._sort_column
         table.show(
-            cells,
-            columns=None if columns == table.columns else columns,
-            sorted_by=(names.get(self._sort_column, self._sort_column), self._descending),
+            [(view, self._cached_cells(view, columns)) for view in views],
+            columns=None if all_columns == table.columns else all_columns,
+            sorted_by=(sorted_name, self._descending),
         )
+        if self._unknown_key is not None and not views:
+            key, guess = self._unknown_key
+            self.query_one(FilterInput).show_remark(
+                clean(f"no run has {key}" + (f": did you mean {guess}?" if guess else ""))
+            )
+        else:
+            self.query_one(FilterInput).show_remark("")
         self._show_title(len(views))
         self._show_details()
         self._update_preview()
+
+    def _shown_columns(self, views: Sequence[RunView]) -> dict[str, Column]:
+        """Return the columns after the run's name, by key."""
+        columns = dict(USUAL_COLUMNS)
+        if self._columns is None:
+            if not any(view.tags for view in self.library.views):
+                del columns["tags"]
+            added = self._automatic
+        else:
+            added = [key for key in self._columns if key not in USUAL_COLUMNS]
+        for key, heading in zip(added, headings(added, self.library.views), strict=True):
+            name = heading if heading not in USUAL_COLUMNS else key.partition(":")[2]
+            columns[key] = Column(clean(name), align_right=True, drop_priority=_AUTOMATIC_PRIORITY)
+        if self._columns is None:
+            order = [key for key in columns if key not in added]
+            at = order.index(_SETTINGS_BEFORE)
+            order[at:at] = added
+        else:
+            order = [key for key in self._columns if key in columns]
+            # What was chosen is dropped after the usual columns, the last one first.
+            for key, column in columns.items():
+                priority = added.index(key) + 1 if key in added else column.drop_priority * len(columns)
+                columns[key] = column._replace(drop_priority=priority)
+        self._ordered_keys = order
+        metrics = {view.metric for view in views if view.metric is not None}
+        if len(metrics) == 1 and "last" in order:
+            # Name the common metric in the heading only, to leave room for the runs' names.
+            order = [key for key in order if key != "metric"]
+            columns["last"] = columns["last"]._replace(name=clean(series_label(*metrics)))
+        return {key: columns[key] for key in order}
 
     def _update_preview(self) -> None:
         """Request the preview if the cursor is on another run than before."""
@@ -235,6 +284,10 @@ class RunsScreen(Screen[None]):
             if len(view.attempts) > 1:
                 where += f", attempt {len(view.attempts)}"
             parts.append((where, "$dim"))
+        if view.parentage:
+            parts.append((f"  {clean(view.parentage)}", "$dim"))
+        if view.tags:
+            parts.append((f"  {' '.join(view.tags)}", "$accent"))
         if view.problem:
             style = "$error" if view.state in ("crashed", "unreadable") else "$warning"
             second = Content.assemble((f" {clean(view.problem)}", style))
@@ -247,36 +300,17 @@ class RunsScreen(Screen[None]):
             second = facts_line(pairs, self.size.width)
         update_if_changed(about, Content("\n").join([Content.assemble(*parts), second]))
 
-    def _row_cells(self, view: RunView) -> Sequence[Cell]:
-        color, line = RUN_STYLES[view.style_index % len(RUN_STYLES)]
-        mark = _LINE_MARKS[line] if view not in self.marked else "◆"
-        text, style = state_cell(view)
-        name = clean(view.label)
-        if view.name not in (view.folder.name, view.folder.resolve().name):
-            name += f" ({clean(view.name)})"
-        progress, share = view.progress, view.fraction
-        metric = view.metric
-        last = view.heads[metric].point.value if metric is not None else None
-        best = view.metric_best
-        eta = view.eta
-        return (
-            cell(mark, color),
-            cell(name, "bold" if view.is_live else ""),
-            ((text, style),),
-            _progress_cell(share, 6 if self.size.width < _NARROW_WIDTH else 12),
-            cell(_count_of_total(progress and progress.epoch, progress and progress.total_epochs)),
-            cell(_count_of_total(progress and progress.step, progress and progress.total_steps)),
-            cell("" if eta is None else duration_text(eta)),
-            cell("" if metric is None else series_label(metric), "$dim"),
-            cell(
-                "" if last is None else value_text(last),
-                "" if last is None or math.isfinite(last) else "$error",
-            ),
-            cell("" if best is None else value_text(best.value)),
-            cell("" if best is None else f"{best.step:,}", "$dim"),
-            cell(duration_text(view.active_seconds) if view.attempts else "", "$dim"),
-            cell("" if math.isnan(view.created) else age_text(time.time() - view.created), "$dim"),
-        )
+    def _cached_cells(self, view: RunView, columns: Iterable[str]) -> Sequence[Cell]:
+        """Return a run's cells; those of an ended run are the same object until something in them changes."""
+        is_marked, is_narrow = view in self.marked, self.size.width < _NARROW_WIDTH
+        make = partial(row_cells, view, columns, is_marked=is_marked, is_narrow=is_narrow)
+        if view.is_live:
+            return make()
+        state = view.version, is_marked, tuple(columns), is_narrow, age_cell_text(view)
+        cached = self._row_cache.get(view)
+        if cached is None or cached[0] != state:
+            cached = self._row_cache[view] = state, make()
+        return cached[1]
 
     # --- keys
 
@@ -294,13 +328,9 @@ class RunsScreen(Screen[None]):
     @on(Table.HeadingClicked)
     def heading_clicked(self, message: Table.HeadingClicked) -> None:
         """Sort by the clicked column; a second click reverses the order."""
-        # A heading that is a metric's name belongs to the column "last".
-        column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
-        if column not in _SORT_KEYS:
-            return
-        self._descending = self._sort_column == column and not self._descending
-        self._sort_column = column
-        self._show()
+        key = "run" if message.column == "run" else self._column_keys.get(message.column)
+        if key is not None:
+            self._sort_by(key, self._sort_column == key and not self._descending)
 
     def action_open(self) -> None:
         """Open the run under the cursor."""
@@ -310,19 +340,51 @@ class RunsScreen(Screen[None]):
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        columns = {column.name for column in self.query_one(Table).columns}
-        # If all runs share the metric, its column is hidden and sorting by it would change nothing visible.
-        names = [
-            name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort_column
-        ]
-        self._sort_column = names[(names.index(self._sort_column) + 1) % len(names)]
-        self._descending = False
-        self._show()
+        shown = list(self._column_keys.values())
+        names = [*(key for key in SORT_KEYS if key in shown or key == "run"), *shown]
+        names = list(dict.fromkeys(names))
+        following = names.index(self._sort_column) + 1 if self._sort_column in names else 0
+        self._sort_by(names[following % len(names)], False)
 
     def action_reverse(self) -> None:
         """Reverse the sort order."""
-        self._descending = not self._descending
+        self._sort_by(self._sort_column, not self._descending)
+
+    def _sort_by(self, key: str, descending: bool) -> None:
+        self._sort_column, self._descending = key, descending
+        self._remember()
         self._show()
+
+    def _remember(self) -> None:
+        columns = None if self._columns is None else tuple(self._columns)
+        shown = ListPreferences(columns, self._sort_column, self._descending)
+        try:
+            app_of(self).preferences.set_list(self.library.folders, shown)
+        except OSError as error:
+            self.notify(clean(f"The columns are not remembered: {error}"), severity="warning", markup=False)
+
+    def action_columns(self) -> None:
+        """Open the window that chooses the columns."""
+        shown = self._ordered_keys
+        usual = [
+            Candidate(key, column.name, "", USUAL_HELP.get(key, "")) for key, column in USUAL_COLUMNS.items()
+        ]
+        self.app.push_screen(
+            ChooseColumnsScreen(
+                [*candidates(self.library.views), *usual], shown, self._choose_columns, self._reset_columns
+            )
+        )
+
+    def _choose_columns(self, keys: Sequence[str]) -> None:
+        self._columns = list(keys)
+        self._remember()
+        self._show()
+
+    def _reset_columns(self) -> Sequence[str]:
+        self._columns = None
+        self._remember()
+        self._show()
+        return self._ordered_keys
 
     def action_mark(self) -> None:
         """Mark or unmark the run under the cursor."""
@@ -337,10 +399,110 @@ class RunsScreen(Screen[None]):
     def action_compare(self) -> None:
         """Compare the marked runs."""
         readable = [view for view in self.marked if view.error is None]
-        if not 2 <= len(readable) <= 8:
-            self.notify(f"Mark 2 to 8 readable runs with the space bar. Marked now: {len(readable)}.")
+        if not 2 <= len(readable) <= MAX_RUNS:
+            self.notify(
+                f"Mark 2 to {MAX_RUNS} readable runs with the space bar. Marked now: {len(readable)}."
+            )
             return
         app_of(self).compare(readable)
+
+    # --- tags and removal
+
+    def _selected_views(self) -> list[RunView]:
+        """Return the marked runs, or else the one under the cursor."""
+        view = self.query_one(Table).cursor_key
+        return list(self.marked) or ([view] if isinstance(view, RunView) else [])
+
+    async def action_tag(self) -> None:
+        """Ask for tags to add."""
+        await self._ask_for_tags("Add tags to", add=True)
+
+    async def action_untag(self) -> None:
+        """Ask for tags to remove."""
+        await self._ask_for_tags("Remove tags from", add=False)
+
+    async def _ask_for_tags(self, question: str, *, add: bool) -> None:
+        views = self._selected_views()
+        tags = sorted({tag for view in views for tag in view.tags})
+        if not views or not (add or tags):
+            self.notify("No run is selected." if not views else "There are no tags to remove.")
+            return
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                self._change_tags(views, text.split(), add)
+
+        of = clean(views[0].label) if len(views) == 1 else f"{len(views)} marked runs"
+        detail = f"Tags: {clean(', '.join(tags))}." if tags else "No tags yet."
+        await self.app.push_screen(
+            PromptScreen(
+                f"{question} {of}",
+                detail,
+                "one or more tags, such as baseline" if add else "one or more of these",
+                "Add" if add else "Remove",
+                lambda text: [check_tag(tag) for tag in text.split()],
+            ),
+            answered,
+        )
+
+    @work(thread=True)
+    def _change_tags(self, views: Sequence[RunView], tags: Sequence[str], add: bool) -> None:
+        for view in views:
+            try:
+                change_tags(view.folder, tags if add else (), () if add else tags)
+            except BurntError as error:
+                self._notify_error(error)
+            view.refresh()
+        self._shown_at = -math.inf
+        app_of(self).refresher.wake()
+
+    def action_remove(self) -> None:
+        """Ask whether to remove the selected runs."""
+        if views := self._selected_views():
+            self._examine(views)
+
+    @work(thread=True)
+    def _examine(self, views: Sequence[RunView]) -> None:
+        """Measure what a removal frees, which reads the folders, and ask."""
+        try:
+            found = [examine(view.folder) for view in views]
+        except BurntError as error:
+            self._notify_error(error)
+        else:
+            self.app.call_from_thread(self._ask_to_remove, views, found)
+
+    def _ask_to_remove(self, views: Sequence[RunView], found: Sequence[Removable]) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._remove(views)
+
+        size = size_text(sum(one.bytes for one in found))
+        names = ", ".join(view.label for view in views[:_NAMED_RUNS])
+        if len(views) > _NAMED_RUNS:
+            names += f" and {len(views) - _NAMED_RUNS} more"
+        detail = f"{names}: {size} with metrics and checkpoints. This cannot be undone."
+        if others := sorted({name for one in found for name in one.other_names}):
+            detail += f" Also removed: {', '.join(others)}."
+        question = f"Remove {quantity(len(views), 'run')}?"
+        self.app.push_screen(ConfirmScreen(question, detail, "Remove", dangerous=True), answered)
+
+    @work(thread=True)
+    def _remove(self, views: Sequence[RunView]) -> None:
+        freed = 0
+        for view in views:
+            try:
+                freed += remove(view.folder).bytes
+            except BurntError as error:
+                self._notify_error(error)
+            view.refresh()
+        if freed:
+            self.app.call_from_thread(self.notify, f"{size_text(freed)} freed")
+        app_of(self).refresher.wake(rescan=True)
+
+    def _notify_error(self, error: BurntError) -> None:
+        """Show an error, from a thread."""
+        text = f"{error.what}: {error.found}" if error.found else error.what
+        self.app.call_from_thread(self.notify, clean(text), severity="error", markup=False)
 
     def action_clear(self) -> None:
         """Clear the filter; if there is none, clear the marks."""
@@ -359,53 +521,13 @@ class RunsScreen(Screen[None]):
     def filter_changed(self, message: FilterInput.Changed) -> None:
         """Apply the filter while it is typed."""
         message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self._matches = matches
-            self._show()
+        found = self.query_one(FilterInput).parsed(run_matcher)
+        if found is not None:
+            self._matches, self._query = found
+            self._shown_at = -math.inf
+            app_of(self).refresher.wake()
 
     @on(FilterInput.Closed)
     def filter_closed(self) -> None:
         """Return the focus to the table."""
         self.query_one(Table).focus()
-
-
-def _progress_cell(share: float | None, width: int) -> Cell:
-    if share is None:
-        return cell("")
-    done, left = progress_bar(share, width)
-    # Rounded down, so that an unfinished run never shows 100 %.
-    return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
-
-
-def _count_of_total(number: int | None, total: int | None) -> str:
-    if number is None:
-        return ""
-    return f"{number:,}" if total is None else f"{number:,}/{total:,}"
-
-
-def _sort_views(views: list[RunView], column: str, descending: bool) -> list[RunView]:
-    """Sort by a column; runs without a value come last in either order."""
-    key = _SORT_KEYS[column]
-    keyed = [(key(view), view) for view in views]
-    without_value = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
-    with_value = [
-        (value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))
-    ]
-    with_value.sort(key=lambda pair: pair[0], reverse=descending)
-    return [view for _, view in with_value] + without_value
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _sort_value(view: RunView, value: float) -> float:
-    """Return a sort key that puts the better value first, if the better direction is known."""
-    higher = view.metric is not None and better_direction(view.metric.name, view.config) == "higher"
-    return -value if higher else value
-
-
-def _natural_key(text: str) -> list[tuple[int, int | str]]:
-    """Return a sort key that puts run-2 before run-10."""
-    return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

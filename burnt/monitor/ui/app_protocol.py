@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 from textual.screen import Screen
 from textual.widget import Widget
 
+from burnt.monitor.data.preferences import Preferences
 from burnt.monitor.data.refresher import Refresher
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.ui.keymap import Key
@@ -19,6 +20,7 @@ class AppProtocol(Protocol):
     """The interface of `burnt.monitor.app.MonitorApp` for its screens."""
 
     refresher: Refresher
+    preferences: Preferences
 
     def read_for(self, screen: Screen[Any]) -> None:
         """Read the data of this screen from now on."""

@@ -128,7 +128,7 @@ class TextScreen(_TextDialog):
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Asks for confirmation before a command is sent to a training.
+    """Asks for confirmation, such as before a command is sent to a training.
 
     Args:
         question: the question.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.segment import Segment
 from textual.binding import Binding, BindingType
@@ -12,9 +12,12 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import Input
 
+from burnt.errors import QueryError
 from burnt.monitor.ui.filter_match import matcher
 
 __all__ = ["FilterInput"]
+
+T = TypeVar("T")
 
 
 class FilterInput(Input):
@@ -49,13 +52,26 @@ class FilterInput(Input):
 
     def current_matcher(self) -> Callable[[str], bool] | None:
         """Return the matcher for the current text; None, with an error shown, if the text is invalid."""
+        return self.parsed(matcher)
+
+    def parsed(self, parse: Callable[[str], T]) -> T | None:
+        """Return the parsed text; None, with an error shown, if the text is invalid.
+
+        Args:
+            parse: raises `re.error` or `QueryError` for an invalid text.
+        """
         try:
-            test = matcher(self.value)
+            found = parse(self.value)
         except re.error as error:
             self.show_error(f"invalid regular expression: {error}")
             return None
+        except QueryError as error:
+            self.show_error(
+                f"character {error.position + 1}: {error.what.rpartition(': ')[2]}; expected {error.expected}"
+            )
+            return None
         self.show_error("")
-        return test
+        return found
 
     def show_error(self, error: str) -> None:
         """Show an error at the end of the line; an empty text clears it."""

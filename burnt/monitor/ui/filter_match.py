@@ -1,11 +1,13 @@
-"""Parse filter texts: words that must all occur, or a regular expression."""
+"""Parse filter texts: words that must all occur, a regular expression, or a search of runs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
-__all__ = ["matcher"]
+from burnt.train.store.search import Query, RunFacts, parse_query
+
+__all__ = ["matcher", "run_matcher"]
 
 _FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL
 
@@ -28,3 +30,21 @@ def matcher(text: str) -> Callable[[str], bool]:
         return lambda name: pattern.search(name) is not None
     words = text.lower().split()
     return lambda name: all(word in name.lower() for word in words)
+
+
+def run_matcher(text: str) -> tuple[Callable[[RunFacts], bool], Query | None]:
+    """Return a test of whether a run matches a filter, and the query if the filter is one.
+
+    Args:
+        text: a query of `burnt.train.store.search`, or ``/expression`` as in `matcher`, which is searched for
+            in the run's names and state.
+
+    Raises:
+        re.error: the regular expression is invalid.
+        QueryError: the query is invalid.
+    """
+    if text.startswith("/"):
+        matches = matcher(text)
+        return lambda facts: matches("\n".join((*facts.names[:2], facts.state))), None
+    query = parse_query(text)
+    return query.matches, query

@@ -11,6 +11,7 @@ __all__ = [
     "APP",
     "ARTEFACTS",
     "CHART",
+    "CHOOSE_COLUMNS",
     "COMPARE",
     "FILTER",
     "LIST",
@@ -63,12 +64,25 @@ LIST = (
 
 RUNS = (
     Key("enter", "open", "Open", "open the run under the cursor", 1),
-    Key("slash", "filter", "Filter", "show only runs that match words or a /regular expression/", 2),
+    Key("slash", "filter", "Filter", "show only runs that match, such as: digits lr>0.01 tag:a", 2),
     Key("s", "sort", "Sort", "sort by the next column", 3),
     Key("S", "reverse", "Reverse", "reverse the sort order"),
-    Key("space", "mark", "Mark", "mark or unmark the run for comparison", 4),
+    Key("o", "columns", "Columns", "choose the columns: settings, metrics and others", 5),
+    Key("space", "mark", "Mark", "mark or unmark the run for comparison, tags or removal", 4),
     Key("c", "compare", "Compare", "compare the 2 to 8 marked runs", 4),
+    Key("plus", "tag", "Tag", "add tags to the run, or to the marked runs", 6),
+    Key("minus", "untag", "Untag", "remove tags from the run, or from the marked runs"),
+    Key("D,delete", "remove", "Remove", "remove the run, or the marked runs, after a question", 7),
     Key("escape", "clear", "Clear", "clear the filter, then the marks"),
+)
+
+CHOOSE_COLUMNS = (
+    Key("space", "toggle_column", "Show/hide", "show or hide the column under the cursor", 1),
+    Key("less_than_sign", "move(-1)", "Left", "move the column to the left", 2),
+    Key("greater_than_sign", "move(1)", "Right", "move the column to the right", 2),
+    Key("slash", "filter", "Filter", "show only columns that match words or a /regular expression/", 2),
+    Key("r", "reset", "Reset", "return to the usual columns", 3),
+    Key("escape,o,q", "close", "Close", "close the window", 1),
 )
 
 _BACK = Key("escape", "back", "Back", "back to the list of runs", 1)
@@ -123,18 +137,25 @@ CHART = (
 
 COMPARE = (
     _BACK,
-    Key("m", "metric(1)", "Metric", "show the next metric", 2),
-    Key("M", "metric(-1)", "Previous metric", "show the previous metric"),
+    Key("m", "metric(1)", "Metric", "select the next metric", 2),
+    Key("M", "metric(-1)", "Previous metric", "select the previous metric"),
     Key("slash", "choose", "Find metric", "select a metric by part of its name", 3),
     *_AXES,
     Key("s", "smooth", "Smooth", "switch the smoothing strength", 4),
-    Key("f", "full", "Full size", "show the chart alone, or with the tables", 2),
-    Key("tab", "focus_next", "Next part", "move the focus to the next part of the screen"),
+    Key("f", "full", "Full size", "show the selected chart alone, or all with the tables", 2),
+    Key("v", "several", "One/several", "show several metrics at once, or only the selected one", 3),
+    Key("pagedown", "page(1)", "Next charts", "go to the next page of charts"),
+    Key("pageup", "page(-1)", "Previous charts", "go to the previous page of charts"),
+    Key("tab", "focus_next", "Next part", "move the focus to the next chart or table"),
+    Key("shift+tab", "focus_previous", "Previous part", "move the focus to the previous chart or table"),
 )
 
 ARTEFACTS = (
     Key("left", "step(-1)", "Previous step", "show the previous recorded step", 2),
     Key("right", "step(1)", "Next step", "show the next recorded step", 2),
+    Key("comma", "jump(-1)", "Back", "go back by a tenth of the recorded steps", 4),
+    Key("full_stop", "jump(1)", "Forward", "go forward by a tenth of the recorded steps", 4),
+    Key("slash", "filter", "Filter", "show only names that match words or a /regular expression/", 3),
     Key("shift+left", "end(0)", "First step", "show the first recorded step"),
     Key("shift+right", "end(-1)", "Last step", "show the last recorded step and follow new ones"),
     Key("shift+up", "scroll(-1)", "Scroll up", "scroll the artefact up"),
@@ -175,6 +196,10 @@ _NAMES = {
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",
+    "less_than_sign": "<",
+    "comma": ",",
+    "full_stop": ".",
+    "greater_than_sign": ">",
     "up": "↑",
     "down": "↓",
     "left": "←",

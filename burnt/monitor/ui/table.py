@@ -26,7 +26,6 @@ Cell = tuple[tuple[str, str], ...]
 """Styled texts side by side, as (text, Textual style) pairs."""
 
 _GAP = 2
-_MIN_EXPANDING_WIDTH = 18  # minimum width of an expanding column when the table is too narrow
 
 
 def cell(text: str, style: str = "") -> Cell:
@@ -41,14 +40,16 @@ class Column(NamedTuple):
         name: the heading.
         align_right: whether the cells are right-aligned.
         expands: whether the column takes the remaining width; other columns are as wide as their content.
-        drop_priority: columns with the highest numbers are dropped first if the table is too wide; 0 is never
-            dropped.
+        drop_priority: columns with the highest numbers are dropped first if the table is too wide, of equal
+            ones the last; 0 is never dropped.
+        min_width: minimum width of an expanding column when the table is too narrow.
     """
 
     name: str
     align_right: bool = False
     expands: bool = False
     drop_priority: int = 0
+    min_width: int = 18
 
 
 class _TableMessage(Message):
@@ -212,11 +213,11 @@ class Table(ScrollView, can_focus=True):
 
         def needed() -> int:
             return sum(
-                (min(widths[i], _MIN_EXPANDING_WIDTH) if self.columns[i].expands else widths[i]) + _GAP
+                (min(widths[i], self.columns[i].min_width) if self.columns[i].expands else widths[i]) + _GAP
                 for i in shown
             ) - _GAP  # fmt: skip
 
-        for i in sorted(shown, key=lambda i: -self.columns[i].drop_priority):
+        for i in sorted(shown, key=lambda i: (-self.columns[i].drop_priority, -i)):
             if needed() <= available or not self.columns[i].drop_priority:
                 break
             shown.remove(i)

@@ -9,6 +9,9 @@
 `writer.py`        `RunWriter`
 `reader.py`        `RunReader`, `find_runs`
 `control.py`       commands to the training, as files
+`tags.py`          tags and notes, as files
+`search.py`        search runs by settings, metrics, tags, notes, names and state
+`removal.py`       remove the folder of a run that has ended
 `export.py`        CSV, JSON lines (also live), TensorBoard
 `tensorboard.py`   the TensorBoard file format
 =================  ==========================================================================
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
         Event,
         Extreme,
         LogLine,
+        Parent,
         Point,
         Points,
         Progress,
@@ -52,6 +56,7 @@ _HOMES = {
     "Event": "burnt.train.store.reader",
     "Extreme": "burnt.train.store.reader",
     "LogLine": "burnt.train.store.reader",
+    "Parent": "burnt.train.store.reader",
     "Point": "burnt.train.store.reader",
     "Points": "burnt.train.store.reader",
     "Progress": "burnt.train.store.reader",
@@ -77,6 +82,7 @@ __all__ = [
     "Event",
     "Extreme",
     "LogLine",
+    "Parent",
     "Point",
     "Points",
     "Progress",

@@ -39,6 +39,7 @@ __all__ = [
     "acknowledgement",
     "check",
     "send",
+    "user_name",
     "waiting",
 ]
 
@@ -210,7 +211,7 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
         "kind": kind,
         "value": value,
         "attempt": attempt.id,
-        "sender": {"user": _user(), "host": socket.gethostname(), "pid": os.getpid()},
+        "sender": {"user": user_name(), "host": socket.gethostname(), "pid": os.getpid()},
         "time": now / 1e9,
     }
     control = Path(folder, _FOLDER)
@@ -413,7 +414,8 @@ def _sender_text(sender: object) -> str:
     return " on ".join(parts) or "an unknown sender"
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of the user of this process, for people."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # in a container, the user may have no name

@@ -22,7 +22,7 @@ from burnt._json import parse_json
 from burnt.errors import MetricError, RunError, nearest
 from burnt.train.store.liveness import ProcessName, State, writing_state
 from burnt.train.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
-from burnt.train.store.schema import DATABASE, check_schema, connect, unreadable
+from burnt.train.store.schema import DATABASE, REMOVED, check_schema, connect, unreadable
 
 
 class Attempt(NamedTuple):
@@ -156,6 +156,13 @@ class ArtefactName(NamedTuple):
     step: int | None
     time: float
     attempt: int
+
+
+class Parent(NamedTuple):
+    """The run that a run was forked from, and the step at which they part. The folder may be gone."""
+
+    folder: Path
+    step: int
 
 
 class Progress(NamedTuple):
@@ -337,6 +344,12 @@ class RunReader:
             (attempt, attempt),
         )
         return self._json(rows[0][0]) if rows else None
+
+    def parent(self) -> Parent | None:
+        """Return the run that this one was forked from; None if it is not a fork."""
+        rows = self._rows("SELECT config FROM attempt WHERE config IS NOT NULL ORDER BY id DESC")
+        found = (parent_in(self.folder, self._json(text)) for (text,) in rows)
+        return next((parent for parent in found if parent is not None), None)
 
     def attempts(self) -> list[Attempt]:
         """Return the run's attempts, oldest first."""
@@ -668,9 +681,15 @@ class RunReader:
         )
         return [self._artefact(row) for row in rows]
 
-    def artefact_names(self) -> list[ArtefactName]:
-        """Return the visible artefacts without their data, which may be large, oldest first."""
-        rows = self._rows(f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts ORDER BY id")
+    def artefact_names(self, *, after: int = 0) -> list[ArtefactName]:
+        """Return the visible artefacts without their data, which may be large, oldest first.
+
+        Args:
+            after: only artefacts with a higher `id`, that is, those new since an earlier read.
+        """
+        rows = self._rows(
+            f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts WHERE id > ? ORDER BY id", (after,)
+        )
         return [ArtefactName._make(row) for row in rows]
 
     def artefact(self, id: int) -> Artefact | None:
@@ -700,6 +719,7 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
             found.append(Path(error.filename))
 
     for folder, below, files in os.walk(root, onerror=not_listed):
+        below[:] = [name for name in below if not REMOVED.fullmatch(name)]
         if DATABASE in files:
             below.clear()  # a run folder contains no other runs
             found.append(Path(folder))
@@ -712,6 +732,17 @@ def _written(folder: Path) -> float:
         with contextlib.suppress(FileNotFoundError):  # run.db-wal disappears when the run ends
             newest = max(newest, file.stat().st_mtime)
     return newest
+
+
+def parent_in(folder: Path, config: Any) -> Parent | None:
+    """Return the parent that a run's configuration names, relative to the run's folder; None without one."""
+    fork = config.get("fork") if isinstance(config, dict) else None
+    if not isinstance(fork, dict):
+        return None
+    parent, step = fork.get("folder"), fork.get("step")
+    if not isinstance(parent, str) or not isinstance(step, int):
+        return None
+    return Parent(Path(os.path.normpath(folder / parent)), step)
 
 
 def state_of(attempt: Attempt) -> State:

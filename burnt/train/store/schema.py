@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sqlite3
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from burnt.errors import RunError
 APPLICATION_ID = 0x6275726E  # "burn"
 SCHEMA_VERSION = 1
 DATABASE = "run.db"
+REMOVED = re.compile(r"\..+\.removed-[0-9a-f]{8}")  # folders of runs that are being removed
 MAX_INTEGER = 2**63 - 1  # the largest integer SQLite holds; as `visible_until` it means "all rows"
 
 # How long a connection waits for a lock held by another one. Transactions of readers take milliseconds.

@@ -33,6 +33,7 @@ from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.screens.panes import artefacts
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.table import Table
 from burnt.train.store import RunReader, RunWriter
 
@@ -563,3 +564,101 @@ def test_remembered_artefacts_are_bounded_by_their_bytes(
     for name in view.artefact_names():
         assert pane._load_data(name)["rows"][0] == [name.step]
     assert [size for _, size in pane._data_cache.values()] == [64 * 4] * 2
+
+
+def test_many_names_are_filtered_and_many_steps_are_jumped_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunWriter.create(tmp_path / "run")
+    for layer in range(1, 121):
+        run.record_table(f"norms/layer{layer}", ["x"], [[layer]], 1)
+    for step in range(1, 101):
+        run.record_histogram("grads/layer7", [1.0, float(step)], [0.0, 1.0, 2.0], step)
+    run.flush()
+    reads = []
+    artefact_names = RunReader.artefact_names
+
+    def counted(self: RunReader, *, after: int = 0) -> Any:
+        names = artefact_names(self, after=after)
+        reads.append(len(names))
+        return names
+
+    monkeypatch.setattr(RunReader, "artefact_names", counted)
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        names = app.screen.query_one("#names", Table)
+        assert [key[1] for key in names.row_keys][:12:10] == ["norms/layer1", "norms/layer11"]  # as numbers
+        await press(app, pilot, "slash", *"grads", "enter")
+        assert [key[1] for key in names.row_keys] == ["grads/layer7"]
+        slider = app.screen.query_one(Slider)
+        for key, shown in (("comma", 90), ("comma", 80), ("left", 79), ("full_stop", 89), ("shift+left", 1)):
+            await press(app, pilot, key)
+            assert f"step {shown} " in str(slider.render())
+        await press(app, pilot, "slash", "x", "x", "x")
+        assert "No artefact matches the filter." in text_of(names)
+        run.record_table("norms/layer121", ["x"], [[1]], 2)
+        run.flush()
+        await press(app, pilot, "escape")
+        assert len(names.row_keys) == 122
+        assert sorted(set(reads), reverse=True)[:2] == [220, 1]  # only what is new is read again
+
+    drive(tmp_path / "run", test)
+    run.close("finished")
+
+
+def test_artefacts_of_validations_are_beside_those_of_steps(tmp_path: Path) -> None:
+    long = "weights/" + "encoder." * 5
+    with RunWriter.create(tmp_path / "run") as run:
+        for split in ("train", "valid", "shifted"):
+            run.log(1, 1, {"loss": 1.0}, split)
+        for name in ("zoo", "valid/zoo", f"{long}10", f"{long}9", f"shifted/{long}9", "grad/valid"):
+            run.record_table(name, ["x"], [[1]], 1)
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        names = app.screen.query_one("#names", Table)
+        expected = ["grad/valid", f"{long}9", f"shifted/{long}9", f"{long}10", "zoo", "valid/zoo"]
+        assert [key[1] for key in names.row_keys] == expected  # type: ignore[index]
+        shown = text_of(names).splitlines()
+        assert shown[2].split()[0].startswith("…")
+        assert shown[2].split()[0].endswith("encoder.9")
+        assert shown[4].split()[0].endswith("encoder.10")
+
+    drive(tmp_path / "run", test, (80, 24))
+
+
+def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
+    text = " ".join(f"word{number}" for number in range(60))
+    with RunWriter.create(tmp_path / "run") as run:
+        run.record_table("samples", ["prompt", "score"], [["a", 1.5], [text, 2.5]], 1)
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9", "tab", "down", "enter")
+        assert isinstance(app.screen, TextScreen)
+        shown = " ".join(" ".join(strip.text for strip in app.screen._compositor.render_strips()).split())
+        assert all(f"word{number}" in shown for number in range(60))
+        assert "score: 2.5" in shown
+
+    drive(tmp_path / "run", test)
+
+
+def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "run") as run:
+        run.log(1, 1, {"norm/layer10": 1.0, "norm/layer9": 1.0, "loss": 1.0})
+        run.log(1, 1, {"loss": 1.0}, "shifted")
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "2")
+        table = app.screen.query_one("NumbersPane Table", Table)
+        rows = [line.split()[:2] for line in text_of(table).splitlines()[1:5]]
+        assert rows == [
+            ["loss", "train"],
+            ["loss", "shifted"],
+            ["norm/layer9", "train"],
+            ["norm/layer10", "train"],
+        ]
+        await press(app, pilot, "slash", *"shifted")
+        assert len(table.row_keys) == 1
+
+    drive(tmp_path / "run", test)

@@ -11,7 +11,7 @@ import pytest
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.plotting.curves import Curve, smooth
 from burnt.monitor.plotting.plot import Plot, PlotView
-from burnt.monitor.plotting.run_curves import curves_of
+from burnt.monitor.plotting.run_curves import curves_of, history_curve
 from burnt.train.store import RunWriter, Series
 
 LENGTH = 20_000
@@ -92,3 +92,82 @@ def test_the_growing_end_is_in_the_means(tmp_path: Path) -> None:
     assert view.points_between(Series("loss", "train"), 49, 50, 8).values == [1.0, 5.0]
     run.close("finished")
     view.close()
+
+
+def fork(root: Path, name: str, first: int, parent: str | None = None, **splits: float) -> Path:
+    config = {"fork": {"folder": f"../{parent}", "step": first - 1}} if parent else {}
+    with RunWriter.create(root / name, config=config) as run:
+        for step in range(first, 31):
+            for split, value in splits.items():
+                run.log(step, 1, {"loss": value}, split)
+            if step % 10 == 0:
+                run.event("epoch", step, epoch=step // 10)
+    return root / name
+
+
+def read(folder: Path) -> RunView:
+    view = RunView(folder)
+    view.follow()
+    view.refresh()
+    return view
+
+
+def test_the_curves_of_a_fork_lie_on_its_parents(tmp_path: Path) -> None:
+    fork(tmp_path, "first", 1, train=1.0, valid=1.5)
+    fork(tmp_path, "second", 11, "first", train=2.0)
+    view = read(fork(tmp_path, "third", 21, "second", train=3.0, valid=3.5))
+    of_train, of_valid, train, valid = curves_of(view, "loss")
+    assert [curve.faint for curve in (of_train, of_valid, train, valid)] == [True, True, False, False]
+    assert (of_train.label, of_train.color) == ("parent", train.color)
+    # The parent goes on beyond the fork, its own parent ends where it begins.
+    assert (of_train.xs, of_train.ys) == (list(range(1, 31)), [1.0] * 10 + [2.0] * 20)
+    assert train.xs == list(range(21, 31))
+    # The parent has no validation, so its own parent's is what there is; up to its end at step 10.
+    assert of_valid.xs == list(range(1, 11))
+    assert valid.ys == [3.5] * 10
+    assert list(curves_of(view, "loss", "epoch")[0].xs) == pytest.approx([step / 10 for step in range(1, 31)])
+    assert not any(curve.faint for curve in curves_of(view, "loss", "time"))
+    history = history_curve(view, Series("loss", "train"), "step")
+    assert history is not None
+    assert history.xs == list(range(1, 21))
+
+
+def test_a_missing_parent_and_one_that_is_its_own_child_are_no_trouble(tmp_path: Path) -> None:
+    lost = read(fork(tmp_path, "lost", 11, "gone", train=1.0))
+    assert [curve.faint for curve in curves_of(lost, "loss")] == [False]
+    assert lost.parentage == "fork of gone@10 (missing)"
+    circular = read(fork(tmp_path, "circular", 11, "circular", train=1.0))
+    assert [curve.faint for curve in curves_of(circular, "loss")] == [False]
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.db").write_bytes(b"x")
+    assert len(curves_of(read(fork(tmp_path, "b", 11, "damaged", train=1.0)), "loss")) == 1
+
+
+def test_a_split_has_one_colour_in_all_charts(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "run") as run:
+        run.log(1, 1, {"loss": 1.0}, "train")
+        for split in ("shifted", "clean", "valid"):
+            run.log(1, 1, {"loss": 1.0}, split)
+        run.log(1, 1, {"bleu": 1.0}, "shifted")
+    view = read(tmp_path / "run")
+    loss = {curve.label: curve for curve in curves_of(view, "loss")}
+    assert list(loss) == ["train", "valid", "clean", "shifted"]
+    (bleu,) = curves_of(view, "bleu")
+    assert (bleu.color, bleu.style) == (loss["shifted"].color, loss["shifted"].style)
+    assert len({curve.color for curve in loss.values()}) == 4
+
+
+def test_a_faint_curve_is_drawn_faintly_and_without_markers() -> None:
+    curves = (
+        Curve("parent", "blue", [0, 9], [5.0, 9.0], faint=True),
+        Curve("fork", "red", [5, 9], [6.0, 1.0], tag="1"),
+    )
+    for smoothing in (0.0, 0.5):
+        plot = Plot(PlotView(curves, smoothing=smoothing), 60, 16)
+        styles = {span.style for line in plot.lines for span in line}
+        assert "-0" in styles
+        assert "0" not in styles
+        assert "▲9" not in plot.text()
+        assert "▲6" in plot.text()
+    short = Plot(PlotView(curves, short_legend=True, title="loss"), 60, 16).text().splitlines()[0]
+    assert short.split() == ["loss", "1", "1"]

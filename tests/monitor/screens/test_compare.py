@@ -14,8 +14,9 @@ from textual.pilot import Pilot
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
+from burnt.monitor.plotting.comparison import assign_styles, differences
 from burnt.monitor.plotting.curves import PALETTE, RUN_STYLES
-from burnt.monitor.screens.compare import CompareScreen, assign_styles, differences
+from burnt.monitor.screens.compare import CompareScreen
 from burnt.monitor.ui.table import Table
 from burnt.train.store import RunWriter, Series
 
@@ -60,7 +61,7 @@ def text(widget: Any) -> str:
     return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
 
 
-def test_runs_lie_in_one_plot_with_their_values(tmp_path: Path) -> None:
+def test_runs_lie_in_plots_with_their_values(tmp_path: Path) -> None:
     make(tmp_path)
 
     async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
@@ -69,6 +70,16 @@ def test_runs_lie_in_one_plot_with_their_values(tmp_path: Path) -> None:
         assert [curve.label for curve in chart.view.curves] == ["run-0", "run-1", "run-2"]
         assert [list(curve.ys) for curve in chart.view.curves] == [[1.5, 1.0], [2.5, 2.0], [3.5, 3.0]]
         assert len({curve.color for curve in chart.view.curves}) == 3
+        assert [one.view.title for one in screen.query(Chart)] == [
+            "valid/loss",
+            "train/loss",
+            "valid/accuracy",
+            "train/rate",
+        ]
+        shown = text(chart)
+        assert shown.split()[:7] == ["valid/loss", "1", "1", "2", "2", "3", "3"]
+        await press(app, pilot, "v")
+        assert [one.view.title for one in screen.query(Chart)] == ["valid/loss"]
         shown = text(chart)
         assert "1 run-0" in shown
         assert {row[-1] for row in shown.splitlines() if row[-2:-1] == " "} >= {"1", "2", "3"}
@@ -121,22 +132,29 @@ def test_the_metric_is_chosen_by_key_and_by_name(tmp_path: Path) -> None:
     make(tmp_path)
 
     async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
-        chart = screen.query_one(Chart)
         seen = []
         for _ in range(4):
-            seen.append(chart.view.title)
+            assert screen.selected_chart.has_focus
+            seen.append(screen.selected_chart.view.title)
             await press(app, pilot, "m")
         assert seen == ["valid/loss", "train/loss", "valid/accuracy", "train/rate"]
         await press(app, pilot, "M")
-        assert chart.view.title == "train/rate"
+        assert screen.selected_chart.view.title == "train/rate"
+        await press(app, pilot, "f")
+        assert [one.view.title for one in screen.query(Chart)] == ["train/rate"]
+        await press(app, pilot, "f")
         assert "★" not in text(screen.query_one("#values", Table)), "nobody knows which rate is better"
         await press(app, pilot, "slash", "a", "c", "c")
-        assert chart.view.title == "valid/accuracy"
+        assert screen.selected_chart.view.title == "valid/accuracy"
         values = text(screen.query_one("#values", Table)).splitlines()
         assert "★ 0.7000" in values[3]
         await press(app, pilot, "x", "enter")
-        assert chart.has_focus
+        assert screen.selected_chart.has_focus
         assert screen.metric == Series("accuracy", "valid")
+        await press(app, pilot, "tab")
+        assert screen.metric == Series("rate", "train")
+        for node, key in app.active_keys():
+            assert hasattr(node, f"action_{key.action.partition('(')[0]}"), key
 
     drive(tmp_path, test)
 
@@ -214,7 +232,7 @@ def test_new_values_appear(tmp_path: Path) -> None:
         run.log(2, 1, {"loss": 0.25})
         run.flush()
         await app.wait_until_idle(30)
-        curve = next(c for c in screen.query_one(Chart).view.curves if c.label == "live")
+        curve = next(c for c in screen.selected_chart.view.curves if c.label == "live")
         assert list(curve.ys) == [1.0, 0.25]
 
     drive(tmp_path, test)
@@ -262,5 +280,60 @@ def test_zooming_reads_finer_points(tmp_path: Path) -> None:
         await press(app, pilot, "x")  # another axis has no such part
         await press(app, pilot, "x", "x")
         assert len(chart.view.curves[0].xs) == whole
+
+    drive(tmp_path, test)
+
+
+def test_many_metrics_are_pages_of_charts(tmp_path: Path) -> None:
+    for name in "ab":
+        with RunWriter.create(tmp_path / name) as run:
+            run.log(1, 1, {f"norm/layer{number}": float(number) for number in range(1, 120)})
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        def titles() -> list[str]:
+            return [chart.view.title.rpartition("layer")[2] for chart in screen.query(Chart)]
+
+        assert titles() == ["1", "2", "3", "4"]  # as numbers
+        await press(app, pilot, "pagedown")
+        assert titles() == ["5", "6", "7", "8"]
+        assert screen.selected_chart.view.title.endswith("layer5")
+        await press(app, pilot, "M")
+        assert titles() == ["1", "2", "3", "4"]
+        assert screen.selected_chart is list(screen.query(Chart))[3]
+        await press(app, pilot, "pageup", "M")
+        assert titles() == ["117", "118", "119"]
+        assert "metric 119 of 119" in str(screen.query_one("#title").render())
+
+    drive(tmp_path, test, (80, 24))
+
+
+def test_a_fork_lies_on_its_parent(tmp_path: Path) -> None:
+    for name, first in (("parent", 1), ("fork", 11), ("orphan", 21)):
+        fork = {"fork": "../parent", "orphan": "../gone"}.get(name)
+        config = {"fork": {"folder": fork, "step": first - 1}} if fork else {}
+        with RunWriter.create(tmp_path / name, config=config) as run:
+            for step in range(first, 31):
+                run.log(step, 1, {"loss": step / first})
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        curves = screen.selected_chart.view.curves
+        assert [(curve.label, curve.faint) for curve in curves] == [
+            ("fork", False),
+            ("orphan", False),
+            ("parent", False),
+        ]
+        assert [curve.xs[0] for curve in curves] == [11, 21, 1]
+        values = text(screen.query_one("#values", Table))
+        assert "fork  fork of parent@10" in values
+        assert "orphan  fork of gone@20 (missing)" in values
+        # Without the parent among the runs, its curve up to the fork is drawn dimmed.
+        screen.views = [view for view in screen.views if view.label != "parent"]
+        await press(app, pilot, "y")
+        history, fork, _ = screen.selected_chart.view.curves
+        assert (history.label, history.faint, list(history.xs)) == ("parent of 1", True, list(range(1, 11)))
+        assert history.color == fork.color
+        assert "dimmed: parent of 1, up to the fork" in str(screen.query_one("#title").render())
+        await press(app, pilot, "x")
+        assert [curve.faint for curve in screen.selected_chart.view.curves] == [False, False]
 
     drive(tmp_path, test)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+from rich.cells import cell_len
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -26,10 +28,14 @@ from burnt.monitor.artefacts.render import (
 )
 from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean
+from burnt.monitor.data.series_order import splits_in_order
+from burnt.monitor.format import clean, natural_key
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.ui.dialogs import TextScreen
+from burnt.monitor.ui.filter_input import FilterInput
+from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
@@ -39,6 +45,7 @@ __all__ = ["ArtefactsPane"]
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
+_COUNT_WIDTH, _MIN_NAME_WIDTH = 9, 10  # cells beside a name for the number of steps, and for the name
 _MAX_HISTOGRAMS = 200  # drawn together for one name
 _CACHE_BYTES = 128 * 2**20  # of cached artefacts, so that moving between steps does not read them again
 
@@ -73,6 +80,10 @@ class ArtefactsPane(Pane):
         self._selected: tuple[str, str] | None = None
         self._step_index: int | None = None  # None follows the newest step
         self._num_steps = 0
+        self._table: dict[str, Any] | None = None  # as shown
+        self._matches = matcher("")
+        self._groups: dict[tuple[str, str], list[ArtefactName]] = {}  # artefacts by kind and name
+        self._read_until = self._read_attempts = 0  # the newest artefact and the attempts in `_groups`
         self._data_cache: dict[int, tuple[Any, int]] = {}  # (data, approximate bytes) by id
         self._last_draw: tuple[int, DrawFunction] | None = None  # id and draw function of the last matrix
 
@@ -89,6 +100,11 @@ class ArtefactsPane(Pane):
                 yield Picture()
                 yield Table([Column("")], empty_text="The table is empty.", id="table")
                 yield Slider()
+        yield FilterInput("words, or /regular expression/")
+
+    def on_resize(self) -> None:
+        """Fit the names to the new width."""
+        self.request_read()
 
     # --- in the reader thread
 
@@ -98,11 +114,9 @@ class ArtefactsPane(Pane):
 
     def read(self) -> Callable[[], Any]:
         """Read the names, and the data of the selected artefact."""
-        groups: dict[tuple[str, str], list[ArtefactName]] = {}
-        for name in self.view.artefact_names():
-            if name.kind in _KINDS and not (name.kind == "table" and name.name in _SHOWN_ELSEWHERE):
-                groups.setdefault((name.kind, name.name), []).append(name)
-        groups = dict(sorted(groups.items(), key=lambda group: (_KINDS.index(group[0][0]), group[0][1])))
+        self._read_names()
+        matches = self._matches
+        groups = {key: names for key, names in self._groups.items() if matches(key[1])}
         selected = self._selected if self._selected in groups else next(iter(groups), None)
         if selected is None:
             return partial(self._show, _Selection({}, None, 0, None, None))
@@ -110,6 +124,20 @@ class ArtefactsPane(Pane):
         index = len(names) - 1 if self._step_index is None else min(self._step_index, len(names) - 1)
         draw, table = self._prepare(names, index)
         return partial(self._show, _Selection(groups, selected, index, draw, table))
+
+    def _read_names(self) -> None:
+        """Read the names of new artefacts; a run may have many thousands. A resume hides earlier ones."""
+        if len(self.view.attempts) != self._read_attempts:
+            self._groups, self._read_until, self._read_attempts = {}, 0, len(self.view.attempts)
+        num_groups = len(self._groups)
+        for name in self.view.artefact_names(after=self._read_until):
+            self._read_until = name.id
+            if name.kind in _KINDS and not (name.kind == "table" and name.name in _SHOWN_ELSEWHERE):
+                self._groups.setdefault((name.kind, name.name), []).append(name)
+        if len(self._groups) != num_groups:
+            splits = splits_in_order(self.view.series())
+            keys = sorted(self._groups, key=lambda key: _sort_key(key[0], key[1], splits))
+            self._groups = {key: self._groups[key] for key in keys}
 
     def _prepare(
         self, names: Sequence[ArtefactName], index: int
@@ -163,12 +191,21 @@ class ArtefactsPane(Pane):
 
     def _show(self, selection: _Selection) -> None:
         names_table = self.query_one("#names", Table)
+        names_table.empty_text = (
+            "No artefact matches the filter." if self._groups else "No artefacts have been recorded."
+        )
+        room = max(names_table.size.width - _COUNT_WIDTH, _MIN_NAME_WIDTH)
         names_table.show(
-            [(key, (cell(key[1]), cell(f"{len(group)}", "$dim"))) for key, group in selection.groups.items()]
+            [
+                (key, (cell(_shorten_start(key[1], room)), cell(f"{len(group)}", "$dim")))
+                for key, group in selection.groups.items()
+            ]
         )
         if selection.selected is None:
             update_if_changed(self.query_one("#shown-name", Static), Content(""))
-            self.query_one(Picture).show(partial(_draw_message, "Metrics and trainings record artefacts."))
+            self.remove_class("table")
+            text = "" if self._groups else "Metrics, trainings and steps record artefacts."
+            self.query_one(Picture).show(partial(_draw_message, text))
             self.query_one(Slider).show(0, 0, "")
             return
         self._selected = selection.selected
@@ -180,6 +217,7 @@ class ArtefactsPane(Pane):
             self.query_one("#shown-name", Static),
             Content.assemble((clean(name), "bold"), (f"   {kind}", "$dim")),
         )
+        self._table = selection.table
         self.set_class(selection.table is not None, "table")
         if selection.table is not None:
             columns, rows = table_rows(selection.table)
@@ -199,6 +237,17 @@ class ArtefactsPane(Pane):
             self._selected, self._step_index = message.key, None
             self.request_read()
 
+    @on(Table.RowOpened, "#table")
+    def row_opened(self, message: Table.RowOpened) -> None:
+        """Show the values of a row in full, such as a long text."""
+        message.stop()
+        if self._table is not None and isinstance(message.key, int):
+            pairs = zip(self._table["columns"], self._table["rows"][message.key], strict=False)
+            lines = [
+                f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in pairs
+            ]
+            self.app.push_screen(TextScreen(f"row {message.key + 1:,}", "\n".join(lines)))
+
     @on(Slider.Moved)
     def slider_moved(self, message: Slider.Moved) -> None:
         """Go to the step chosen with the slider."""
@@ -212,8 +261,31 @@ class ArtefactsPane(Pane):
         self.request_read()
 
     def action_step(self, direction: int) -> None:
-        """Go to the previous (-1) or next (1) step."""
+        """Go back (negative) or forward by a number of steps."""
         self._go_to((self._num_steps - 1 if self._step_index is None else self._step_index) + direction)
+
+    def action_jump(self, direction: int) -> None:
+        """Go back (-1) or forward (1) by a tenth of the steps."""
+        self.action_step(direction * max(self._num_steps // 10, 1))
+
+    def action_filter(self) -> None:
+        """Open the filter input."""
+        self.query_one(FilterInput).open()
+
+    @on(FilterInput.Changed)
+    def filter_changed(self, message: FilterInput.Changed) -> None:
+        """Apply the filter while it is typed."""
+        message.stop()
+        matches = self.query_one(FilterInput).current_matcher()
+        if matches is not None:
+            self._matches = matches
+            self.request_read()
+
+    @on(FilterInput.Closed)
+    def filter_closed(self, message: FilterInput.Closed) -> None:
+        """Return the focus to the names."""
+        message.stop()
+        self.query_one("#names", Table).focus()
 
     def action_end(self, end: int) -> None:
         """Go to the first step (0), or to the last and follow new ones (-1)."""
@@ -222,6 +294,20 @@ class ArtefactsPane(Pane):
     def action_scroll(self, direction: int) -> None:
         """Scroll the artefact."""
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
+
+
+def _sort_key(kind: str, name: str, splits: Sequence[str]) -> tuple[Any, ...]:
+    """Return a sort key that puts an artefact of a step beside those of the validations, ``valid/name``."""
+    split, _, rest = name.partition("/")
+    if rest and split in splits:
+        return _KINDS.index(kind), natural_key(rest), 1 + splits.index(split)
+    return _KINDS.index(kind), natural_key(name), 0
+
+
+def _shorten_start(name: str, width: int) -> str:
+    """Shorten a name at its start: names such as ``weights/layer10`` differ at their ends."""
+    name = clean(name)
+    return name if cell_len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
 def _memory_bytes(data: Any) -> int:

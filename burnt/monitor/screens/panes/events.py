@@ -13,7 +13,7 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.data.event_text import command_text, early_stopping_text, event_text
+from burnt.monitor.data.event_text import command_text, early_stopping_text, event_text, note_events
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
 from burnt.monitor.screens.panes.pane import Pane
@@ -75,11 +75,17 @@ class EventsPane(Pane):
         events = self.view.events
         newest = events[-1].id if events else 0
         waiting = tuple(command.id for command in self._waiting_commands())
-        return newest, len(events), self.view.state, waiting, self._num_requests
+        return newest, len(events), self.view.file_notes, self.view.state, waiting, self._num_requests
+
+    def _events(self) -> Sequence[Event]:
+        """Return the events, with the notes that were added to the folder, oldest first."""
+        if not self.view.file_notes:
+            return self.view.events
+        return sorted([*self.view.events, *note_events(self.view.file_notes)], key=lambda event: event.time)
 
     def read(self) -> Callable[[], Any]:
         """Build the rows; events are read with the run, waiting commands are files in its folder."""
-        events = self.view.events
+        events = self._events()
         countdown_text = early_stopping_text(events) if self.view.is_live else ""
         return partial(
             self._show, self._build_rows(events, self._waiting_commands()), bool(events), countdown_text
@@ -110,7 +116,7 @@ class EventsPane(Pane):
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
         """Show an event's full data, with the traceback of an error."""
-        event = next((event for event in self.view.events if event.id == message.key), None)
+        event = next((event for event in self._events() if event.id == message.key), None)
         if event is not None:
             data = dict(event.data)
             trace = data.pop("traceback", None)

@@ -1,4 +1,4 @@
-"""The table of metrics: the last value of each, and the best with its step."""
+"""The table of metrics with a filter: the last value of each, and the best with its step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+from textual import on
 from textual.app import ComposeResult
+from textual.binding import BindingType
 
-from burnt.monitor.format import age_text, better_direction, full_number_text
+from burnt.monitor.data.runs import RunView
+from burnt.monitor.data.series_order import series_in_order
+from burnt.monitor.format import age_text, better_direction, full_number_text, series_label
 from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.ui.filter_input import FilterInput
+from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
 __all__ = ["NumbersPane"]
@@ -34,16 +41,28 @@ class NumbersPane(Pane):
 
     TITLE = "Numbers"
     SHORT = "Nums"
+    KEYS = FILTER
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self._matches = matcher("")
 
     def compose(self) -> ComposeResult:
-        """Compose the table."""
+        """Compose the table and its filter input."""
         yield Table(_COLUMNS, empty_text="No metric has been logged yet.")
+        yield FilterInput("words, or /regular expression/")
 
     def read(self) -> Callable[[], Any]:
         """Build the rows; only the best values are read from the store."""
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
-        for series, head in self.view.heads.items():
+        heads = self.view.heads
+        matches = self._matches
+        for series in series_in_order(heads):
+            if not matches(series_label(series)):
+                continue
+            head = heads[series]
             best, point = self.view.best(series), head.point
             rows.append(
                 (
@@ -67,4 +86,26 @@ class NumbersPane(Pane):
         return partial(self._show, rows)
 
     def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
-        self.query_one(Table).show(rows)
+        table = self.query_one(Table)
+        is_empty = not self.view.heads
+        table.empty_text = "No metric has been logged yet." if is_empty else "No metric matches the filter."
+        table.show(rows)
+
+    def action_filter(self) -> None:
+        """Open the filter input."""
+        self.query_one(FilterInput).open()
+
+    @on(FilterInput.Changed)
+    def filter_changed(self, message: FilterInput.Changed) -> None:
+        """Apply the filter while it is typed."""
+        message.stop()
+        matches = self.query_one(FilterInput).current_matcher()
+        if matches is not None:
+            self._matches = matches
+            self.request_read()
+
+    @on(FilterInput.Closed)
+    def filter_closed(self, message: FilterInput.Closed) -> None:
+        """Return the focus to the table."""
+        message.stop()
+        self.query_one(Table).focus()

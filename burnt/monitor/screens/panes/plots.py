@@ -14,11 +14,12 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.data.runs import RunView
+from burnt.monitor.data.series_order import metrics_in_order
 from burnt.monitor.format import clean
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.plot import Range, XAxis
-from burnt.monitor.plotting.run_curves import curves_of, metrics_in_order
+from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
@@ -122,9 +123,10 @@ class PlotsPane(Pane):
         self._shown_metrics = names
         if charts and (focused_index is None or focused_index >= len(charts)) and self.app.focused is None:
             charts[0].focus()
-        update_if_changed(self.query_one(Static), self._status(len(names), total))
+        has_parent = any(curve.faint for lines in curves.values() for curve in lines)
+        update_if_changed(self.query_one(Static), self._status(len(names), total, has_parent))
 
-    def _status(self, count: int, total: int) -> Content:
+    def _status(self, count: int, total: int, has_parent: bool) -> Content:
         if not total:
             text = (
                 "No metric matches the filter. Press / to change it."
@@ -134,6 +136,10 @@ class PlotsPane(Pane):
             return Content.assemble((f" {text}", "$dim"))
         axis = {"step": "steps", "epoch": "epochs", "time": "training time"}[self._axis]
         facts = [f"x {axis}", "log y" if self._log_y else "linear y"]
+        if has_parent:
+            facts.append(f"dimmed: the parent ({self.view.parentage})")
+        elif self.view.parentage:
+            facts.append(self.view.parentage)
         if self._smoothing:
             facts.append(f"smoothed {_SMOOTHING[self._smoothing]}")
         if self._x_range is not None:
@@ -143,7 +149,7 @@ class PlotsPane(Pane):
         if count < total and self._single_metric is None:
             first, last = self._first_index + 1, self._first_index + count
             facts.append(f"charts {first} to {last} of {total}, page down for more")
-        return Content.assemble((" " + "   ".join(facts), "$dim"))
+        return Content.assemble((" " + clean("   ".join(facts)), "$dim"))
 
     # --- synchronized charts
 

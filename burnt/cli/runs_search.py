@@ -1,0 +1,64 @@
+"""`burnt runs search`: list the runs that a query matches."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from burnt.cli.output import Page, UsageError, clean
+from burnt.cli.runs_list import print_runs
+from burnt.errors import QueryError
+from burnt.monitor.data.runs import RunLibrary
+from burnt.train.store import find_runs
+from burnt.train.store.search import parse_query
+
+__all__ = ["run"]
+
+
+def run(words: Sequence[str], folder: str, paths_only: bool, as_json: bool) -> int:
+    """Print the runs in a folder that match a query, the most recently written first.
+
+    Args:
+        words: the query; see `burnt.train.store.search`.
+        folder: the folder to search.
+        paths_only: whether to print only the folders, for other commands.
+        as_json: whether to print JSON.
+
+    Returns:
+        0 if a run matches, otherwise 1, as grep does.
+
+    Raises:
+        UsageError: there is no such folder, or the query cannot be read.
+    """
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"there is no folder {folder!r}",
+            where=os.getcwd(),
+            hint="burnt runs search QUERY --in FOLDER searches another folder",
+        )
+    try:
+        query = parse_query(" ".join(words))
+    except QueryError as error:
+        raise UsageError(
+            error.what, where=error.where, expected=error.expected, found=error.found, hint=error.hint
+        ) from None
+    library = RunLibrary([folder])
+    library.refresh(rescan=True)
+    all_facts = [(view, view.facts()) for view in library.views]
+    matching = {view.folder for view, facts in all_facts if query.matches(facts)}
+    library.close()
+    # find_runs sorts by the time of the last write; the library sorts by age.
+    folders = [found for found in find_runs(folder) if found in matching]
+    if as_json or (folders and not paths_only):
+        print_runs(folders, as_json)
+    elif paths_only:
+        print("".join(f"{path}\n" for path in folders), end="")
+    else:
+        Page().line(f"none of the {len(all_facts)} runs in {folder} matches")
+    unknown = query.unknown_key(facts for _, facts in all_facts)
+    if unknown is not None:
+        key, guess = unknown
+        hint = f": did you mean {guess}?" if guess else ""
+        print(clean(f"no run has a setting or metric {key}{hint}"), file=sys.stderr)
+    return 0 if folders else 1

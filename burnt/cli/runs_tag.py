@@ -1,0 +1,75 @@
+"""`burnt runs tag` and `burnt runs note`: add to runs what people and searches want to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from burnt.cli.output import UsageError, clean, print_json
+from burnt.cli.runs_select import select_runs
+from burnt.cli.runs_show import open_run
+from burnt.errors import RunError
+from burnt.train.store.control import check
+from burnt.train.store.tags import add_note, change_tags, check_tag, read_tags
+
+__all__ = ["note", "tag"]
+
+
+def tag(words: Sequence[str], as_json: bool) -> int:
+    """Add and remove tags of runs, and print the tags that they have then; return the exit code 0.
+
+    Args:
+        words: runs, then ``+tag`` and ``-tag``; without tags, those of the runs are printed.
+        as_json: whether to print JSON.
+
+    Raises:
+        UsageError: a tag is not valid, or there is no such run.
+        RunError: a run's folder cannot be written.
+    """
+    words = [word.strip() for word in words]
+    names = [word for word in words if word[:1] not in ("+", "-")]
+    add = [word[1:] for word in words if word.startswith("+")]
+    remove = [word[1:] for word in words if word.startswith("-")]
+    if not names:
+        raise UsageError("no run is named", hint="burnt runs tag RUN +baseline -old")
+    try:
+        for one in (*add, *remove):
+            check_tag(one)
+    except RunError as error:
+        raise UsageError(error.what, expected=error.expected, found=error.found) from None
+    if both := set(add) & set(remove):
+        raise UsageError("a tag is both added and removed", found=", ".join(sorted(both)))
+    changes = bool(add or remove)
+    tags = {
+        folder: change_tags(folder, add, remove) if changes else read_tags(folder)
+        for folder in select_runs(names)
+    }
+    if as_json:
+        print_json([{"folder": folder, "tags": found} for folder, found in tags.items()])
+    else:
+        for folder, found in tags.items():
+            print(clean(f"{folder}: {' '.join(found) or 'no tags'}"))
+    return 0
+
+
+def note(name: str, words: Sequence[str]) -> int:
+    """Add a note to a run, which may be running or have ended; return the exit code 0.
+
+    Args:
+        name: the run's folder, or its name in ``runs``.
+        words: the text.
+
+    Raises:
+        UsageError: the text is empty or too long, or there is no such run.
+        RunError: the run cannot be read or written.
+    """
+    try:
+        text = str(check("note", " ".join(words)))
+    except RunError as error:
+        raise UsageError(error.what, expected=error.expected, found=error.found) from None
+    (folder,) = select_runs([name])
+    with open_run(folder) as reader:
+        progress = reader.progress()
+    step = None if progress is None else progress.step
+    add_note(folder, text, step)
+    print(clean(f"{folder}: note added" + ("" if step is None else f" at step {step}")))
+    return 0
