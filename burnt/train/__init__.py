@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from burnt.train.learner import Learner
     from burnt.train.logged import Histogram, Image, Table
     from burnt.train.plateau import Plateau
+    from burnt.train.prediction import predict
     from burnt.train.profiling import Profiler
     from burnt.train.rate_finder import find_learning_rate
     from burnt.train.step import ClassificationOutput, StepOutput
@@ -56,6 +57,7 @@ _HOMES = {
     "find_learning_rate": "burnt.train.rate_finder",
     "find_runs": "burnt.train.store",
     "metrics": "burnt.train.metrics",
+    "predict": "burnt.train.prediction",
     "store": "burnt.train.store",
     "update_batch_norm": "burnt.train.batch_norm",
 }
@@ -89,6 +91,7 @@ __all__ = [
     "find_learning_rate",
     "find_runs",
     "metrics",
+    "predict",
     "store",
     "update_batch_norm",
 ]

@@ -34,10 +34,13 @@ class FirstBatches:
     Args:
         shapes: the output shapes of the modules, by path.
         signature: what the model takes and returns, for config.json.
+        sources: where in a batch the training step takes each of these inputs from, for config.json; None for
+            an input that it computes.
     """
 
     shapes: Mapping[str, str]
     signature: dict[str, Any]
+    sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
 
 
 def check_first_batches(
@@ -112,7 +115,8 @@ def _check_training_step(
         message(f"Warning: not checked: {line}")
     for path in report.without_gradient:
         message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
-    return FirstBatches(report.shapes, signature)
+    sources = [None if path is None else list(path) for path in recorder.sources()]
+    return FirstBatches(report.shapes, signature, sources)
 
 
 def _check_validation_step(

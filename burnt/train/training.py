@@ -52,6 +52,7 @@ from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
+from burnt.train.trained import TrainedAs
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -199,6 +200,7 @@ class SupervisedTraining:
         self.metrics = loss_first(metrics)
         self.stopping = stopping
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
+        self._sources: list[list[str | int] | None] = []
         self.keepers: Sequence[Keeper] | None = checkpoints
         if checkpoints is not None and not checkpoints:
             self.keepers = [KeepLast(2), *self._keep_best()]
@@ -237,6 +239,7 @@ class SupervisedTraining:
         loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         shapes = self._check_first_batches(learner, steps, position) if self.check else {}
+        TrainedAs.read(self.precision, self._load_document()).attach(learner.model)
         if loaded is None:
             learner.optimizer.check(learner.schedule(position.step), model)
         writer = RunWriter.create(
@@ -409,7 +412,7 @@ class SupervisedTraining:
             self.precision,
             self.reporter.message,
         )
-        self._signature = found.signature
+        self._signature, self._sources = found.signature, found.sources
         return found.shapes
 
     def _ranking(self) -> dict[str, Any] | None:
@@ -445,11 +448,15 @@ class SupervisedTraining:
             # What `burnt.load` and the commands that ship a model need; viewers do not show it.
             "load": {
                 "source": Source.of(learner.model).to_dict(),
-                "signature": self._signature,
+                **self._load_document(),
                 "classes": _class_names(self.train),
                 "best": self._ranking(),
             },
         }  # fmt: skip
+
+    def _load_document(self) -> dict[str, Any]:
+        """Return what predictions need to know of the model's inputs."""
+        return {"signature": self._signature, "sources": self._sources}
 
     def _checkpoint_document(self, learner: Learner, control: Control) -> dict[str, Any]:
         """Return the JSON part of a checkpoint: everything but tensors and position."""
