@@ -2,6 +2,8 @@
 
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
+`check.py`        `burnt check module:function key=value`
+`evaluate.py`     `burnt evaluate RUN --data module:loader`
 `export.py`       `burnt export RUN -o model.onnx`
 `page.py`         `burnt page RUN -o digits.html`
 `c.py`            `burnt c RUN -o firmware`
@@ -58,6 +60,21 @@ examples:
   burnt train digits.py:main 'schedule={"type": "Cosine", "steps": 5000}'    lists and objects are JSON
 
 The function must take one parameter, annotated with a subclass of burnt.Config.
+"""
+
+_CHECK_EXAMPLES = """\
+examples:
+  burnt check digits.py:main
+  burnt check digits.py:main model.hidden=8 text.py:main    several; settings follow their function
+
+Each function is called with its Config until its training would start: shapes,
+loss, metrics, schedule and checkpoints are checked on the first batches,
+without training, and no run folder is written. For pre-commit:
+
+  - repo: local
+    hooks:
+      - {id: burnt-check, name: burnt check, language: system,
+         entry: burnt check digits.py:main, pass_filenames: false}
 """
 
 _CTL_EXAMPLES = """\
@@ -223,6 +240,10 @@ def _dispatch(args: argparse.Namespace) -> int:
             if args.monitor is not None:
                 os.environ["BURNT_MONITOR"] = args.monitor
             return train.run(args.target, args.overrides, args.config, args.show)
+        case "check":
+            from burnt.cli import check
+
+            return check.run(args.words, args.json)
         case "tune":
             from burnt.cli import tune
 
@@ -379,6 +400,14 @@ def _build_parser() -> argparse.ArgumentParser:
         help="how progress is shown, unless the function sets it; by default what the terminal supports",
     )
 
+    check = _add_parser(commands, "check", "check training functions without training", _CHECK_EXAMPLES)
+    check.add_argument(
+        "words",
+        nargs="+",
+        metavar="MODULE:FUNCTION [KEY=VALUE ...]",
+        help="functions as for `burnt train`, each followed by its settings",
+    )
+
     monitor = _add_monitor(commands)
 
     runs = _add_parser(commands, "runs", "list, show and export runs", "example: burnt runs list")
@@ -469,7 +498,7 @@ def _build_parser() -> argparse.ArgumentParser:
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, shipped, *weights, *tuned):
+    for command in (listing, show, info, monitor, bench, shipped, check, *weights, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -31,12 +31,13 @@ from burnt.optim.schedules.base import stable_text
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
+from burnt.train.dry_run import CollectingReporter, Findings, TrainingChecked, is_dry_run
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
 from burnt.train.evaluation import evaluate, loss_first
 from burnt.train.events import Callbacks, Ended, Failed
 from burnt.train.final_summary import format_summary
-from burnt.train.first_batches import check_first_batches
+from burnt.train.first_batches import check_first_batches, check_without_values
 from burnt.train.format import values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
@@ -222,6 +223,8 @@ class SupervisedTraining:
             DefinitionError: `burnt.load` or a command is just importing the code, which must not train again.
         """
         refuse_while_importing()
+        if is_dry_run():
+            raise TrainingChecked(self._check_only(learner))
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(model, learner.step, learner.validation_step)
@@ -415,6 +418,38 @@ class SupervisedTraining:
         self._signature, self._sources = found.signature, found.sources
         return found.shapes
 
+    def _check_only(self, learner: Learner) -> Findings:
+        """Check what `run` checks before the first step, without values, the device and the run folder."""
+        reporter = self.reporter = CollectingReporter()
+        for plateau in plateaus_of(learner):
+            plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
+        if self.keepers is not None:
+            record_of(learner.model).check()
+            if (problem := loading_problem(learner.model)) is not None:
+                reporter.message(problem)
+        rng = RandomStates.capture()
+        try:
+            checked = check_without_values(learner, self.train, self.valid, self.metrics, reporter.message)
+        finally:
+            rng.restore()
+        steps = self.duration.last_step(Position(), self.train.num_batches(), accumulate=self.accumulate)
+        rates = [learner.schedule(step) for step in (0, *([steps // 2, steps - 1] if steps else ()))]
+        for rate in rates:
+            learner.optimizer.check(rate, learner.model)
+        name, size = type(learner.model).__name__, inspect.num_params(learner.model)
+        rates_text = " .. ".join(f"{rate:.3g}" for rate in rates)
+        return Findings(
+            {
+                "model": f"{name}, {quantity(size, 'parameter')}",
+                **checked,
+                "metrics": ", ".join(metric.name for metric in self.metrics),
+                "schedule": f"{stable_text(learner.schedule)}: {rates_text}",
+                "checkpoints": ", ".join(map(_keeper_text, self.keepers or ())) or "none",
+                "duration": str(self.duration) + (f", {quantity(steps, 'step')}" if steps else ""),
+            },
+            reporter.messages,
+        )
+
     def _ranking(self) -> dict[str, Any] | None:
         """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
         keeper = next((keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)), None)
@@ -516,6 +551,11 @@ def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
                 found=repr(name),
             )
     return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
+
+
+def _keeper_text(keeper: Keeper) -> str:
+    monitored = f" by {keeper.monitored.key}" if isinstance(keeper, KeepBest) else ""
+    return type(keeper).__name__ + monitored
 
 
 def _class_names(loader: Any) -> list[str] | None:
