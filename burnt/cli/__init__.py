@@ -77,6 +77,17 @@ without training, and no run folder is written. For pre-commit:
          entry: burnt check digits.py:main, pass_filenames: false}
 """
 
+_EVALUATE_EXAMPLES = """\
+examples:
+  burnt evaluate digits --data digits.py:load_splits
+  burnt evaluate runs/digits --data digits.py:test --checkpoint last --record
+  burnt evaluate digits --data digits.py:test --metrics accuracy,digits.py:F1
+
+NAME is a loader, a dataset, a list of batches, a dict of these, or a function
+that returns one; it may take the run's Config. The code is imported. With
+--record the values become an event of the run, and tables are added to it.
+"""
+
 _CTL_EXAMPLES = """\
 commands:
   pause        pause after the current step
@@ -244,6 +255,21 @@ def _dispatch(args: argparse.Namespace) -> int:
             from burnt.cli import check
 
             return check.run(args.words, args.json)
+        case "evaluate":
+            from burnt.cli import evaluate
+
+            of_run = evaluate.EvaluateArguments(
+                args.run,
+                args.data,
+                args.checkpoint,
+                args.metrics,
+                args.step,
+                args.model,
+                args.batch_size,
+                args.device,
+                args.record,
+            )
+            return evaluate.run(of_run, args.json)
         case "tune":
             from burnt.cli import tune
 
@@ -408,6 +434,7 @@ def _build_parser() -> argparse.ArgumentParser:
         help="functions as for `burnt train`, each followed by its settings",
     )
 
+    evaluate = _add_evaluate(commands)
     monitor = _add_monitor(commands)
 
     runs = _add_parser(commands, "runs", "list, show and export runs", "example: burnt runs list")
@@ -498,7 +525,7 @@ def _build_parser() -> argparse.ArgumentParser:
     info = _add_parser(
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
-    for command in (listing, show, info, monitor, bench, shipped, check, *weights, *tuned):
+    for command in (listing, show, info, monitor, bench, shipped, check, evaluate, *weights, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -527,6 +554,36 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE[:DTYPE[:VALUES]]",
         help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
     )
+
+
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the parser of `burnt evaluate`."""
+    evaluate = _add_parser(
+        commands, "evaluate", "compute metrics of a run's model on other data", _EVALUATE_EXAMPLES
+    )
+    evaluate.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    evaluate.add_argument("--data", required=True, metavar="MODULE:NAME", help="the data to evaluate on")
+    evaluate.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="NAME",
+        help="best, last, a step or a checkpoint's name; default: best",
+    )
+    evaluate.add_argument(
+        "--metrics", metavar="A,B", help="metrics by name or as MODULE:NAME, default: those of the run"
+    )
+    evaluate.add_argument("--step", metavar="MODULE:NAME", help="the step, for a model without one")
+    evaluate.add_argument(
+        "--model",
+        metavar="MODULE:NAME",
+        help="the model, its class, or a function that builds it, for runs that do not say it",
+    )
+    evaluate.add_argument(
+        "--batch-size", type=int, default=256, metavar="N", help="for datasets, default: 256"
+    )
+    evaluate.add_argument("--device", help="a torch device, default: the fastest")
+    evaluate.add_argument("--record", action="store_true", help="add the results to the run")
+    return evaluate
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -56,18 +56,19 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     return 0
 
 
-def configured(target: str, overrides: Sequence[str]) -> Callable[[], object]:
+def configured(target: str, overrides: Sequence[str], config_file: str | None = None) -> Callable[[], object]:
     """Return a training function with its configuration as the argument.
 
     Args:
         target: ``"module:function"`` or ``"path/file.py:function"``.
         overrides: ``"key=value"`` assignments.
+        config_file: as in `run`.
 
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
     function = _find_function(target)
-    config = _build_config(_config_class(function, target), target, None, overrides)
+    config = _build_config(_config_class(function, target), target, config_file, overrides)
     return functools.wraps(function)(lambda: function(config))
 
 

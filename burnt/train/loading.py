@@ -174,6 +174,11 @@ class RunFiles:
         """The names of the classes, where the dataset had them."""
         return self._load.get("classes")
 
+    def metrics(self) -> dict[str, Mapping[str, Any]]:
+        """Return the metrics of the training by name, for `metric_from_dict`."""
+        found = self._load.get("metrics") or ()
+        return {str(document["name"]): document for document in found}
+
     def trained_as(self) -> TrainedAs:
         """Return how the model was trained."""
         return TrainedAs.read(self.document.get("precision", "float32"), self._load)

@@ -19,7 +19,7 @@ import torch
 from burnt._modules import import_file, module_of_file
 from burnt.errors import DefinitionError, RecordError
 
-__all__ = ["Source", "refuse_while_importing", "started_by"]
+__all__ = ["Source", "importing", "refuse_while_importing", "started_by"]
 
 _IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
 _STARTED_BY: ContextVar[tuple[str, tuple[str, ...]] | None] = ContextVar("_STARTED_BY", default=None)
@@ -35,6 +35,16 @@ def started_by(target: str, overrides: Sequence[str]) -> Iterator[None]:
         _STARTED_BY.reset(token)
 
 
+@contextlib.contextmanager
+def importing(file: Path) -> Iterator[None]:
+    """Context in which code is imported for what it defines, and no training starts."""
+    token = _IMPORTING.set(file)
+    try:
+        yield
+    finally:
+        _IMPORTING.reset(token)
+
+
 def refuse_while_importing() -> None:
     """Raise if a run's code is just being imported, so that `load` and the commands do not train again.
 
@@ -47,7 +57,7 @@ def refuse_while_importing() -> None:
             f"{file.name} trains when it is imported",
             where=str(file),
             expected="the training below `if __name__ == '__main__':`, or in a function",
-            hint="its model was to be loaded; nothing was trained or written",
+            hint="only what it defines was wanted; nothing was trained or written",
         )
 
 
@@ -154,11 +164,8 @@ class Source:
         return kind
 
     def _import(self, file: Path) -> ModuleType:
-        token = _IMPORTING.set(file)
-        try:
+        with importing(file):
             return self._import_module(file)
-        finally:
-            _IMPORTING.reset(token)
 
     def _import_module(self, file: Path) -> ModuleType:
         parts = self.module.split(".")

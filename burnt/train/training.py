@@ -43,6 +43,7 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
 from burnt.train.metrics import Loss, Metric
+from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.plateau import plateaus_of
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
@@ -484,6 +485,7 @@ class SupervisedTraining:
             "load": {
                 "source": Source.of(learner.model).to_dict(),
                 **self._load_document(),
+                "metrics": [metric_to_dict(metric) for metric in self.metrics],
                 "classes": _class_names(self.train),
                 "best": self._ranking(),
             },
