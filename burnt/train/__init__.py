@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from burnt.train.prediction import predict
     from burnt.train.profiling import Profiler
     from burnt.train.rate_finder import find_learning_rate
+    from burnt.train.sinks import MLflow, TensorBoard, WandB
     from burnt.train.step import ClassificationOutput, StepOutput
     from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
@@ -41,6 +42,7 @@ _HOMES = {
     "KeepBest": "burnt.train.checkpoint",
     "KeepLast": "burnt.train.checkpoint",
     "Learner": "burnt.train.learner",
+    "MLflow": "burnt.train.sinks",
     "Plateau": "burnt.train.plateau",
     "Position": "burnt.train.duration",
     "Profiler": "burnt.train.profiling",
@@ -51,7 +53,9 @@ _HOMES = {
     "SupervisedTraining": "burnt.train.training",
     "SystemSampler": "burnt.train.system",
     "Table": "burnt.train.logged",
+    "TensorBoard": "burnt.train.sinks",
     "TrainingResult": "burnt.train.training",
+    "WandB": "burnt.train.sinks",
     "evaluate": "burnt.train.evaluation",
     "find_batch_size": "burnt.train.batch_size_finder",
     "find_learning_rate": "burnt.train.rate_finder",
@@ -75,6 +79,7 @@ __all__ = [
     "KeepBest",
     "KeepLast",
     "Learner",
+    "MLflow",
     "Plateau",
     "Position",
     "Profiler",
@@ -85,7 +90,9 @@ __all__ = [
     "SupervisedTraining",
     "SystemSampler",
     "Table",
+    "TensorBoard",
     "TrainingResult",
+    "WandB",
     "evaluate",
     "find_batch_size",
     "find_learning_rate",
