@@ -1,12 +1,16 @@
-"""Output in Jupyter notebooks: is this one, and a display that is updated in place."""
+"""Output in Jupyter notebooks: is this one, a display that is updated in place, and what it shows as HTML."""
 
 from __future__ import annotations
 
+import base64
 import html
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NotebookDisplay", "bar_html", "in_notebook"]
+from burnt.plot import Line, Plot
+
+__all__ = ["NotebookDisplay", "bar_html", "curves_html", "in_notebook", "table_html"]
 
 
 def in_notebook() -> bool:
@@ -39,7 +43,38 @@ class NotebookDisplay:
             self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
 
 
-def bar_html(done: int, total: int | None, text: str) -> str:
-    """Return a progress bar with a text to its right; without a total, the text alone."""
-    bar = "" if not total else f'<progress value="{min(done, total)}" max="{total}"></progress> '
-    return f"<div>{bar}{html.escape(text)}</div>"
+def bar_html(done: float, total: float | None, text: str, title: str = "") -> str:
+    """Return a progress bar with a text to its right, below a title; without a total, the texts alone."""
+    bar = ""
+    if total:
+        bar = f'<progress value="{min(done, total):g}" max="{total:g}" style="width:16em"></progress> '
+    heading = f"<div><small>{html.escape(title)}</small></div>" if title else ""
+    return f"{heading}<div>{bar}{html.escape(text)}</div>"
+
+
+def table_html(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """Return a table of texts, with the names of the rows to the left; empty without columns."""
+    if not columns:
+        return ""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        f"<tr><th>{html.escape(name)}</th>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        for name, cells in rows.items()
+    )
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def curves_html(curves: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], x: str) -> str:
+    """Return a drawing for each metric, with a curve for each split.
+
+    Args:
+        curves: metric -> split -> x and y of the points.
+        x: the name of the x axis.
+    """
+    images = []
+    for name, splits in curves.items():
+        plot = Plot([Line(f"{split}/{name}", xs, ys) for split, (xs, ys) in splits.items()], x=x)
+        # As an image, since the styles of an inline SVG would apply to the whole page.
+        data = base64.b64encode(plot.svg(420, 260).encode()).decode()
+        images.append(f'<img alt="{html.escape(name)}" src="data:image/svg+xml;base64,{data}">')
+    return f"<div>{''.join(images)}</div>" if images else ""

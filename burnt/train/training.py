@@ -108,9 +108,10 @@ class SupervisedTraining:
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
             closing the monitor or the terminal does not stop the training. ``"live"``: a progress bar and a
-            table. ``"plain"``: lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the
-            live view if textual is not installed), plain lines elsewhere; the environment variable
-            ``BURNT_MONITOR`` overrides it.
+            table. ``"notebook"``: a bar, a table and curves in the output of a notebook's cell. ``"plain"``:
+            lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the live view if
+            textual is not installed), ``"notebook"`` in a notebook, plain lines elsewhere; the environment
+            variable ``BURNT_MONITOR`` overrides it.
         device: where to train; by default the fastest device available.
         seed: seed of torch's generators, set before the first step of a new run.
         clip_norm: maximum global norm of the gradients.
