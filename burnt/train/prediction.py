@@ -317,15 +317,22 @@ def _collated(items: Iterable[Any], size: int) -> Iterator[Any]:
 
 def _refuse_reordered(loader: Any) -> None:
     """Raise if a loader's batches are not the data in its order, so that outputs could not be assigned."""
+    found = [
+        f"{name}={value!r}"
+        for name in ("shuffle", "drop_last", "buckets", "pack")
+        if (value := getattr(loader, name, None)) and not callable(value)
+    ]
     sampler = getattr(loader, "sampler", None)
-    shuffles = getattr(loader, "shuffle", False) is True or isinstance(
+    is_random = isinstance(
         sampler, torch.utils.data.RandomSampler | torch.utils.data.WeightedRandomSampler
-    )
-    if shuffles or getattr(loader, "drop_last", False) is True:
+    ) or (callable(getattr(sampler, "indices", None)) and getattr(sampler, "shuffle", True))
+    if is_random:
+        found.append(f"a {type(sampler).__name__}")
+    if found:
         raise DataError(
-            "the loader shuffles its items" if shuffles else "the loader drops the last items",
-            expected="a loader that gives all items in their order",
-            found="shuffle=True" if shuffles else "drop_last=True",
+            "the loader does not give all items in their order",
+            expected="a loader that neither shuffles nor drops items",
+            found=", ".join(found),
             hint="predict(model, loader.dataset, batch_size=...)",
         )
 
