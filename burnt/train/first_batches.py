@@ -16,6 +16,7 @@ from burnt.errors import BurntError, DataError, MetricError, ShapeError, Unsuppo
 from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensors_in
+from burnt.train.dry_run import ValuesNeeded
 from burnt.train.duration import Position
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import run_validation
@@ -115,6 +116,7 @@ def check_without_values(
         MetricError: a metric does not take the output of a step.
         BurntError: no gradient reaches the parameters.
         DataError: a loader gives no batches.
+        ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.
         Exception: any exception of a step that needs values.
     """
     output = _check_training_step(learner, train, Position(), message).output
@@ -157,6 +159,8 @@ def _check_validation_shapes(
 
 def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
     device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        raise ValuesNeeded
     step = learner.step if kind == "training" else learner.validation_step
     with torch.no_grad():
         output = step(learner.model, move(batch, device))

@@ -426,7 +426,9 @@ class SupervisedTraining:
         for plateau in plateaus_of(learner):
             plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
         if self.keepers is not None:
-            record_of(learner.model).check()
+            record = record_of(learner.model)
+            real = {path: tensor for path, tensor in record.tensors.items() if not tensor.is_meta}
+            dataclasses.replace(record, tensors=real).check()
             if (problem := loading_problem(learner.model)) is not None:
                 reporter.message(problem)
         rng = RandomStates.capture()

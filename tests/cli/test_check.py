@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import burnt
@@ -186,6 +189,61 @@ def test_what_needs_values_is_run_with_them(capsys: pytest.CaptureFixture[str]) 
     assert (
         "AttributeError: 'ClassificationOutput' object has no attribute 'logits'" in capsys.readouterr().err
     )
+
+
+LARGE = """
+import torch
+import burnt
+from burnt import optim
+from burnt.data import Loader, TensorDataset
+from burnt.train import Learner, StepOutput, SupervisedTraining
+
+calls = []
+
+class Config(burnt.Config):
+    layers: int = 30
+    width: int = 4096
+    last: int = 4096
+    move: bool = False
+
+def step(model, batch):
+    outputs = model(batch.x)
+    return StepOutput(outputs.mean(), outputs, batch.x)
+
+def main(config: Config):
+    layers = [torch.nn.Linear(config.width, config.width) for _ in range(config.layers)]
+    layers[1].weight = layers[0].weight  # tied
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(config.last, 1))
+    calls.append(layers[0].weight.device.type)
+    if config.move:
+        model.to("cpu")
+    data = TensorDataset(x=torch.zeros(8, config.width))
+    SupervisedTraining("runs/large", train=Loader(data, 4), duration="1 epoch").run(
+        Learner(model, optim.AdamW(), 1e-3, step=step)
+    )
+"""
+
+
+def test_parameters_take_no_memory_and_tied_ones_stay_tied(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (desk / "large.py").write_text(LARGE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert check("large.py:main") == 0  # 2 GB of parameters
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
+    assert f"Sequential, {29 * 4096**2 + 30 * 4096 + 4097:,} parameters" in capsys.readouterr().out
+    assert check("large.py:main", "last=5") == 1
+    assert "ShapeError in model.30   Linear(5 -> 1)" in capsys.readouterr().err
+
+
+def test_a_function_that_needs_values_is_called_again_with_them(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (desk / "large.py").write_text(LARGE)
+    assert check("large.py:main", "layers=2", "width=4", "last=4", "move=true") == 0
+    assert "Sequential, 29 parameters" in capsys.readouterr().out
+    assert sys.modules["large"].calls == ["meta", "cpu"]
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
 
 
 def test_mistakes_in_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
