@@ -34,6 +34,7 @@ from burnt.train import (
 )
 from burnt.train.metrics import ConfusionMatrix
 from burnt.train.sinks import Records, Run, Sink, base
+from tests import forked
 
 DATA = TensorDataset(x=torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), y=torch.arange(12) % 2)
 
@@ -311,6 +312,36 @@ def test_tensorboard_reads_what_was_written_also_after_a_kill_and_a_resume(tmp_p
     assert {"config", "valid/confusion", "events/epoch"} <= set(tags["tensors"])
     text = board.Tensors("config")[0].tensor_proto.string_val[0].decode()
     assert json.loads(text.strip("`").removeprefix("json"))["config"]["lr"] == 0.1
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from pathlib import Path
+from tests.train.test_sinks import Kept, TensorBoard, train
+
+class Kill:
+    def on_step(self, event):
+        if event.training.position.step == int(sys.argv[1]):
+            event.training.writer.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(Path("run"), [TensorBoard(), Kill()], duration="60 steps", checkpoint_every="7 steps", resume=True)
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_leaves_neither_gaps_nor_repetitions(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="pip install tensorboard"
+    )
+    codes = [forked.run(KILLED, step, cwd=tmp_path).returncode for step in (24, 40, -1)]
+    assert codes == [-9, -9, 0]
+    expected = stored(tmp_path / "run")["train/loss"]
+    assert [step for step, _ in expected] == list(range(1, 61))
+    reader = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard" / "train"))
+    reader.Reload()
+    assert [event.step for event in reader.Scalars("loss")] == list(range(1, 61))
 
 
 # --- Weights & Biases and MLflow, with clients that keep what they are given
