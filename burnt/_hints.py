@@ -169,7 +169,6 @@ def _attribute_hint(package: str, name: str, known: list[str]) -> str | None:
 SYNONYMS = {
     "accelerator": ("device",),
     "alpha": ("weight",),
-    "callbacks": ("stopping",),
     "ckpt_path": ("resume",),
     "collate_fn": ("batcher",),
     "default_root_dir": ("folder",),

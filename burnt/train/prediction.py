@@ -444,7 +444,8 @@ class _InputFinder:
         columns = _batch_columns(batch)
         if columns is None:
             return (batch,), {}
-        if self._trained is not None and len(columns) > 1:
+        # A test set without labels has one column, which the step computes the inputs from all the same.
+        if self._trained is not None and (len(columns) > 1 or None in self._trained.sources):
             return self._as_trained(batch, columns)
         if len(columns) == 1:
             return tuple(columns.values()), {}

@@ -190,8 +190,9 @@ def test_a_step_that_computes_the_inputs_must_be_repeated(tmp_path: Path) -> Non
         return StepOutput(outputs.square().mean(), outputs, batch.y)
 
     learner = train(tmp_path / "run", step, TensorDataset(input=X, y=Y))
-    with pytest.raises(DataError) as caught:  # by its name it would get what it was not trained on
-        predict(learner, {"input": X, "y": Y})
+    for data in ({"input": X, "y": Y}, {"input": X}):
+        with pytest.raises(DataError) as caught:  # by its name it would get what it was not trained on
+            predict(learner, data)
     assert caught.value.what == "the model's training step computes its inputs from the batch"
     assert caught.value.where == "Linear.forward, input"
     expected = predict(learner, X / 255)
