@@ -88,9 +88,9 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
     device = as_device(args.device)
     if args.record:
         check_ended(folder)
-    model = load_model(files, saved.path.name, args.model).to(device)
     loaders = _load_data(args, files)
     step = None if args.step is None else _load_step(args.step)
+    model = load_model(files, saved.path.name, args.model).to(device)
     metrics = _choose_metrics(args.metrics, files)
     precision = str(files.document.get("precision", "float32"))
     found = {}

@@ -221,6 +221,7 @@ def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(
     assert "the metric 'secret' of the run cannot be built" in capsys.readouterr().err
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
