@@ -79,7 +79,8 @@ def predict(
 ) -> Any:
     """Return a model's outputs for data, computed in batches without gradients and in evaluation mode.
 
-    The model stays on its device, and the training mode of each of its modules is restored.
+    The model stays on its device, with the parameters in place, as in `burnt.train.evaluate`; the training
+    mode of each of its modules is restored.
 
     Args:
         model: a module, what `burnt.load` returned, or a Learner.

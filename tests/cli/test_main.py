@@ -47,6 +47,8 @@ def test_help_is_short_and_shows_every_command(capsys):
     "words",
     [
         ["train"],
+        ["check"],
+        ["evaluate"],
         ["runs"],
         ["runs", "list"],
         ["runs", "show"],
