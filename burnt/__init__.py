@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from burnt.swapping import swap, unswap
     from burnt.train.loading import load
     from burnt.train.logged import log
+    from burnt.train.prediction import predict
 
 
 _HOMES = {
@@ -51,6 +52,7 @@ _HOMES = {
     "num_params": "burnt.inspect",
     "onnx": "burnt.onnx",
     "optim": "burnt.optim",
+    "predict": "burnt.train.prediction",
     "record": "burnt.record",
     "summary": "burnt.inspect",
     "swap": "burnt.swapping",
@@ -88,6 +90,7 @@ __all__ = [
     "num_params",
     "onnx",
     "optim",
+    "predict",
     "record",
     "summary",
     "swap",

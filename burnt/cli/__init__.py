@@ -1,6 +1,32 @@
 """The `burnt` command line: argument parsing, dispatch and exit codes.
 
-===================  ====================================================
+===================  ===========================================================
+`train.py`           `burnt train module:function key=value`
+`resume.py`          `burnt train --resume RUN`
+`check.py`           `burnt check module:function key=value`
+`replay.py`          `burnt replay RUN --step K`
+`fork.py`            `burnt fork RUN@K key=value`
+`evaluate.py`        `burnt evaluate RUN --data module:loader`
+`export.py`          `burnt export RUN -o model.onnx`
+`page.py`            `burnt page RUN -o digits.html`
+`c.py`               `burnt c RUN -o firmware`
+`serve.py`           `burnt serve RUN|m.onnx`
+`run_model.py`       what the commands that ship a run share: its model and inputs
+`monitor.py`         `burnt monitor`
+`runs_list.py`       `burnt runs list`
+`runs_show.py`       `burnt runs show`
+`runs_export.py`     `burnt runs export`
+`runs_reproduce.py`  `burnt runs reproduce`
+`runs_*.py`          `burnt runs compare`, `search`, `tag`, `note`, `rm`
+`ctl.py`             `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
+`tune.py`            `burnt tune run`, `show`, `export`, `import`, `clear`
+`show.py`            `burnt show FILE`: the tensors in a file of weights
+`convert.py`         `burnt convert A B`: weights in another format
+`bench.py`           `burnt bench MODULE:MODEL`
+`info.py`            `burnt info`
+`output.py`          tables for terminals, plain columns for pipes, JSON, errors
+===================  ===========================================================
+
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
 0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 130 Ctrl-C.
 """
@@ -61,6 +87,32 @@ examples:
 
 The new run starts from the state after that step; its earlier steps are in the
 other run. Default folder: RUN-fork-STEP.
+"""
+
+_CHECK_EXAMPLES = """\
+examples:
+  burnt check digits.py:main
+  burnt check digits.py:main model.hidden=8 text.py:main    several; settings follow their function
+
+Each function is called with its Config until its training would start: shapes,
+loss, metrics, schedule and checkpoints are checked on the first batches,
+without training, and no run folder is written. For pre-commit:
+
+  - repo: local
+    hooks:
+      - {id: burnt-check, name: burnt check, language: system,
+         entry: burnt check digits.py:main, pass_filenames: false}
+"""
+
+_EVALUATE_EXAMPLES = """\
+examples:
+  burnt evaluate digits --data digits.py:load_splits
+  burnt evaluate runs/digits --data digits.py:test --checkpoint last --record
+  burnt evaluate digits --data digits.py:test --metrics accuracy,digits.py:F1
+
+NAME is a loader, a dataset, a list of batches, a dict of these, or a function
+that returns one; it may take the run's Config. The code is imported. With
+--record the values become an event of the run, and tables are added to it.
 """
 
 _CTL_EXAMPLES = """\
@@ -271,6 +323,25 @@ def _dispatch(args: argparse.Namespace) -> int:
             if args.monitor is not None:
                 os.environ["BURNT_MONITOR"] = args.monitor
             return fork.run(args.point, args.overrides, args.yes)
+        case "check":
+            from burnt.cli import check
+
+            return check.run(args.words, args.json)
+        case "evaluate":
+            from burnt.cli import evaluate
+
+            of_run = evaluate.EvaluateArguments(
+                args.run,
+                args.data,
+                args.checkpoint,
+                args.metrics,
+                args.step,
+                args.model,
+                args.batch_size,
+                args.device,
+                args.record,
+            )
+            return evaluate.run(of_run, args.json)
         case "tune":
             from burnt.cli import tune
 
@@ -468,6 +539,15 @@ def _build_parser() -> argparse.ArgumentParser:
             help="how progress is shown, unless the function sets it; by default what the terminal supports",
         )
 
+    check = _add_parser(commands, "check", "check training functions without training", _CHECK_EXAMPLES)
+    check.add_argument(
+        "words",
+        nargs="+",
+        metavar="MODULE:FUNCTION [KEY=VALUE ...]",
+        help="functions as for `burnt train`, each followed by its settings",
+    )
+
+    evaluate = _add_evaluate(commands)
     monitor = _add_monitor(commands)
 
     runs = _add_parser(
@@ -571,7 +651,7 @@ def _build_parser() -> argparse.ArgumentParser:
         commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json"
     )
     for command in (
-        *(listing, show, *selected, info, monitor, bench, shipped, replayed, reproduced),
+        *(listing, show, *selected, info, monitor, bench, shipped, replayed, reproduced, check, evaluate),
         *(*weights, *tuned),
     ):
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -678,6 +758,36 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHAPE[:DTYPE[:VALUES]]",
         help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
     )
+
+
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add the parser of `burnt evaluate`."""
+    evaluate = _add_parser(
+        commands, "evaluate", "compute metrics of a run's model on other data", _EVALUATE_EXAMPLES
+    )
+    evaluate.add_argument("run", metavar="RUN", help="the run's folder, or its name in runs/")
+    evaluate.add_argument("--data", required=True, metavar="MODULE:NAME", help="the data to evaluate on")
+    evaluate.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="NAME",
+        help="best, last, a step or a checkpoint's name; default: best",
+    )
+    evaluate.add_argument(
+        "--metrics", metavar="A,B", help="metrics by name or as MODULE:NAME, default: those of the run"
+    )
+    evaluate.add_argument("--step", metavar="MODULE:NAME", help="the step, for a model without one")
+    evaluate.add_argument(
+        "--model",
+        metavar="MODULE:NAME",
+        help="the model, its class, or a function that builds it, for runs that do not say it",
+    )
+    evaluate.add_argument(
+        "--batch-size", type=int, default=256, metavar="N", help="for datasets, default: 256"
+    )
+    evaluate.add_argument("--device", help="a torch device, default: the fastest")
+    evaluate.add_argument("--record", action="store_true", help="add the results to the run")
+    return evaluate
 
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from burnt.inspect.signature import Signature
     from burnt.train.loading import RunFiles
 
-__all__ = ["RunArguments", "RunModel", "arguments", "load_run_model"]
+__all__ = ["RunArguments", "RunModel", "arguments", "load_model", "load_run_model"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def load_run_model(args: RunArguments) -> RunModel:
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)
     saved = files.checkpoint(args.checkpoint)
-    model = _load(files, saved.path.name, args.model)
+    model = load_model(files, saved.path.name, args.model)
     signature = _signature_of_examples(model, args.example) if args.example else _known_signature(files)
     metadata = {
         "burnt.run": files.folder.resolve().name,
@@ -88,7 +88,18 @@ def load_run_model(args: RunArguments) -> RunModel:
     return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata)
 
 
-def _load(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn.Module:
+def load_model(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn.Module:
+    """Load the model of a run, importing its code.
+
+    Args:
+        files: the run.
+        checkpoint: the name of the checkpoint.
+        target: ``"module:name"`` of the model, for a run that does not say it.
+
+    Raises:
+        UsageError: `target` is wrong.
+        BurntError: the model cannot be loaded.
+    """
     from burnt.train.loading import load
 
     if target is None and files.source is not None and (file := files.source.find_file(files.folder)):

@@ -5,6 +5,7 @@ Errors in the command line are `UsageError`s. Errors in the user's code keep the
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -20,7 +21,15 @@ from burnt.cli.output import UsageError, closest_path
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
-__all__ = ["config_class", "find_function", "load_attribute", "load_module", "run", "usage_error"]
+__all__ = [
+    "config_class",
+    "configured",
+    "find_function",
+    "load_attribute",
+    "load_module",
+    "run",
+    "usage_error",
+]
 
 _MAX_DEPTH = 4  # depth of the search for names similar to a mistyped one
 _MAX_FILES = 2000
@@ -53,6 +62,22 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
         with started_by(target, overrides, config):
             function(config)
     return 0
+
+
+def configured(target: str, overrides: Sequence[str], config_file: str | None = None) -> Callable[[], object]:
+    """Return a training function with its configuration as the argument.
+
+    Args:
+        target: ``"module:function"`` or ``"path/file.py:function"``.
+        overrides: ``"key=value"`` assignments.
+        config_file: as in `run`.
+
+    Raises:
+        UsageError: there is no such function, it takes no Config, or the Config cannot be built.
+    """
+    function = find_function(target)
+    config = _build_config(config_class(function, target), target, config_file, overrides)
+    return functools.wraps(function)(lambda: function(config))
 
 
 def find_function(target: str) -> Callable[[Any], object]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from burnt.errors import InputRuntimeError, InputTypeError, UnsupportedError
 from burnt.inspect.checking import check
-from burnt.inspect.specs import TensorSpec, map_tensors
+from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths
 from burnt.inspect.trail import Call
 
 __all__ = ["Signature", "SignatureRecorder", "TensorInfo", "signature_of"]
@@ -257,8 +257,10 @@ class SignatureRecorder:
         def run(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
             calls: list[_Recorded] = []
 
+            paths = tensor_paths(args[0]) if len(args) == 1 else {}
+
             def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-                calls.append(_Recorded(module, args, kwargs, output))
+                calls.append(_Recorded(module, args, kwargs, output, paths))
 
             handle = model.register_forward_hook(record, with_kwargs=True)
             try:
@@ -268,6 +270,25 @@ class SignatureRecorder:
                 self._calls += calls[:1]
 
         return run
+
+    def sources(self) -> tuple[Path | None, ...]:
+        """Return where the step takes each input of the model from: its path in the step's batch.
+
+        None stands for an input that the step computes. The order is that of the signature's inputs.
+
+        >>> import torch
+        >>> recorder = SignatureRecorder()
+        >>> def step(model, batch):
+        ...     return model(batch["x"]).sum()
+        >>> _ = check(torch.nn.Linear(3, 2), {"x": torch.zeros(4, 3)}, call=recorder.recorded(step))
+        >>> recorder.sources()
+        (('x',),)
+        """
+        if not self._calls:
+            return ()
+        call = self._calls[0]
+        leaves = [leaf for _, leaf in _named_leaves((call.args, call.kwargs), "")]
+        return tuple(call.paths.get(id(leaf)) for leaf in leaves)
 
     def signature(self) -> Signature:
         """Return the signature of the first call, with the batch axes that it shares with the second.
@@ -311,6 +332,7 @@ class _Recorded:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
+    paths: Mapping[int, Path]  # of the tensors in the step's batch, by id
 
 
 def _call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

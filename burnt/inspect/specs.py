@@ -13,17 +13,24 @@ import torch
 from torch import nn
 
 __all__ = [
+    "Path",
     "TensorSpec",
+    "at_path",
     "is_list_of_tensors",
     "map_tensors",
     "named_tensors",
     "shape_text",
     "shapes_text",
+    "tensor_paths",
     "tensors_in",
 ]
 
 # Objects with a __dict__ that are not searched for tensors.
 _OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+
+
+Path = tuple[str | int, ...]
+"""Keys, indices and attribute names that lead to a part of a nested value."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,42 @@ def named_tensors(value: Any, name: str) -> dict[str, Any]:
 
     search(value, name)
     return dict(found.values())
+
+
+def tensor_paths(value: Any) -> dict[int, Path]:
+    """Return the path to each tensor in a nested value by the tensor's `id`.
+
+    >>> x = torch.ones(1)
+    >>> tensor_paths({"pair": (x, 3)})[id(x)]
+    ('pair', 0)
+    """
+    found: dict[int, Path] = {}
+    seen: set[int] = set()
+
+    def search(value: Any, path: Path) -> None:
+        if isinstance(value, torch.Tensor):
+            found.setdefault(id(value), path)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            for key, part in _parts(value).items():
+                search(part, (*path, key))
+
+    search(value, ())
+    return found
+
+
+def at_path(value: Any, path: Path) -> Any:
+    """Return the part of a nested value that a path leads to; a name is a key or an attribute.
+
+    Raises:
+        LookupError, AttributeError, TypeError: there is none.
+
+    >>> at_path({"pair": (5, 3)}, ("pair", 0))
+    5
+    """
+    for key in path:
+        value = value[key] if isinstance(key, int) or isinstance(value, Mapping) else getattr(value, key)
+    return value
 
 
 def is_list_of_tensors(tensor: torch.Tensor) -> bool:

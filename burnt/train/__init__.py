@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from burnt.train.logged import Histogram, Image, Table
     from burnt.train.manual import StepOptimizers
     from burnt.train.plateau import Plateau
+    from burnt.train.prediction import predict
     from burnt.train.profiling import Profiler
     from burnt.train.rate_finder import find_learning_rate
     from burnt.train.replaying import replay
+    from burnt.train.sinks import MLflow, TensorBoard, WandB
     from burnt.train.step import ClassificationOutput, StepOutput
     from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
@@ -43,6 +45,7 @@ _HOMES = {
     "KeepBest": "burnt.train.checkpoint",
     "KeepLast": "burnt.train.checkpoint",
     "Learner": "burnt.train.learner",
+    "MLflow": "burnt.train.sinks",
     "Plateau": "burnt.train.plateau",
     "Position": "burnt.train.duration",
     "Profiler": "burnt.train.profiling",
@@ -54,13 +57,16 @@ _HOMES = {
     "SupervisedTraining": "burnt.train.training",
     "SystemSampler": "burnt.train.system",
     "Table": "burnt.train.logged",
+    "TensorBoard": "burnt.train.sinks",
     "TrainingResult": "burnt.train.training",
+    "WandB": "burnt.train.sinks",
     "evaluate": "burnt.train.evaluation",
     "find_batch_size": "burnt.train.batch_size_finder",
     "find_learning_rate": "burnt.train.rate_finder",
     "find_runs": "burnt.train.store",
     "metrics": "burnt.train.metrics",
     "replay": "burnt.train.replaying",
+    "predict": "burnt.train.prediction",
     "store": "burnt.train.store",
     "update_batch_norm": "burnt.train.batch_norm",
 }
@@ -79,6 +85,7 @@ __all__ = [
     "KeepBest",
     "KeepLast",
     "Learner",
+    "MLflow",
     "Plateau",
     "Position",
     "Profiler",
@@ -90,12 +97,15 @@ __all__ = [
     "SupervisedTraining",
     "SystemSampler",
     "Table",
+    "TensorBoard",
     "TrainingResult",
+    "WandB",
     "evaluate",
     "find_batch_size",
     "find_learning_rate",
     "find_runs",
     "metrics",
+    "predict",
     "replay",
     "store",
     "update_batch_norm",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from burnt.train.checkpoint import Saved
     from burnt.train.duration import Position
     from burnt.train.learner import Learner
+    from burnt.train.progress import Reporter
     from burnt.train.store import RunWriter
 
 __all__ = [
@@ -44,12 +45,14 @@ class Training(Protocol):
         position: steps and epochs done.
         values: the last metric values, ``{"valid/loss": 0.1}``.
         writer: the run store; ``writer.folder`` is the run's folder.
+        reporter: shows messages to the user, ``reporter.message("...")``.
     """
 
     learner: Learner
     position: Position
     values: dict[str, float]
     writer: RunWriter
+    reporter: Reporter
 
     def stop(self, reason: str) -> None:
         """End the training after the step in progress, for this reason; its checkpoint is saved."""

@@ -12,9 +12,11 @@ import torch
 from burnt import inspect
 from burnt.data import move
 from burnt.data.loader import EpochLoader
-from burnt.errors import BurntError, DataError, ShapeError, UnsupportedError
+from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
+from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import Signature, SignatureRecorder
-from burnt.inspect.specs import tensors_in
+from burnt.inspect.specs import named_tensors, shape_text, tensors_in
+from burnt.train.dry_run import ValuesNeeded
 from burnt.train.duration import Position
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import remaining_batches, run_validation
@@ -25,7 +27,7 @@ from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.target_shapes import TargetShapes
 
-__all__ = ["FirstBatches", "check_first_batches"]
+__all__ = ["FirstBatches", "check_first_batches", "check_without_values"]
 
 
 @dataclasses.dataclass
@@ -35,10 +37,15 @@ class FirstBatches:
     Args:
         shapes: the output shapes of the modules, by path.
         signature: what the model takes and returns, for config.json.
+        sources: where in a batch the training step takes each of these inputs from, for config.json; None for
+            an input that it computes.
+        output: of the training step, with meta tensors; None if it could not run without values.
     """
 
     shapes: Mapping[str, str]
     signature: dict[str, Any]
+    sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
+    output: StepOutput | None = None
 
 
 def check_first_batches(
@@ -86,6 +93,125 @@ def check_first_batches(
         return found
     finally:
         rng.restore()
+
+
+def check_without_values(
+    learner: Learner,
+    train: EpochLoader[Any],
+    valid: Mapping[str, EpochLoader[Any]],
+    metrics: Sequence[Metric],
+    precision: str,
+    message: Callable[[str], None],
+) -> dict[str, str]:
+    """Run the shapes of the first batches through the steps and the metrics, without values and memory.
+
+    A step or metric that needs values is run on the batch itself, on the model's device. What such a run
+    changes in the model, such as running statistics, stays changed.
+
+    Args:
+        learner: the model with its steps.
+        train: the training's loader.
+        valid: its validation loaders, by split.
+        metrics: those of the training.
+        precision: of the training.
+        message: shows a warning.
+
+    Returns:
+        split -> the shapes of its first batch and of what the step returns.
+
+    Raises:
+        ShapeError: a shape does not fit, or a loss is not a scalar.
+        MetricError: a metric does not take the output of a step.
+        BurntError: no gradient reaches the parameters.
+        DataError: a loader gives no batches.
+        ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.
+        Exception: any exception of a step that needs values.
+    """
+    output = _check_training_step(learner, train, Position(), None, precision, message).output
+    batch = next(iter(train.epoch(0)))
+    scalars = [metric for metric in metrics if metric.scalar]
+    with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
+    _check_metrics(scalars, output or with_values(), with_values, "training")
+    shapes = {"train": _step_text(batch, output)}
+    for split, loader in valid.items():
+        shapes[split] = _check_validation_shapes(learner, split, loader, metrics, message)
+    return shapes
+
+
+def _check_validation_shapes(
+    learner: Learner,
+    split: str,
+    loader: EpochLoader[Any],
+    metrics: Sequence[Metric],
+    message: Callable[[str], None],
+) -> str:
+    batch = next(iter(loader.epoch(0)), None)
+    if batch is None:
+        raise _no_batches(split)
+    modes = [(module, module.training) for module in learner.model.modules()]
+    learner.model.eval()
+    try:
+        report = inspect.check(learner.model, batch, call=learner.validation_step, backward=False)
+        for line in report.unchecked:
+            message(f"Warning: not checked: validation step, {line}")
+        with_values = functools.cache(lambda: _step_with_values(learner, batch, "validation"))
+        output = with_values() if report.unchecked else report.outputs
+        output = checked_output(output, learner.validation_step, "validation")
+        _check_loss(output, "validation")
+        _check_metrics(metrics, output, with_values, "validation")
+    finally:
+        for module, training in modes:
+            module.training = training
+    return _step_text(batch, output)
+
+
+def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
+    device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        raise ValuesNeeded
+    step = learner.step if kind == "training" else learner.validation_step
+    with torch.no_grad():
+        output = step(learner.model, move(batch, device))
+    return checked_output(output, step, kind)
+
+
+def _check_metrics(
+    metrics: Sequence[Metric], output: StepOutput, with_values: Callable[[], StepOutput], kind: str
+) -> None:
+    """Update copies of the metrics with a step's output of meta tensors, or where that fails, of values."""
+    for metric in metrics:
+        try:
+            metric.fresh().update(output)
+            continue
+        except BurntError:
+            raise
+        except Exception:
+            found = with_values()
+        try:
+            metric.fresh().update(found)
+        except BurntError:
+            raise
+        except Exception as error:
+            raise MetricError(
+                f"{metric.name} does not take the output of the {kind} step",
+                where=f"{type(metric).__name__}.update",
+                found=f"{type(error).__name__}: {error}, from {found!r}",
+            ) from error
+
+
+def _step_text(batch: Any, output: StepOutput | None) -> str:
+    given = named_tensors(batch, "batch")
+    text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
+    if output is None:
+        return text
+    size = max(batch_size_of(list(given.values())) or 0, 2)
+    # The output is that of the last size that `inspect.check` tries, which is one more.
+    shapes = []
+    for name in ("loss", "outputs", "targets"):
+        for path, tensor in named_tensors(getattr(output, name), name).items():
+            sizes = tuple(tensor.shape)
+            shapes.append(f"{path} {(size, *sizes[1:]) if sizes[:1] == (size + 1,) else sizes}")
+    return f"{text} -> {', '.join(shapes)}"
 
 
 def _check_training_step(
@@ -142,7 +268,8 @@ def _check_training_step(
         message(f"Warning: not checked: {line}")
     for path in without_gradient:
         message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
-    return FirstBatches(report.shapes, signature)
+    sources = [None if path is None else list(path) for path in recorder.sources()]
+    return FirstBatches(report.shapes, signature, sources, report.outputs)
 
 
 def _check_validation_step(

@@ -19,6 +19,7 @@ from burnt.module import Module
 from burnt.record import Record, load_into
 from burnt.train.checkpoint import Checkpoints, Saved
 from burnt.train.source import Source
+from burnt.train.trained import TrainedAs
 
 __all__ = ["RunFiles", "load"]
 
@@ -70,6 +71,7 @@ def load(
     source = files.source
     if isinstance(model, torch.nn.Module):
         load_into(model, Record.load(file))
+        files.trained_as().attach(model)
         return model.eval()
     kind: type[torch.nn.Module] | None = model
     if kind is None and source is not None:
@@ -99,6 +101,7 @@ def load(
         raise
     if has_changed:
         warnings.warn(f"{code} has changed since the run {files.folder.name} was started", stacklevel=2)
+    files.trained_as().attach(loaded)
     return loaded.eval()
 
 
@@ -170,6 +173,15 @@ class RunFiles:
     def classes(self) -> list[str] | None:
         """The names of the classes, where the dataset had them."""
         return self._load.get("classes")
+
+    def metrics(self) -> dict[str, Mapping[str, Any]]:
+        """Return the metrics of the training by name, for `metric_from_dict`."""
+        found = self._load.get("metrics") or ()
+        return {str(document["name"]): document for document in found}
+
+    def trained_as(self) -> TrainedAs:
+        """Return how the model was trained."""
+        return TrainedAs.read(self.document.get("precision", "float32"), self._load)
 
     def signature(self) -> Signature:
         """Return what the model takes and returns.

@@ -9,13 +9,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from burnt.errors import RunError, UnsupportedError
 from burnt.train.duration import Position
 from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.monitor_process import MonitorProcess
-from burnt.train.store import RunWriter
+from burnt.train.notebook import NotebookDisplay, bar_html, curves_html, in_notebook, table_html
+from burnt.train.store import RunReader, RunWriter
 from burnt.train.terminal import no_full_screen_reason, no_terminal_reason
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ __all__ = [
     "LiveReporter",
     "LoggingReporter",
     "MonitorReporter",
+    "NotebookReporter",
     "PlainReporter",
     "Reporter",
     "check_monitor",
@@ -33,10 +36,12 @@ __all__ = [
     "duration_text",
 ]
 
-MONITORS = ("auto", "tui", "live", "plain", "off")
+MONITORS = ("auto", "tui", "live", "notebook", "plain", "off")
 _SECONDS_BETWEEN_LINES = 5.0
 _MAX_PENDING = 50  # messages
 _MAX_LIVE_COLUMNS = 8  # metrics in the live table
+_MAX_PLOTS = 6  # metrics that a notebook shows as curves
+_MAX_PLOT_POINTS = 300
 
 
 class Reporter:
@@ -88,8 +93,16 @@ def check_monitor(monitor: str) -> str:
         raise UnsupportedError(
             f"monitor={monitor!r} does not exist",
             where=where,
-            expected="auto, tui, live, plain or off",
+            expected="auto, tui, live, notebook, plain or off",
             found=repr(monitor),
+        )
+    if monitor == "notebook" and not in_notebook():
+        raise UnsupportedError(
+            "monitor='notebook' cannot be shown here",
+            where=where,
+            expected="the kernel of a notebook",
+            found="a process without one",
+            hint="use monitor='auto'",
         )
     if monitor == "tui" and (reason := no_full_screen_reason()) is not None:
         raise UnsupportedError(
@@ -111,7 +124,9 @@ def choose_reporter(monitor: str) -> Reporter:
     monitor = check_monitor(monitor)
     if monitor == "auto":
         monitor = (
-            "plain"
+            "notebook"
+            if in_notebook()
+            else "plain"
             if no_terminal_reason() is not None
             else "tui"
             if no_full_screen_reason() is None
@@ -121,6 +136,8 @@ def choose_reporter(monitor: str) -> Reporter:
         return MonitorReporter()
     if monitor == "live":
         return LiveReporter()
+    if monitor == "notebook":
+        return NotebookReporter()
     return PlainReporter(sys.stdout) if monitor == "plain" else Reporter()
 
 
@@ -462,3 +479,129 @@ class LiveReporter(Reporter):
                 f"waiting for data {share:.0%}[/]"
             )
         return Group(bar, table, speed)
+
+
+class NotebookReporter(Reporter):
+    """Shows a progress bar, a table and curves in the output of a notebook's cell, updated in place.
+
+    The curves are read from the run store, so those of a resumed run begin with the run.
+    """
+
+    def __init__(self) -> None:
+        self._display = NotebookDisplay()
+        self._folder: Path | None = None
+        self._title = ""
+        self._position, self._start_step = Position(), 0
+        self._epochs: int | None = None
+        self._steps: int | None = None
+        self._seconds: float | None = None
+        self._started_at = self._activity_since = time.monotonic()
+        self._values: dict[str, dict[str, float]] = {}
+        self._speed: Mapping[str, float] = {}
+        self._activity = "training"
+        self._next_draw = 0.0
+
+    def open(self, writer: RunWriter) -> None:
+        """Keep the folder; nothing is shown yet."""
+        self._folder = writer.folder
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Show the title and an empty bar."""
+        self._title, self._position, self._start_step = title, position, position.step
+        self._epochs, self._steps, self._seconds = epochs, steps, seconds
+        self._started_at = time.monotonic()
+        self._draw()
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Show the values, unless the last drawing is too recent."""
+        self._position, self._speed = position, speed
+        self._values["now"] = dict(values)
+        self._draw_if_due()
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Show the values of the split, unless the last drawing is too recent."""
+        self._position = position
+        self._values[split] = dict(values)
+        self._draw_if_due()
+
+    def activity(self, name: str) -> None:
+        """Show the activity."""
+        if self._activity == "paused" != name:  # a pause must not count towards the eta
+            self._started_at += time.monotonic() - self._activity_since
+        self._activity, self._activity_since = name, time.monotonic()
+        if name == "paused":
+            self._draw()
+
+    def message(self, text: str) -> None:
+        """Print the text below the display."""
+        print(text)  # noqa: T201  # the output of the cell
+
+    def close(self) -> None:
+        """Show the last state."""
+        self._activity = "done"
+        self._draw()
+
+    def _draw_if_due(self) -> None:
+        start = time.monotonic()
+        if start >= self._next_draw:
+            self._draw()
+            # A twentieth of the time at most: pictures are sent from the training's thread.
+            now = time.monotonic()
+            self._next_draw = now + max(0.5, 20 * (now - start))
+
+    def _draw(self) -> None:
+        splits = ["now", "train", *(split for split in self._values if split not in ("now", "train"))]
+        rows = {split: self._values[split] for split in splits if split in self._values}
+        names = list(dict.fromkeys(name for values in rows.values() for name in values))
+        cells = {split: [_cell(values, name) for name in names] for split, values in rows.items()}
+        text = self._progress_text()
+        html_text = bar_html(*self._share(), text, self._title)
+        html_text += table_html(names, cells) + curves_html(self._curves(names), "step")
+        lines = [self._title, text, *(f"{split:<5}  {values_text(values)}" for split, values in rows.items())]
+        self._display.show(html_text, "\n".join(lines))
+
+    def _share(self) -> tuple[float, float | None]:
+        """Return what is done, and the total; None if it is unknown."""
+        if self._seconds is not None:
+            return time.monotonic() - self._started_at, self._seconds
+        return self._position.step, self._steps
+
+    def _progress_text(self) -> str:
+        position, elapsed = self._position, time.monotonic() - self._started_at
+        epochs = f"/{self._epochs}" if self._epochs else ""
+        steps = f"/{self._steps:,}" if self._steps else ""
+        parts = [f"epoch {position.current_epoch}{epochs}", f"step {position.step:,}{steps}"]
+        parts.append(duration_text(elapsed))
+        done = position.step - self._start_step
+        if self._steps and done and self._activity != "done":
+            left = elapsed / done * max(self._steps - position.step, 0)
+            parts.append(f"eta {duration_text(left)}")
+        if self._speed:
+            parts.append(f"{self._speed['samples_per_second']:,.0f} samples/s")
+        return ", ".join([*parts, self._activity])
+
+    def _curves(self, names: list[str]) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
+        """Return the points of each metric and split that has a curve."""
+        curves: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+        if self._folder is None:
+            return curves
+        # A run that cannot be read, since its folder was deleted, has no curves; its training goes on.
+        with contextlib.suppress(RunError), RunReader(self._folder) as reader:
+            for series in reader.series():
+                if series.name in names:
+                    points = reader.points(*series, max_points=_MAX_PLOT_POINTS)
+                    if len(points.steps) > 1:
+                        curves.setdefault(series.name, {})[series.split] = points.steps, points.values
+        shown = [name for name in names if name in curves][:_MAX_PLOTS]
+        return {name: curves[name] for name in shown}
+
+
+def _cell(values: Mapping[str, float], name: str) -> str:
+    return value_text(values[name]) if name in values else ""

@@ -21,7 +21,7 @@ from burnt._modules import import_file, module_of_file
 from burnt.config import Config
 from burnt.errors import DefinitionError, RecordError
 
-__all__ = ["Source", "is_restartable", "refuse_while_importing", "replay_command", "started_by"]
+__all__ = ["Source", "importing", "is_restartable", "refuse_while_importing", "replay_command", "started_by"]
 
 _IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
 _STARTED_BY: ContextVar[tuple[str, tuple[str, ...], Config | None] | None] = ContextVar(
@@ -58,6 +58,16 @@ def replay_command(folder: Path, first: int, last: int) -> str:
     return f"burnt replay {shlex.quote(str(folder))} --step {steps}"
 
 
+@contextlib.contextmanager
+def importing(file: Path) -> Iterator[None]:
+    """Context in which code is imported for what it defines, and no training starts."""
+    token = _IMPORTING.set(file)
+    try:
+        yield
+    finally:
+        _IMPORTING.reset(token)
+
+
 def refuse_while_importing() -> None:
     """Raise if a run's code is just being imported, so that `load` and the commands do not train again.
 
@@ -70,7 +80,7 @@ def refuse_while_importing() -> None:
             f"{file.name} trains when it is imported",
             where=str(file),
             expected="the training below `if __name__ == '__main__':`, or in a function",
-            hint="its model was to be loaded; nothing was trained or written",
+            hint="only what it defines was wanted; nothing was trained or written",
         )
 
 
@@ -184,11 +194,8 @@ class Source:
         return kind
 
     def _import(self, file: Path) -> ModuleType:
-        token = _IMPORTING.set(file)
-        try:
+        with importing(file):
             return self._import_module(file)
-        finally:
-            _IMPORTING.reset(token)
 
     def _import_module(self, file: Path) -> ModuleType:
         parts = self.module.split(".")

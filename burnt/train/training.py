@@ -39,12 +39,13 @@ from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
 from burnt.train.directing import take_director
+from burnt.train.dry_run import CollectingReporter, Findings, TrainingChecked, is_dry_run
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
 from burnt.train.evaluation import evaluate, loss_first
 from burnt.train.events import Callbacks, Ended, Failed
 from burnt.train.final_summary import format_summary
-from burnt.train.first_batches import check_first_batches
+from burnt.train.first_batches import check_first_batches, check_without_values
 from burnt.train.format import value_text, values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
@@ -52,6 +53,7 @@ from burnt.train.loop import Loop
 from burnt.train.loss_scale import LossScale
 from burnt.train.manual import Optimizers
 from burnt.train.metrics import Loss, Metric
+from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.non_finite import check_policy
 from burnt.train.optimizer_step import GradientRules
 from burnt.train.plateau import plateaus_of
@@ -70,6 +72,7 @@ from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
+from burnt.train.trained import TrainedAs
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -133,9 +136,10 @@ class SupervisedTraining:
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
             closing the monitor or the terminal does not stop the training. ``"live"``: a progress bar and a
-            table. ``"plain"``: lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the
-            live view if textual is not installed), plain lines elsewhere; the environment variable
-            ``BURNT_MONITOR`` overrides it.
+            table. ``"notebook"``: a bar, a table and curves in the output of a notebook's cell. ``"plain"``:
+            lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the live view if
+            textual is not installed), ``"notebook"`` in a notebook, plain lines elsewhere; the environment
+            variable ``BURNT_MONITOR`` overrides it.
         device: where to train; by default the fastest device available.
         seed: seed of torch's generators, set before the first step of a new run.
         clip_norm: maximum global norm of the gradients.
@@ -274,6 +278,7 @@ class SupervisedTraining:
         self.validate_first = validate_first
         self.async_checkpoints = async_checkpoints
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
+        self._sources: list[list[str | int] | None] = []
         keepers = None if checkpoints is None else list(checkpoints)
         if keepers is not None and not keepers:
             keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
@@ -373,6 +378,8 @@ class SupervisedTraining:
         if (director := take_director()) is not None:
             directed: TrainingResult = director(self, learner)
             return directed
+        if is_dry_run():
+            raise TrainingChecked(self._check_only(learner))
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         cast_parameters(self.precision, model)
@@ -393,6 +400,7 @@ class SupervisedTraining:
         position = Position() if loaded is None else loaded.position
         loader_state = None if loaded is None else loaded.document.get("loader_state")
         shapes = self._check_first_batches(learner, steps, position, loader_state) if self.check else {}
+        TrainedAs.read(self.precision, self._load_document()).attach(learner.model)
         if loaded is None:
             learner.optimizer.check(learner.schedule(position.step), model)
         writer = RunWriter.create(
@@ -640,8 +648,44 @@ class SupervisedTraining:
             self.precision,
             self.reporter.message,
         )
-        self._signature = found.signature
+        self._signature, self._sources = found.signature, found.sources
         return found.shapes
+
+    def _check_only(self, learner: Learner) -> Findings:
+        """Check what `run` checks before the first step, without values, the device and the run folder."""
+        reporter = self.reporter = CollectingReporter()
+        for plateau in plateaus_of(learner):
+            plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
+        if self.keepers is not None:
+            record = record_of(learner.model)
+            real = {path: tensor for path, tensor in record.tensors.items() if not tensor.is_meta}
+            dataclasses.replace(record, tensors=real).check()
+            if (problem := loading_problem(learner.model)) is not None:
+                reporter.message(problem)
+        rng = RandomStates.capture()
+        try:
+            checked = check_without_values(
+                learner, self.train, self.valid, self.metrics, self.precision, reporter.message
+            )
+        finally:
+            rng.restore()
+        steps = self.duration.last_step(Position(), self.train.num_batches(), accumulate=self.accumulate)
+        rates = [learner.schedule(step) for step in (0, *([steps // 2, steps - 1] if steps else ()))]
+        for rate in rates:
+            learner.optimizer.check(rate, learner.model)
+        name, size = type(learner.model).__name__, inspect.num_params(learner.model)
+        rates_text = " .. ".join(f"{rate:.3g}" for rate in rates)
+        return Findings(
+            {
+                "model": f"{name}, {quantity(size, 'parameter')}",
+                **checked,
+                "metrics": ", ".join(metric.name for metric in self.metrics),
+                "schedule": f"{stable_text(learner.schedule)}: {rates_text}",
+                "checkpoints": ", ".join(map(_keeper_text, self.keepers or ())) or "none",
+                "duration": str(self.duration) + (f", {quantity(steps, 'step')}" if steps else ""),
+            },
+            reporter.messages,
+        )
 
     def _ranking(self) -> dict[str, Any] | None:
         """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
@@ -657,9 +701,10 @@ class SupervisedTraining:
         """Return the settings to write to config.json."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
         earlier = _earlier_config(self.folder) if self.resume else {}
-        signature = self._signature
-        if "unknown" in signature:  # the run may have been resumed where there was no batch to check
-            signature = earlier.get("load", {}).get("signature", signature)
+        inputs = self._load_document()
+        if "unknown" in self._signature:  # the run may have been resumed where there was no batch to check
+            before = earlier.get("load", {})
+            inputs |= {key: before[key] for key in inputs if key in before}
         fork = self.fork or earlier.get("fork")
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
@@ -682,7 +727,8 @@ class SupervisedTraining:
             # What `burnt.load` and the commands that ship a model need; viewers do not show it.
             "load": {
                 "source": Source.of(learner.model).to_dict(),
-                "signature": signature,
+                **inputs,
+                "metrics": [metric_to_dict(metric) for metric in self.metrics],
                 "classes": _class_names(self.train),
                 "versions": {
                     "burnt": __version__, "torch": torch.__version__, "python": platform.python_version()
@@ -691,6 +737,10 @@ class SupervisedTraining:
             },
             **({"fork": fork} if fork else {}),
         }  # fmt: skip
+
+    def _load_document(self) -> dict[str, Any]:
+        """Return what predictions need to know of the model's inputs."""
+        return {"signature": self._signature, "sources": self._sources}
 
     def _checkpoint_document(self, learner: Learner, control: Control) -> dict[str, Any]:
         """Return the JSON part of a checkpoint: everything but tensors and position."""
@@ -758,6 +808,11 @@ def _earlier_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # it is about to be written anew
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _keeper_text(keeper: Keeper) -> str:
+    monitored = f" by {keeper.monitored.key}" if isinstance(keeper, KeepBest) else ""
+    return type(keeper).__name__ + monitored
 
 
 def _class_names(loader: Any) -> list[str] | None:

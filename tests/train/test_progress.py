@@ -283,7 +283,7 @@ def test_no_such_monitor(at, tmp_path):
     with pytest.raises(UnsupportedError, match="monitor='telly' does not exist") as caught:
         run(tmp_path, duration="1 step")
     assert caught.value.where == "the environment variable BURNT_MONITOR"
-    assert caught.value.expected == "auto, tui, live, plain or off"
+    assert caught.value.expected == "auto, tui, live, notebook, plain or off"
     with pytest.raises(UnsupportedError, match="monitor='radio' does not exist") as caught:
         run(tmp_path, duration="1 step", monitor="radio")
     assert caught.value.where is None

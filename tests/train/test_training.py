@@ -267,7 +267,7 @@ REFUSED = {
     "iterator": Looked(DataError, "valid= is an iterator", valid=iter([1])),
     "precision": Looked(UnsupportedError, "precision='fp8' does not exist", "bfloat16", precision="fp8"),
     "strategy": Looked(UnsupportedError, "strategy='ddp' does not exist", "auto or single", strategy="ddp"),
-    "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "live, plain or off", monitor="web"),
+    "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "plain or off", monitor="web"),
     "duration": Looked(ConfigError, "a duration needs a number and a unit", "'10'", duration="10"),
     "log_every": Looked(ConfigError, "in        log_every", "above 0", log_every=0),
     "clip_norm": Looked(ConfigError, "in        clip_norm", "-1.0", clip_norm=-1.0),

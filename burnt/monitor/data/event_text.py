@@ -73,6 +73,12 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts += [size_text(size)] if isinstance(size, int) else []
         case "epoch":
             parts = [str(data.get("epoch")), _format_value(data.get("values") or {})]
+        case "evaluation":
+            parts = [
+                str(data.get("split")),
+                _format_value(data.get("values") or {}),
+                str(data.get("checkpoint")),
+            ]
         case "note":
             parts = [str(data.get("text"))]
         case "signal":

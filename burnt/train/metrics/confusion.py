@@ -59,6 +59,7 @@ class ConfusionMatrix(Metric):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
+        self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.classes = [str(i) for i in range(num_classes)] if classes is None else list(classes)
         if len(self.classes) != num_classes:

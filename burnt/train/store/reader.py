@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +22,7 @@ from burnt._json import parse_json
 from burnt.errors import MetricError, RunError, nearest
 from burnt.train.store.liveness import ProcessName, State, writing_state
 from burnt.train.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
-from burnt.train.store.schema import DATABASE, REMOVED, check_schema, connect, unreadable
+from burnt.train.store.schema import DATABASE, MAX_INTEGER, REMOVED, check_schema, connect, unreadable
 
 
 class Attempt(NamedTuple):
@@ -624,6 +624,35 @@ class RunReader:
             (name, split, attempt, position, limit),
         )
         return [(r[0], Point(r[1], r[2], r[3], math.nan if r[4] is None else r[4], r[5])) for r in rows]
+
+    def new_points(
+        self, positions: Mapping[tuple[Series, int], int], limit: int = 5_000
+    ) -> list[tuple[Series, int, Point]]:
+        """Return visible points from given positions on, of all series and by step, in one transaction.
+
+        Args:
+            positions: the position of the first point to return, by series and attempt; 0 where missing.
+            limit: the maximum number of points of a series. Series that have more end the answer of all
+                series at their last step, so that later points have later steps.
+
+        Returns:
+            (series, position, point).
+        """
+        found: list[tuple[Series, int, Point]] = []
+        with self._snapshot():
+            for attempt in self.attempts():
+                last_step = MAX_INTEGER
+                pages = []
+                for series in self.series():
+                    start = positions.get((series, attempt.id), 0)
+                    page = self.raw_points(*series, attempt.id, start, limit)
+                    pages.append((series, page))
+                    if len(page) == limit:
+                        last_step = min(last_step, page[-1][1].step)
+                found += [(s, at, p) for s, page in pages for at, p in page if p.step <= last_step]
+                if last_step != MAX_INTEGER:
+                    break
+        return sorted(found, key=lambda row: (row[2].step, row[2].time))
 
     # --- the rest
 

@@ -1,0 +1,292 @@
+"""`burnt evaluate RUN --data module:loader`: the metrics of a run's model on other data. Imports torch."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnt.cli.output import Cell, Page, UsageError, print_json
+from burnt.cli.run_model import load_model
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.train import configured, load_attribute
+from burnt.errors import MetricError, nearest, quantity
+from burnt.train.format import value_text
+
+if TYPE_CHECKING:
+    from burnt.train.learner import StepFunction
+    from burnt.train.loading import RunFiles
+    from burnt.train.metrics import Metric
+    from burnt.train.store.afterwards import Table
+
+__all__ = ["EvaluateArguments", "run"]
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """The arguments of `burnt evaluate`.
+
+    Args:
+        run: the run's folder, or its name in ``runs``.
+        data: ``"module:name"`` of a loader, a dataset, a dict of these, or a function that returns one.
+        checkpoint: ``"best"``, ``"last"``, a step or a checkpoint's name.
+        metrics: names of the run's metrics, classes of burnt's, or ``"module:name"``, separated by commas;
+            None for those of the run.
+        step: ``"module:function"`` of the step, for a model without one.
+        model: ``"module:name"`` of the model, for a run that does not say it.
+        batch_size: for datasets.
+        device: where to evaluate; None for the fastest.
+        record: whether to add the results to the run.
+    """
+
+    run: str
+    data: str
+    checkpoint: str = "best"
+    metrics: str | None = None
+    step: str | None = None
+    model: str | None = None
+    batch_size: int = 256
+    device: str | None = None
+    record: bool = False
+
+
+@dataclass
+class _Evaluation:
+    values: Mapping[str, float]
+    items: int
+    texts: list[str]
+    tables: list[Table]
+
+
+def run(args: EvaluateArguments, as_json: bool) -> int:
+    """Evaluate a run's model and print the metrics. The code that the run names is imported.
+
+    Args:
+        args: what to evaluate.
+        as_json: whether to print JSON.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such run, or an argument is invalid.
+        BurntError: the model cannot be loaded or evaluated, or the results cannot be recorded.
+    """
+    from burnt.device import as_device
+    from burnt.train.loading import RunFiles
+    from burnt.train.store.afterwards import add_results, check_ended
+
+    if args.batch_size < 1:
+        raise UsageError("--batch-size is invalid", expected="at least 1", found=args.batch_size)
+    folder = run_folder(args.run)
+    open_run(folder).close()  # raises the error that names the closest run
+    files = RunFiles.read(folder)
+    saved = files.checkpoint(args.checkpoint)
+    device = as_device(args.device)
+    if args.record:
+        check_ended(folder)
+    loaders = _load_data(args, files)
+    step = None if args.step is None else _load_step(args.step)
+    model = load_model(files, saved.path.name, args.model).to(device)
+    metrics = _choose_metrics(args.metrics, files)
+    precision = str(files.document.get("precision", "float32"))
+    found = {}
+    for split, loader in loaders.items():
+        found[split] = _evaluate(model, split, loader, metrics, step, precision, saved.position.step)
+    if args.record:
+        for split, evaluation in found.items():
+            data = {
+                "split": split,
+                "data": args.data,
+                "checkpoint": saved.path.name,
+                "values": evaluation.values,
+            }
+            add_results(folder, "evaluation", saved.position.step, data, evaluation.tables)
+    if as_json:
+        print_json(
+            {
+                "run": folder,
+                "checkpoint": saved.path.name,
+                "step": saved.position.step,
+                "data": args.data,
+                "items": {split: evaluation.items for split, evaluation in found.items()},
+                "values": {split: dict(evaluation.values) for split, evaluation in found.items()},
+                "tables": {
+                    name: {"columns": list(columns), "rows": [list(row) for row in rows]}
+                    for evaluation in found.values()
+                    for name, columns, rows in evaluation.tables
+                },
+            }
+        )
+    else:
+        _print(Path(folder), saved.path.name, found, args.record)
+    return 0
+
+
+def _evaluate(
+    model: Any,
+    split: str,
+    loader: Any,
+    metrics: Sequence[Metric],
+    step: StepFunction | None,
+    precision: str,
+    position: int,
+) -> _Evaluation:
+    from burnt.train import evaluate
+    from burnt.train.metrics import Loss
+
+    tables: list[Table] = []
+
+    class Recorder:
+        def record_table(
+            self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None
+        ) -> None:
+            tables.append((name, columns, rows))
+
+    loss = next((metric for metric in metrics if metric.name == "loss"), None) or Loss()
+    measured = [loss, *(metric for metric in metrics if metric is not loss)]
+    values = evaluate(model, loader, measured, step=step, precision=precision)
+    for metric in measured:
+        metric.record(Recorder(), split, position)
+    texts = [str(metric) for metric in measured if not metric.scalar]
+    return _Evaluation(values, loss.count, texts, tables)
+
+
+def _print(folder: Path, checkpoint: str, found: Mapping[str, _Evaluation], is_recorded: bool) -> None:
+    page = Page()
+    page.line(Cell(str(folder), "bold"), f", {checkpoint}")
+    names = list(dict.fromkeys(name for evaluation in found.values() for name in evaluation.values))
+    rows: list[list[str | Cell]] = [
+        [name, *(_value_text(evaluation, name) for evaluation in found.values())] for name in names
+    ]
+    rows.append(["items", *(f"{evaluation.items:,}" for evaluation in found.values())])
+    page.table(["metric", *found], rows, align_right=list(found))
+    for split, evaluation in found.items():
+        for text in evaluation.texts:
+            page.heading(split)
+            for line in text.splitlines():
+                page.line(line)
+    if is_recorded:
+        page.line(f"recorded in the run: {quantity(len(found), 'event')}")
+
+
+def _value_text(evaluation: _Evaluation, name: str) -> str:
+    return value_text(evaluation.values[name]) if name in evaluation.values else ""
+
+
+def _load_data(args: EvaluateArguments, files: RunFiles) -> dict[str, Any]:
+    """Return the loaders that the target names, by split.
+
+    Raises:
+        UsageError: it names nothing that gives batches.
+    """
+    from burnt.data import Loader, as_loader
+    from burnt.errors import DataError
+
+    value, name = _named(args.data, "--data", files), args.data.rpartition(":")[2]
+    is_mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    loaders: dict[str, Any] = {}
+    for split, source in value.items() if is_mapping else [(name, value)]:
+        is_loader = callable(getattr(source, "epoch", None))
+        is_dataset = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+        try:
+            if is_dataset and not is_loader and not isinstance(source, list | tuple | str):
+                loaders[split] = Loader(source, args.batch_size)
+            else:
+                loaders[split] = as_loader(source, split)
+        except DataError as error:
+            raise UsageError(
+                f"{args.data} gives no batches",
+                where=split if is_mapping else None,
+                expected="a loader, a dataset, a list of batches, a dict of these, or a function for one",
+                found=error.found or error.what,
+            ) from None
+    return loaders
+
+
+def _named(target: str, option: str, files: RunFiles | None = None) -> Any:
+    """Return what ``module:name`` stands for, or what it returns if it is a function."""
+    from burnt.train.source import importing
+
+    module, colon, name = target.rpartition(":")
+    if not colon or not module or not name:
+        raise UsageError(
+            f"{option} names nothing", expected="module:name or path/file.py:name", found=repr(target)
+        )
+    with importing(Path(module)):
+        value = load_attribute(module, name)
+    if files is None or not callable(value) or callable(getattr(value, "epoch", None)):
+        return value
+    try:
+        parameters = inspect.signature(value).parameters
+    except ValueError:  # a builtin
+        parameters = {}  # type: ignore[assignment]
+    if not parameters:
+        return value()
+    return configured(target, (), str(files.folder))()
+
+
+def _load_step(target: str) -> StepFunction:
+    step = _named(target, "--step")
+    if not callable(step):
+        raise UsageError(
+            f"{target} is not a function", expected="step(model, batch)", found=type(step).__name__
+        )
+    return step  # type: ignore[no-any-return]  # its result is checked at each call
+
+
+def _choose_metrics(names: str | None, files: RunFiles) -> list[Metric]:
+    """Return the metrics of the run, or those that are named.
+
+    Raises:
+        UsageError: a name is none of a metric.
+        MetricError: a metric of the run that is named cannot be built.
+    """
+    from burnt.train.metrics.saved import metric_from_dict
+
+    saved = files.metrics()
+    if names is None:
+        metrics = []
+        for document in saved.values():
+            try:
+                metrics.append(metric_from_dict(document))
+            except MetricError as error:
+                print(f"warning: {error.what}: {error.found}", file=sys.stderr)
+        return metrics
+    return [metric for name in names.split(",") for metric in _named_metrics(name.strip(), saved)]
+
+
+def _named_metrics(name: str, saved: Mapping[str, Mapping[str, Any]]) -> Sequence[Metric]:
+    from burnt.train import metrics
+    from burnt.train.metrics.saved import metric_from_dict
+
+    if name in saved:
+        return [metric_from_dict(saved[name])]
+    classes = {key.lower(): getattr(metrics, key) for key in metrics.__all__ if key[0].isupper()}
+    kind: Any = _named(name, "--metrics") if ":" in name else classes.get(name.lower().replace("_", ""))
+    if kind is None or kind is metrics.Metric:
+        known = dict.fromkeys([*saved, *(key for key in classes if key != "metric")])
+        close = nearest(name, known)
+        raise UsageError(
+            f"there is no metric {name!r}",
+            expected=f"{', '.join(known)}, or module:name",
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    try:
+        built = kind() if callable(kind) else kind
+    except TypeError as error:
+        raise UsageError(
+            f"the metric {name!r} needs arguments",
+            found=str(error),
+            hint="--metrics module:name of an object",
+        ) from None
+    found = list(built) if isinstance(built, list | tuple) else [built]
+    if not all(isinstance(metric, metrics.Metric) for metric in found):
+        raise UsageError(
+            f"{name} is no metric", expected="a metric, a list of metrics, or a function that returns one",
+            found=type(built).__name__,
+        )  # fmt: skip
+    return found

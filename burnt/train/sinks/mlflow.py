@@ -1,0 +1,116 @@
+"""MLflow: mirrors a run to an MLflow tracking server, or to a local folder or database of MLflow."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from burnt.train.sinks.base import How, Records, Run, Sink, require_package
+from burnt.train.store.reader import Artefact
+
+__all__ = ["MLflow"]
+
+_MAX_METRICS, _MAX_PARAMS, _MAX_VALUE = 1000, 100, 6000  # of MLflow's requests
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class MLflow(Sink):
+    """Sends a run's metrics, images, histograms, tables, events and settings to MLflow.
+
+    Metrics are named ``"train/loss"``, settings are parameters, and the rest are artifacts. A resumed
+    training continues the same run of MLflow; steps that were sent are not sent again.
+
+    Args:
+        experiment: the name of the experiment, created if it is missing.
+        tracking_uri: the server, ``"sqlite:///mlflow.db"`` or a folder; by default that of the environment
+            variable ``MLFLOW_TRACKING_URI``.
+        name: the run's name, by default that of its folder.
+        tags: of the run.
+
+    Raises:
+        UnsupportedError: mlflow is not installed.
+    """
+
+    name: ClassVar[str] = "mlflow"
+
+    def __init__(
+        self,
+        experiment: str = "Default",
+        tracking_uri: str | None = None,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        require_package("mlflow", "MLflow")
+        self._experiment, self._uri, self._name = experiment, tracking_uri, name
+        self._tags = dict(tags or {})
+
+    def open(self, run: Run) -> str:
+        """Create the run, or continue it."""
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        # The client keeps nothing global, so that the user's own code may use MLflow too.
+        self._client, self._metric = MlflowClient(self._uri), Metric
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = (
+            self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        )
+        if "run_id" not in run.state:
+            tags = {"burnt.folder": str(run.folder.resolve()), **self._tags}
+            created = self._client.create_run(experiment, run_name=self._name or run.name, tags=tags)
+            run.state["run_id"] = created.info.run_id
+        self._id = run.state["run_id"]
+        known = self._client.get_run(self._id).data.params  # a parameter cannot be changed
+        params = [Param(_key(k), v[:_MAX_VALUE]) for k, v in _flat(run.config) if _key(k) not in known]
+        for start in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[start : start + _MAX_PARAMS])
+        self._client.update_run(self._id, status="RUNNING")
+        return f"run {self._id} at {self._client.tracking_uri}"
+
+    def send(self, records: Records) -> None:
+        """Log metrics in batches, and the rest as artifacts."""
+        metrics = [
+            self._metric(_key(f"{series.split}/{series.name}"), p.value, int(p.time * 1000), p.step)
+            for series, p in records.points
+        ]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
+        if records.events:
+            first, lines = records.events[0].id, [json.dumps(event._asdict()) for event in records.events]
+            self._client.log_text(self._id, "\n".join(lines) + "\n", f"events/{first:06d}.jsonl")
+        for artefact in records.artefacts:
+            self._log_artefact(artefact)
+
+    def close(self, how: How) -> None:
+        """Set the run's status."""
+        self._client.set_terminated(self._id, _STATUS[how])
+
+    def _log_artefact(self, artefact: Artefact) -> None:
+        name = f"{_key(artefact.name)}-{artefact.step or 0:08d}"
+        if artefact.kind != "image":
+            self._client.log_dict(self._id, artefact.data, f"{artefact.kind}s/{name}.json")
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, f"{name.rpartition('/')[2]}.png")
+            file.write_bytes(artefact.data)
+            parent = name.rpartition("/")[0]
+            self._client.log_artifact(self._id, str(file), f"images/{parent}".rstrip("/"))
+
+
+def _key(name: str) -> str:
+    """Replace what MLflow does not take in names."""
+    return re.sub(r"[^\w.\- /]", "_", name)
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a configuration by dotted names."""
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from _flat(part, f"{name}.{key}" if name else str(key))
+    elif name:
+        yield name, value if isinstance(value, str) else json.dumps(value)
