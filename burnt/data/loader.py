@@ -20,6 +20,7 @@ from burnt.data.pack import Pack
 from burnt.data.samplers import Sampler, as_sampler
 from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.data.state import decode_state, encode_state, has_state
+from burnt.data.transforms.adapters import as_transform
 from burnt.data.workers import Cell, WorkerPool
 from burnt.errors import BurntError, DataError, quantity
 
@@ -181,6 +182,10 @@ class Loader(Generic[B]):
             self.buckets.prepare(dataset, batch_size)
         if self.pack is not None:
             self.pack.prepare(dataset)
+        if item_transform is not None:
+            item_transform = as_transform(item_transform)
+        if transform is not None:
+            transform = as_transform(transform)
         reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
         self._pool = WorkerPool(reader, workers, prefetch)
         self._served = 0
@@ -253,8 +258,10 @@ class Loader(Generic[B]):
 
     def samples(self, epoch: int, batch: int) -> list[int]:
         """Return the indices of the items in a batch, by the numbers of its epoch and batch, from 0."""
-        start = batch * self.batch_size
-        indices: list[int] = self.order(epoch)[start : start + self.batch_size].tolist()
+        _, (_, _, part) = next(self._tasks(epoch, batch))
+        if self.pack is not None:  # pieces of documents: row, column, document, ...
+            return list(dict.fromkeys(part[:, 2].tolist()))
+        indices: list[int] = part.tolist()
         return indices
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import resource
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -250,9 +249,17 @@ class _Memory:
         """Return the most bytes in use since `reset`; on other devices than CUDA, of the process so far."""
         if self._cuda:
             return torch.cuda.max_memory_allocated(self.device) - self._base
-        unit = 1 if sys.platform == "darwin" else 1024
-        return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - self._base, 0)
+        return max(_peak_of_process() - self._base, 0)
 
     def wait(self) -> None:
         if self._cuda:
             torch.cuda.synchronize(self.device)
+
+
+def _peak_of_process() -> int:
+    """Return the most bytes that this process has ever used."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows lacks it
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

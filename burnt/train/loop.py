@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from burnt.data import move
+from burnt.data import Mover
 from burnt.data.loader import EpochLoader
 from burnt.errors import DataError, NonFiniteError
 from burnt.gradients import Gradients
@@ -118,6 +118,7 @@ class Loop:
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.batch_iterator: Iterator[Any] = iter(())
+        self.mover = Mover(self.device)
         rules = self.rules
         if self.callbacks.wants(GradientsComputed):
             rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
@@ -677,7 +678,7 @@ class Loop:
 
     def to_device(self, batch: Any) -> Any:
         """Return the batch on the training's device."""
-        return batch if self.device.type == "cpu" else move(batch, self.device)
+        return batch if self.device.type == "cpu" else self.mover(batch)
 
 
 def remaining_batches(train: EpochLoader[Any], position: Position, state: Any) -> Iterator[Any]:

@@ -71,6 +71,7 @@ def test_idx_holds_every_dtype(kind: str, tmp_path: Path) -> None:
         (gzip.compress(idx(DIGITS))[:-8] + bytes(8), ["cannot be read", "CRC"]),
         (None, ["cannot be read", "No such file"]),
     ],
+    ids=["empty", "PNG", "short", "long", "header", "gzip cut short", "gzip without checksum", "missing"],
 )
 def test_damaged_idx_files_are_named(data: bytes | None, words: list[str], tmp_path: Path) -> None:
     path = tmp_path / "x"
