@@ -18,6 +18,21 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 NEEDS_A_COMPILER = pytest.mark.skipif(
     find_compiler() is None, reason="no C compiler here, so that eager functions run"
 )
+IN_ORDER = "run in order, as one program"
+
+
+def blocks(document: Path) -> list[str]:
+    """Return the programs of a page: its Python blocks, or all of them as one where the page says so."""
+    text = document.read_text()
+    # What asks a server is run by tests/serve, where there is one.
+    python = [
+        block
+        for language, block in FENCE.findall(text)
+        if language == "python" and "http://127.0.0.1" not in block
+    ]
+    return ["\n".join(python)] if IN_ORDER in text else python
+
+
 BLOCKS = [
     pytest.param(
         block,
@@ -29,9 +44,7 @@ BLOCKS = [
         ],
     )
     for document in DOCUMENTS
-    for number, (language, block) in enumerate(FENCE.findall(document.read_text()))
-    # What asks a server is run by tests/serve, where there is one.
-    if language == "python" and "http://127.0.0.1" not in block
+    for number, block in enumerate(blocks(document))
 ]  # fmt: skip
 
 
