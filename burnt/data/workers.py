@@ -204,7 +204,8 @@ class _Worker:
             with warnings.catch_warnings():
                 # From Python 3.12 on, of forks beside threads; above is why this one is safe.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                self._process.start()
+                with _blocked_signals():
+                    self._process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self._connection.close()
             raise DataError(
@@ -304,6 +305,20 @@ _connections = weakref.WeakSet[socket.socket]()
 """This process's ends of the sockets to its workers."""
 
 
+_IGNORED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What worker processes ignore."""
+
+
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block the signals that a worker process ignores, since one may come before it does so."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: socket.socket, target: Target, cell: Cell) -> None:
     """Do the tasks that come, until the other side hangs up: the main function of a worker process."""
     # In a fork. As long as it held one, another worker would not notice the end of this process's parent.
@@ -311,8 +326,9 @@ def _serve(connection: socket.socket, target: Target, cell: Cell) -> None:
         end.close()
     # They reach all processes of a terminal or job. The training finishes its step, for which it may need a
     # batch, and its end is the end of its workers.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     torch.set_num_threads(1)
     gc.freeze()  # a collection would write to, and so copy, all memory that is shared with the parent
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

@@ -466,7 +466,7 @@ class LiveReporter(Reporter):
             table.add_column(Text(name), justify="right")
         if num_hidden > 0:
             table.add_column(f"+{num_hidden}")
-        first = ("now", "train")
+        first = ("now", "train", "valid")
         for split in (*first, *(split for split in self._values if split not in first)):
             if split in self._values:
                 row = self._values[split]

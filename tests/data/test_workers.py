@@ -449,6 +449,7 @@ def there_and_back(value):
         return receive(theirs)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "value",
     [

@@ -205,7 +205,7 @@ def test_killed_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, name):
 # averages
 
 
-@pytest.mark.parametrize("name", ["ema", "swa-closure"])
+@pytest.mark.parametrize("name", ["ema", pytest.param("swa-closure", marks=pytest.mark.full)])
 def test_the_averages_are_evaluated_saved_and_returned_and_others_trained(tmp_path, name):
     """Against the optimizer alone: the same training, whose weights are averaged by hand."""
     plain = Trial(tmp_path / "plain", MAKERS[name]().optimizer, checkpoint_every="1 step")

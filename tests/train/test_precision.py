@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import burnt.nn
-from burnt import kernels, optim
+from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import NonFiniteError, UnsupportedError
 from burnt.train import (
@@ -25,6 +25,7 @@ from burnt.train import (
 )
 from burnt.train.loss_scale import LossScale
 from burnt.train.precision import check_precision
+from tests import forked
 
 
 def data() -> TensorDataset:
@@ -159,33 +160,39 @@ def fp32_settings() -> dict[str, str]:
     return {name: part.fp32_precision for name, part in parts.items()}
 
 
+TF32 = """
+import pathlib, sys, torch
+from burnt import kernels
+from burnt.data import Loader
+from burnt.train import evaluate
+from tests.train.test_precision import Step, data, fp32_settings, train
+
+{setting}
+before, during = fp32_settings(), []
+
+
+def how(model, batch):
+    during.append((fp32_settings(), kernels.precision()))
+    return Step()(model, batch)
+
+
+_, learner = train(pathlib.Path(sys.argv[1]), how, precision="tf32", duration="1 epoch", check=False)
+assert {{precision for _, precision in during}} == {{"tf32"}}
+assert {{one["matmul"] for one, _ in during}} == {{one["conv"] for one, _ in during}} == {{"tf32"}}
+assert fp32_settings() == before
+during.clear()
+evaluate(learner, Loader(data(), 24))
+assert during[0][1] == "tf32"
+assert fp32_settings() == before
+"""
+
+
 @pytest.mark.sample(keep=("nothing", "all backends"))
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tf32_is_set_for_the_run_and_the_setting_comes_back(tmp_path, name):
-    initial = fp32_settings()
-    try:
-        exec(SETTINGS[name])
-        before, during = fp32_settings(), []
-
-        def how(model, batch):
-            during.append((fp32_settings(), kernels.precision()))
-            return Step()(model, batch)
-
-        _, learner = train(tmp_path / "run", how, precision="tf32", duration="1 epoch", check=False)
-        assert {precision for _, precision in during} == {"tf32"}
-        assert {one["matmul"] for one, _ in during} == {one["conv"] for one, _ in during} == {"tf32"}
-        assert fp32_settings() == before
-        during.clear()
-        evaluate(learner, Loader(data(), 24))
-        assert during[0][1] == "tf32"
-        assert fp32_settings() == before
-    finally:
-        torch.backends.fp32_precision = "none"
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cuda.matmul.fp32_precision = initial["matmul"]
-        torch.backends.cudnn.conv.fp32_precision = initial["conv"]
-        torch.backends.cudnn.rnn.fp32_precision = initial["rnn"]
-        torch.backends.mkldnn.matmul.fp32_precision = initial["mkldnn"]
+    # In a process of its own: test utilities of torch, once imported, forbid to change the settings.
+    done = forked.run(TF32.format(setting=SETTINGS[name]), tmp_path / "run")
+    assert done.returncode == 0, done.stderr
 
 
 # --- float16
