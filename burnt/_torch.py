@@ -408,6 +408,14 @@ def restore_fp32_settings(settings: Mapping[tuple[str, str], str]) -> None:
         torch._C._set_fp32_precision_setter(*place, name)
 
 
+def convolves_in_tf32() -> bool | None:
+    """Return whether cuDNN may use tf32; None if a program has used torch's older and newer settings."""
+    try:
+        return bool(torch._C._get_cudnn_allow_tf32())
+    except RuntimeError:
+        return None
+
+
 def let_convolve_in_tf32(allowed: bool) -> None:
     """Set whether they may use tf32; torch's own attribute is blocked by torch's test utilities."""
     torch._C._set_cudnn_allow_tf32(allowed)

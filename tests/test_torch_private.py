@@ -12,6 +12,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from burnt import _torch, nn
+from tests import forked
 
 
 def test_torchs_batch_norms_share_the_base() -> None:
@@ -428,12 +429,21 @@ def test_torch_says_how_it_multiplies() -> None:
     assert _torch.float32_matmul_precision() == torch.get_float32_matmul_precision()
 
 
+SETTINGS_COME_BACK = """
+import torch
+from burnt import _torch
+before = _torch.fp32_settings()
+torch.backends.cudnn.conv.fp32_precision = "ieee"
+assert _torch.fp32_settings() != before, "torch's newer settings are read elsewhere"
+_torch.restore_fp32_settings(before)
+assert _torch.fp32_settings() == before
+"""
+
+
 def test_torchs_settings_of_float32_come_back() -> None:
-    before = _torch.fp32_settings()
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    assert _torch.fp32_settings() != before, "torch's newer settings are read elsewhere"
-    _torch.restore_fp32_settings(before)
-    assert _torch.fp32_settings() == before
+    # In a process of its own: torch's older setting differs afterwards.
+    done = forked.run(SETTINGS_COME_BACK)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_loss_scale_is_adapted_in_place() -> None:

@@ -89,12 +89,16 @@ def multiplying(name: str) -> Iterator[None]:
     'tf32x3'
     """
     precision_before, settings_before = precision(), _torch.fp32_settings()
+    allowed_tf32_before = _torch.convolves_in_tf32()
     set_precision(name)
     try:
         yield
     finally:
         set_precision(precision_before)
-        _torch.restore_fp32_settings(settings_before)
+        if allowed_tf32_before is not None:  # torch keeps the older setting beside the newer ones
+            _torch.let_convolve_in_tf32(allowed_tf32_before)
+        if _torch.fp32_settings() != settings_before:
+            _torch.restore_fp32_settings(settings_before)
 
 
 def dot_precision(name: str) -> str:

@@ -103,3 +103,11 @@ def test_only_what_multiplies_may_be_coarse() -> None:
         )
         assert off is not None
         assert ReferenceResult(kernels.matmul, (x, w)).find_error(lambda a, b: (a @ b) * 1.001) is None
+
+
+def test_torchs_older_switch_can_be_read_afterwards() -> None:
+    """Reading it raises if the settings contradict each other."""
+    for name in ("ieee", "tf32"):
+        with kernels.multiplying(name):
+            pass
+        assert isinstance(torch.backends.cudnn.allow_tf32, bool)
