@@ -219,7 +219,7 @@ class _Worker:
     def submit(self, task: Any) -> _Future:
         future = _Future(self, task)
         with self._in_step():
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # told when its result is wanted
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # raised with its result
                 send(self._connection, pickled(task))
             self._pending.append(future)
         return future
