@@ -286,9 +286,18 @@ class Strict:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("float32", {}),
+        ("bfloat16", {}),
+        ("float16", {}),
+        ("float32", {"on_nan": "skip"}),
+        ("float32", {"clip_value": 0.1}),
+    ],
+)
 def test_nothing_waits_for_the_gpu_between_two_readings(
-    precision: str, device: torch.device, tmp_path: Path
+    precision: str, options: dict[str, Any], device: torch.device, tmp_path: Path
 ) -> None:
     if device.type != "cuda":
         pytest.skip("torch watches synchronisation on CUDA devices alone")
@@ -296,7 +305,14 @@ def test_nothing_waits_for_the_gpu_between_two_readings(
     learner = Learner(classifier(), optim.AdamW(), optim.Cosine(1e-2, steps=100))
     try:
         training(
-            tmp_path, device, "64 steps", train=strict, log_every=20, precision=precision, clip_norm=1.0
+            tmp_path,
+            device,
+            "64 steps",
+            train=strict,
+            log_every=20,
+            precision=precision,
+            clip_norm=1.0,
+            **options,
         ).run(learner)
     finally:
         torch.cuda.set_sync_debug_mode("default")
