@@ -246,7 +246,9 @@ def tune(
     _active.tuning = True
     try:
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-        with on_device, _torch.without_saved_tensor_hooks():
+        # What is measured draws other random numbers than the program.
+        rng = torch.random.fork_rng([device] if device.type == "cuda" else [])
+        with on_device, rng, _torch.without_saved_tensor_hooks():
             benchmark.run({row.config for row in known})
     finally:
         _active.tuning = False

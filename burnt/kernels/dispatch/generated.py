@@ -92,7 +92,10 @@ class Generated(Candidate):
             and torch.is_grad_enabled()
             and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         ):
-            results_and_gradients(function, dynamic_args)
+            # A function that draws random numbers draws the same ones in the call that these kernels are for.
+            devices = {a.device for a in dynamic_args if isinstance(a, Tensor) and a.is_cuda}
+            with torch.random.fork_rng(devices):
+                results_and_gradients(function, dynamic_args)
         backward = [planned.plan.kernels for planned in plan.backward_plans.values() if planned is not None]
         return [*plan.kernels, *itertools.chain(*backward)]
 

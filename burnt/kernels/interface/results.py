@@ -81,4 +81,4 @@ def default_grad_out(like: Tensor) -> Tensor:
 
 def exact_numbers(shape: Sequence[int], device: torch.device) -> Tensor:
     """Return numbers that differ between neighbours and are exactly representable in every dtype."""
-    return ((torch.arange(math.prod(shape), device=device) % 7 - 2.5) / 4).view(*shape)
+    return ((torch.arange(math.prod(shape), device=device) % 7 - 2.5) / 4).view(tuple(shape))

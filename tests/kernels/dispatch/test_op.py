@@ -1090,3 +1090,14 @@ def test_a_negated_view_after_a_plain_tensor_of_its_layout() -> None:
             leaf = turned.detach().requires_grad_()
             grads.append(torch.autograd.grad(each(leaf).square().sum(), leaf)[0])
         torch.testing.assert_close(*grads)
+
+
+@needs_compiler
+def test_compiling_ahead_draws_no_random_numbers() -> None:
+    """On a GPU the backward's kernels are compiled at the first call, by running it."""
+    generated = kernels.dropout.candidates["generated"]
+    assert isinstance(generated, Generated)
+    before = torch.get_rng_state()
+    assert generated.kernels((torch.ones(11, 64, requires_grad=True), 0.3, True))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert generated.kernels((torch.ones((), requires_grad=True), 0.3, True))  # a result without axes
