@@ -105,8 +105,8 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
             if not found:
                 refused.append("no configuration with specialized warps is offered for it")
             return found[0] if found else config
-        if changes.get("descriptors") and not form.num_tma_operands:
-            refused.append("no operand lies in memory as a tensor descriptor can describe")
+        if changes.get("descriptors") and form.num_tma_operands < 2:
+            refused.append("an operand does not lie in memory as a tensor descriptor can describe")
         return dataclasses.replace(config, **changes)
 
     target = dataclasses.replace(

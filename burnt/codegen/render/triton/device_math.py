@@ -711,11 +711,10 @@ def _log2_parts(a):
     q = tl.fma(z, 0.11665932564871899, 0.14275381395554332)
     q = tl.fma(q, z, 0.20000061219575918)
     q = tl.fma(q, z, 0.33333333276792787)
-    p = 2.8853900432586670 * s
-    low = tl.fma(2.8853900432586670, s, -p)
+    # Without a name for the product: the compiler may or may not round it before a sum.
+    high = tl.fma(2.8853900432586670, s, e)
+    low = tl.fma(2.8853900432586670, s, e - high)
     low = low + (2.8853900432586670 * (s * z * q + s_low) + 3.8519259822532350e-08 * s)
-    high = e + p
-    low = (p - (high - e)) + low
     total = high + low
     return total, low - (total - high)
 

@@ -277,8 +277,8 @@ def test_which_configs_use_descriptors() -> None:
     both = {"has_tma": True, "can_specialize_warps": True}
     assert offered(fn, *args, **both) == {(False, False), (True, False), (True, True)}
     assert offered(fn, *args) == offered(fn, *args, is_rocm=True) == {(False, False)}
-    fn, args = CASES["residual"]  # one operand is computed
-    assert offered(fn, *args, **both) == {(False, False), (True, False)}
+    fn, args = CASES["residual"]  # one operand is computed: Triton's pipelines of such products go wrong
+    assert offered(fn, *args, **both) == {(False, False)}
     fn, args = CASES["convolution"]
     assert offered(fn, *args, **both) == {(False, False)}
     odd = randn(512, 1025)[:, :1023]
