@@ -274,7 +274,7 @@ def _trace_vjp(
             traced, is_general = trace(backward, [*examples, *(0.5 for _ in forward.stand_in_positions)])
     except Exception:  # of any kind: torch can still differentiate what cannot be traced
         return None
-    if not is_general or why_unsupported(traced) is not None:
+    if not is_general or why_unsupported(traced, device) is not None:
         return None  # a derivative that depends on the value of a number (x**s at 0) is left to torch, too
     num_random = [sum(map(is_random, t.graph.graph.nodes)) for t in (forward, traced)]
     if num_random[0] != num_random[1]:

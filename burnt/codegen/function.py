@@ -557,8 +557,8 @@ class Function(InlinedWhenTraced):
         reason = (
             reason
             or call.unsupported_reason
-            or self._why_unsupported_tensors(captured_tensors)
-            or why_unsupported(traced)
+            or self._why_unsupported_tensors([*tensors, *captured_tensors])
+            or why_unsupported(traced, tensors[0].device if tensors else torch.device("cpu"))
             or traced.aliases.unsupported_reason
         )
         inputs = [*tensors, *captured_tensors]

@@ -123,6 +123,7 @@ _PLAIN = (
     "returns a view of an argument that it modifies in place",
     "modifies elements in place that share memory",
     "results overlap in part",
+    "tensors on cuda",  # and constants on the CPU, by which torch indexes them
 )
 
 
@@ -286,7 +287,7 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
 def fresh(tensor: Tensor) -> Tensor:
     """The same in memory of its own, laid out alike: a run may change it in place."""
     memory = tensor.detach().untyped_storage().clone()
-    return torch.empty(0, dtype=tensor.dtype).set_(
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         memory, tensor.storage_offset(), tensor.shape, tensor.stride()
     )
 

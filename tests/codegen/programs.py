@@ -227,7 +227,7 @@ NESTED = _templates("""
     {a}.unfold({d},2,1) {a}.tril().reshape(-1) torch.stack([{a},{a}],{u}).reshape(-1)
 """)
 GATHERS = _templates("""
-    {a}.index_select({d},torch.arange({a}.shape[{d}]).flip(0)) {a}[...,torch.tensor([0,-1])]
+    {a}.index_select({d},torch.arange({a}.shape[{d}],device={a}.device).flip(0)) {a}[...,torch.tensor([0,-1])]
     {a}.gather({d},{a}.argmax({d},keepdim=True)) {a}.take_along_dim({a}.argmin({d},keepdim=True),{d})
     {a}.flatten()[({b}>0).long()%{a}.numel()] {a}.take(({b}>0).int().long()-1) {a}[({a}>{n}).long().argmax(0)]
     F.embedding(({b}>0).long().flatten(),{a}.reshape(-1,{a}.shape[-1]).repeat(2,1)) {a}.max({d})[1]

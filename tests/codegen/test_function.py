@@ -111,3 +111,22 @@ def test_what_no_name_leads_to_is_not_pickled() -> None:
         TypeError, match=r"cannot pickle .*: it is not burnt\.codegen\.frontend\.trace\.unnamed"
     ):
         pickle.dumps(unnamed)
+
+
+ELSEWHERE = torch.zeros(2, dtype=torch.int64, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (
+            lambda x: (x.exp() * 2, torch.arange(3, device="meta")),
+            "aten.arange.default makes a tensor on meta",
+        ),
+        (lambda x: (x.exp() * 2)[torch.zeros(2, dtype=torch.int64, device="meta")], "on meta"),
+        (lambda x: (x.exp() * 2)[ELSEWHERE], "tensors on cpu and meta"),
+    ],
+)
+def test_tensors_of_another_device_are_left_to_torch(fn: Callable[[Tensor], Any], reason: str) -> None:
+    """torch indexes a tensor on a GPU by one on the CPU, whose memory no kernel may read."""
+    assert reason in str(Function(fn).fallback_reason(torch.ones(3)))

@@ -150,7 +150,7 @@ def _planned(function: Function, args: list[Any]) -> bool:
         traced, _ = trace(of_tensors, [a for a in args if isinstance(a, Tensor)])
     except Exception:  # of any kind: the eager function runs
         return False
-    if why_unsupported(traced) is not None:
+    if why_unsupported(traced, torch.device("cpu")) is not None:
         return False
     nodes = [node.target for node in traced.graph.graph.nodes if node.op == "call_function"]
     if any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in nodes):

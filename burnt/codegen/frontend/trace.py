@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from burnt import _torch
 from burnt.codegen.frontend.aliases import Aliases, find_aliases
@@ -621,10 +622,14 @@ def _is_identical(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def why_unsupported(traced: Traced) -> str | None:
-    """Return why no plan can be built: an unsupported or in-place op, say. None if one can."""
+def why_unsupported(traced: Traced, device: torch.device) -> str | None:
+    """Return why no plan for arguments on this device can be built; None if one can.
+
+    An op is not supported, say, or writes in place, or makes a tensor on another device.
+    """
     if traced.unsupported_reason is not None:
         return traced.unsupported_reason
+    results = traced.graph.graph.output_node().all_input_nodes
     for node in traced.graph.graph.nodes:
         if node.op != "call_function":
             continue
@@ -632,4 +637,9 @@ def why_unsupported(traced: Traced) -> str | None:
             return f"{node.target} returns nothing"
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             return f"{node.target} modifies a tensor in place"
+        for value in tree_leaves(node.meta["val"]):
+            # torch keeps numbers of the host's in tensors without axes, which kernels get as numbers.
+            is_number = isinstance(value, Tensor) and value.dim() == 0 and node not in results
+            if isinstance(value, Tensor) and value.device != device and not is_number:
+                return f"{node.target} makes a tensor on {value.device}, and the arguments are on {device}"
     return None
