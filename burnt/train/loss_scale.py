@@ -52,7 +52,11 @@ class LossScale:
         self._growth, self._backoff, self._interval = growth, backoff, interval
 
     def update(self, skipped: Tensor) -> None:
-        """Adapt the scale after a step; `skipped`, ``[]``, says whether its gradients overflowed."""
+        """Adapt the scale after a step; `skipped`, ``[]``, says whether its gradients overflowed.
+
+        `skipped` may be on the host: optimizers that decide there return it so.
+        """
+        skipped = skipped.to(self.value.device)
         update_loss_scale(
             self.value, self._good_steps, skipped.float(), self._growth, self._backoff, self._interval
         )

@@ -190,7 +190,7 @@ class Update:
                     self._norms.setdefault(name, []).append(result.norm)
         scale, skipped = self._rules.loss_scale, [r.skipped for _, r in results if r is not None]
         if scale is not None and skipped:
-            scale.update(skipped[0] if len(skipped) == 1 else torch.stack(skipped).any())
+            scale.update(skipped[0] if len(skipped) == 1 else _any(skipped, scale.value.device))
 
     def _note_non_finite(self, buffers: Mapping[str, Tensor]) -> None:
         """Count the step if it was not finite, and restore what its forward passes have changed."""
@@ -358,3 +358,8 @@ def update_of(
     """Return the update of a Learner: manual, if it has several optimizers by name."""
     kind = ManualUpdate if isinstance(learner.optimizer, Optimizers) else GradientUpdate
     return kind(learner, steps, rules, autocast)
+
+
+def _any(flags: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Whether any is true; each may be on another device."""
+    return torch.stack([flag.to(device) for flag in flags]).any()

@@ -27,11 +27,14 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def exact_float32() -> Iterator[None]:
-    """Convolutions in float32 itself: cuDNN rounds their operands to TF32 by default."""
-    before = torch.backends.cudnn.conv.fp32_precision
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    """Float32 itself: cuDNN rounds operands of convolutions and recurrent layers to TF32 by default."""
+    backends = torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
     yield
-    torch.backends.cudnn.conv.fp32_precision = before
+    for backend, precision in zip(backends, before, strict=True):
+        backend.fp32_precision = precision
 
 
 LAYERS = {case.name: case for case in reversed(CASES)}
@@ -292,7 +295,6 @@ class Strict:
         ("float32", {}),
         ("bfloat16", {}),
         ("float16", {}),
-        ("float32", {"on_nan": "skip"}),
         ("float32", {"clip_value": 0.1}),
     ],
 )

@@ -74,13 +74,29 @@ def placed(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: v.to(device) if isinstance(v, Tensor) else v for name, v in options.items()}
 
 
+def launch_flash(tensors: list[Tensor], options: dict[str, Any]) -> None:
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.kernels.ops.attention import flash_triton
+    from burnt.kernels.ops.attention.flash import make_problem
+    from burnt.kernels.ops.attention.flash_config import select_config
+
+    q, k, v = tensors
+    problem = make_problem(q, k, **options)
+    blocks = select_config(q.shape[-1], q.itemsize, HOPPER, has_score=problem.score is not None)
+    out, lse = flash_triton.forward(q, k, v, problem, blocks)
+    flash_triton.backward(out, q, k, v, out, lse, problem, blocks)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_attention_with_options_and_grouped_queries(
-    name: str, dtype: torch.dtype, device: torch.device
+    name: str, dtype: torch.dtype, device: torch.device, launched_only: bool
 ) -> None:
     """Whatever can compute it, forward and gradients, beside the definition in float64."""
     tensors, options = heads(name == "packed"), OPTIONS[name]
+    if launched_only:
+        launch_flash([t.to(dtype) for t in tensors], options)
+        return
     exact = with_gradients(lambda *qkv: ATTENTION.reference(*qkv, **options), tensors)
     there = placed(options, device)
     narrow = [t.to(device, dtype) for t in tensors]

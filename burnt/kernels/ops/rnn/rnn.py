@@ -7,6 +7,7 @@ time between matmuls over all steps (`burnt.kernels.ops.rnn.layer`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,10 @@ from burnt.kernels.ops.rnn.layer import DTYPES, run_layer, unsupported_reason, z
 __all__ = ["gru", "gru_layer", "lstm", "lstm_layer"]
 
 _GATES = {"lstm": 4, "gru": 3}
+
+# cuDNN copies the weights of each call into one piece of memory. torch advises its `flatten_parameters()`,
+# which burnt's layers do not have: the copy is small beside the steps.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 
 # --- input checks -----------------------------------------------------------------------------------------
