@@ -407,6 +407,7 @@ def placed(device: str) -> torch.device:
     """A device, which is also the current one if it is a GPU."""
     found = torch.device(device)
     if found.type == "cuda":
+        found = torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
         torch.cuda.set_device(found)
     return found
 

@@ -38,7 +38,7 @@ def exact_float32() -> Iterator[None]:
 
 
 CUDNN = ("Gru", "Lstm", "Rnn")
-"""Layers that cuDNN computes at such sizes, whose activations are some 60 ulp off."""
+"""Layers that cuDNN computes at such sizes, whose activations are some 150 ulp off."""
 
 LAYERS = {case.name: case for case in reversed(CASES)}
 """The first case of each layer."""
@@ -78,7 +78,7 @@ def test_layers_forward_and_backward(name: str, device: torch.device) -> None:
     on_device = outcome(copy.deepcopy(layer).to(device), [t.to(device) for t in inputs], weights)
     assert len(exact) == len(on_device)
     for want, cpu, got in zip(exact, on_cpu, on_device, strict=True):
-        ulps = 128 if name in CUDNN else 16
+        ulps = 256 if name in CUDNN else 16
         limit = 4 * (cpu - want).abs().max() + ulps * torch.finfo(torch.float32).eps * want.abs().max()
         assert (got - want).abs().max() <= limit
 
