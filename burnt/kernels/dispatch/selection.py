@@ -133,7 +133,8 @@ def select_by_heuristic(
     # With gradients, a generated kernel has the overhead of an autograd node in Python, too.
     is_small = max((t.numel() for t in tensors), default=0) < _MIN_GENERATED_NUMEL << wants_gradient(*args)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
-    prefers_library = on_cpu and (is_small or (op.library_best is not None and op.library_best(*args)))
+    library_best = op.library_best if on_cpu else op.library_best_on_gpu
+    prefers_library = (on_cpu and is_small) or (library_best is not None and library_best(*args))
     best, other = ("library", "generated") if prefers_library else ("generated", "library")
     built_in = by_name.get(best) or by_name.get(other)
     return (candidates[-1], _first_config(candidates[-1], args)) if built_in is None else (built_in, None)

@@ -30,6 +30,7 @@ class AnyOp(Protocol):
     gradient_functions: dict[tuple[Any, ...], Any]
     parts: Callable[..., Any] | None
     library_best: Callable[..., bool] | None
+    library_best_on_gpu: Callable[..., bool] | None
     examples: Callable[..., Any] | None
     registration: Any
 

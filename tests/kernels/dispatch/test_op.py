@@ -23,6 +23,7 @@ from burnt._torch import fake_results
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
 from burnt.kernels.dispatch.generated import Generated
+from burnt.kernels.dispatch.selection import select_by_heuristic
 from burnt.kernels.interface.registry import OPS
 from tests.processors import WIDE
 
@@ -1101,3 +1102,19 @@ def test_compiling_ahead_draws_no_random_numbers() -> None:
     assert generated.kernels((torch.ones(11, 64, requires_grad=True), 0.3, True))
     assert torch.equal(torch.get_rng_state(), before)
     assert generated.kernels((torch.ones((), requires_grad=True), 0.3, True))  # a result without axes
+
+
+def test_products_on_a_gpu_are_the_librarys_until_they_are_tuned() -> None:
+    """Tensors of the device `meta` stand for those of a GPU."""
+
+    def chosen(op: kernels.Op[..., Tensor], *args: Any) -> str:
+        full = list(op.bind(args, {}))
+        both = [op.candidates[name] for name in ("library", "generated")]
+        return select_by_heuristic(op, full, both)[0].name
+
+    x, y = torch.empty(2, 64, 64, device="meta"), torch.empty(3, 2, 3, 3, device="meta", requires_grad=True)
+    image = torch.empty(1, 2, 9, 9, device="meta")
+    assert chosen(kernels.bmm, x, x) == chosen(kernels.linear, x, x[0], None, None, "gelu") == "library"
+    assert chosen(kernels.conv, image, y, None, None, None, "relu") == "library"
+    assert chosen(kernels.conv, image, y.detach(), None, None, None, "relu") == "generated"
+    assert chosen(kernels.softmax, x) == "generated"

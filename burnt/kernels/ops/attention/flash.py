@@ -15,7 +15,7 @@ from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs
-from burnt.kernels.ops.attention.reference import dot_product_attention, intervals
+from burnt.kernels.ops.attention.reference import dot_product_attention, intervals, is_torchs
 
 if TYPE_CHECKING:
     from burnt.codegen.runtime.triton_compile_pool import Job
@@ -265,6 +265,7 @@ def compile_jobs(blocks: Mapping[str, FlashConfig], q: Tensor, k: Tensor, v: Ten
     devices=["cuda"],
     dtypes=[torch.float16, torch.bfloat16, torch.float32],
     when=_unsupported_reason,
+    best=lambda *args: not is_torchs(*args),  # cuDNN's takes 0.7 times as long on an H100
     configs=_configs,
     compiles=_start_compiling,
     differentiable=True,

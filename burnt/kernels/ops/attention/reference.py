@@ -34,6 +34,7 @@ __all__ = [
     "eager_attention",
     "intervals",
     "is_plain_causal",
+    "is_torchs",
     "traceable_attention",
 ]
 
@@ -485,6 +486,16 @@ def _library_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
     return softcap is None and seed is None
 
 
+def is_torchs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> bool:
+    """Whether torch has kernels for these options, which need no mask for them."""
+    before, after, bottom_right, _, softcap, slopes, lengths, q_starts, k_starts, _, seed = rest
+    if softcap is not None or seed is not None:
+        return False
+    if is_plain_causal(q, k, mask, before, after, slopes, bottom_right, lengths, q_starts, k_starts):
+        return True
+    return all(other is None for other in (mask, before, after, slopes, lengths, q_starts, k_starts))
+
+
 def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
     """Cast q, k and v alone: masks and slopes are added to the scores, which are float32 anyway."""
     return (*cast_all(dtype, q, k, v), *rest)
@@ -541,6 +552,7 @@ def _broadcast_slices(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, 
     examples=_examples,
     library=_library,
     library_best=_library_best,
+    library_best_on_gpu=lambda *_: True,  # generated kernels hold all scores in memory
     autocast=_autocast,
     parts=_parts,
 )

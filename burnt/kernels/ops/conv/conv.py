@@ -301,6 +301,7 @@ def _resolve_padding(
     check=_check_conv,
     examples=_conv_examples,
     library_best=_conv_library_best,
+    library_best_on_gpu=lambda *args: _conv_library_best(*args) or wants_gradient(*args),
     autocast=_autocast_conv,
 )
 def conv(
@@ -466,10 +467,17 @@ def _conv_transpose_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
+def _conv_transpose_library_best(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *rest: Any
+) -> bool:
+    return activation is None
+
+
 @op(
     check=_check_conv_transpose,
     examples=_conv_transpose_examples,
-    library_best=lambda x, weight, bias, activation, *rest: activation is None,
+    library_best=_conv_transpose_library_best,
+    library_best_on_gpu=lambda *args: _conv_transpose_library_best(*args) or wants_gradient(*args),
     autocast=cast_all,
 )
 def conv_transpose(
