@@ -153,7 +153,7 @@ class Loop:
         with self.logged.active():
             rng = RandomStates.capture()
             self.callbacks(Started(self))
-            if self.position.step:
+            if self.restored:
                 rng.restore()  # what a callback draws at the start, it drew before the first step
             if self.validate_first and self.position.step == 0:
                 self.position.pending = True

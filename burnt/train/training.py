@@ -407,7 +407,7 @@ class SupervisedTraining:
             self.folder,
             config=self._run_config(learner),
             resume=self.resume,
-            resumed_from_step=position.step or None,
+            resumed_from_step=None if loaded is None else position.step,
             on_error=self.reporter.message,
         )
         if checkpoints is not None and loaded is not None:

@@ -44,6 +44,39 @@ def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, s
     assert_equal_runs(folder, tmp_path / "whole")
 
 
+@pytest.mark.parametrize("batch", [1, 3])  # of three: in the validation, and when it is done
+def test_stopped_at_the_validation_before_the_first_step(tmp_path, batch):
+    class Stopping:
+        def __init__(self):
+            self.inner, self.served = exact.validation(), 0
+
+        def epoch(self, epoch, start=0):
+            for data in self.inner.epoch(epoch, start):
+                self.served += 1
+                if self.served == batch:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield data
+
+        def num_batches(self):
+            return self.inner.num_batches()
+
+        def state(self):
+            return self.inner.state()
+
+    class Drawing:
+        def on_start(self, event):
+            torch.rand(1)
+
+    settings = {"validate_first": True, "duration": "3 steps", "callbacks": [Drawing()]}
+    whole = run(tmp_path / "whole", "plain", **settings)
+    folder = tmp_path / "run"
+    assert not run(folder, "plain", **settings, valid=Stopping()).finished
+    assert saved_steps(folder) == [0]
+    ended = run(folder, "plain", **settings, resume=True, seed=99)
+    assert differences(ended.state, whole.state) == []
+    assert_equal_runs(folder, tmp_path / "whole")
+
+
 def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_path):
     run(tmp_path / "whole", "plain")
     folder = tmp_path / "run"

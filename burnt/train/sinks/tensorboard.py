@@ -83,7 +83,8 @@ class TensorBoard(Sink):
             file = self._files[split] = path.open("wb")
             file.write(encoding.file_header(now))
             if run.attempt > 1:
-                file.write(encoding.session_start((run.resumed_from_step or -1) + 1, now))
+                first = 0 if run.resumed_from_step is None else run.resumed_from_step + 1
+                file.write(encoding.session_start(first, now))
         return self._files[split]
 
 
