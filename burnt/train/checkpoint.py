@@ -316,6 +316,7 @@ class Checkpoints:
             OSError: the folder cannot be written or is full.
         """
         tensors, document = _read_training(source)
+        _read_model(source)
         temporary = self.folder / f".tmp-{source.name}"
         temporary.mkdir(parents=True)
         shutil.copy(source / MODEL_FILE, temporary)
@@ -349,6 +350,9 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
     def _remove(self, path: Path) -> None:
+        if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
+            path.unlink()
+            return
         # Rename first, so that a partly removed folder is not mistaken for a checkpoint.
         temporary = path.with_name(f".tmp-old-{path.name}")
         path.rename(temporary)
@@ -361,10 +365,7 @@ class Checkpoints:
             CheckpointError: it is damaged, or does not fit the model.
         """
         tensors, document = _read_training(path)
-        try:
-            record = Record.load(path / MODEL_FILE)
-        except (RecordError, OSError) as error:
-            raise _damaged_error(path, error) from error
+        record = _read_model(path)
         try:
             load_into(model, record)
         except RecordError as error:
@@ -428,6 +429,13 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not document.keys() >= _KEYS:
         raise _damaged_error(path, CheckpointError(f"its {_TRAINING} is not a checkpoint"))
     return tensors, document
+
+
+def _read_model(path: Path) -> Record:
+    try:
+        return Record.load(path / MODEL_FILE)
+    except (RecordError, OSError) as error:
+        raise _damaged_error(path, error) from error
 
 
 def _damaged_error(path: Path, error: Exception) -> CheckpointError:

@@ -216,6 +216,10 @@ class Callbacks:
                 if (method := getattr(callback, name, None)) is not None:
                     self._methods.setdefault(event, []).append(method)
 
+    def without(self, kind: type) -> Callbacks:
+        """Return those that are not of a class."""
+        return Callbacks([callback for callback in self.all if not isinstance(callback, kind)])
+
     def wants(self, event: type[Event]) -> bool:
         """Whether a callback has the method for an event, so that events nobody wants are never built."""
         return event in self._methods

@@ -13,7 +13,7 @@ from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.errors import DefinitionError, nearest
 from burnt.optim import Constant, Optimizer
-from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint
+from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 from burnt.train.manual import Optimizers
 from burnt.train.step import StepOutput
 
@@ -87,6 +87,14 @@ class Learner:
             validation_step = _no_validation_step if isinstance(optimizer, Optimizers) else step
         self.validation_step = validation_step
         self.precision = "float32"
+
+    @property
+    def schedule_text(self) -> str:
+        """The schedule, or that of each of several optimizers, as text that is the same in every process."""
+        if not isinstance(self.optimizer, Optimizers):
+            return stable_text(self.schedule)
+        schedules = self.optimizer.all_schedules.items()
+        return ", ".join(f"{name}: {stable_text(schedule)}" for name, schedule in schedules)
 
 
 def _several(given: Mapping[str, Any], schedule: Any) -> Optimizers:

@@ -16,6 +16,7 @@ from burnt.train.duration import Duration
 from burnt.train.events import Callbacks
 from burnt.train.learner import Learner
 from burnt.train.loop import Loop
+from burnt.train.sinks import Sink
 from burnt.train.store import Attempt, RunReader
 from burnt.train.training import SupervisedTraining
 
@@ -59,9 +60,11 @@ class Past:
         """
         with RunReader(folder) as reader:
             progress, saved = reader.progress(), _saved(folder)
+            attempts = reader.attempts()
             known = [0 if progress is None else progress.step, *(s.position.step for s in saved)]
             known += [event.step for event in reader.events() if event.step is not None]
-            done = max(known) + failed
+            has_ended = attempts[-1].end_state in ("finished", "stopped")
+            done = max(known) + (failed and not has_ended)
             if not 1 <= last <= done:
                 raise RunError(
                     f"the run has no step {last}",
@@ -69,17 +72,12 @@ class Past:
                     expected=f"a step from 1 to {done}" if done else "a run that has done a step",
                     found=f"step {last}",
                 )
-            attempt = next(a for a in reversed(reader.attempts()) if (a.resumed_from_step or 0) < last)
+            attempt = next(a for a in reversed(attempts) if (a.resumed_from_step or 0) < last)
             start = max(
                 (s for s in saved if s.position.step <= before),
                 key=lambda s: s.position.step,
                 default=None,
             )
-            rates = {
-                event.step: event.data.get("value")
-                for event in reader.events("learning_rate")
-                if event.attempt == attempt.id and event.step is not None
-            }
             speeds = [
                 head.point.value
                 for series, head in reader.heads().items()
@@ -91,7 +89,7 @@ class Past:
                 start,
                 attempt,
                 reader.config(attempt.id) or {},
-                rates,
+                _rates(reader, attempt),
                 1 / speeds[0] if speeds and speeds[0] > 0 else None,
             )
 
@@ -99,6 +97,24 @@ class Past:
     def first(self) -> int:
         """The steps that the checkpoint has done."""
         return 0 if self.start is None else self.start.position.step
+
+
+def _rates(reader: RunReader, last: Attempt) -> dict[int, float | None]:
+    """Return the rates that commands set up to an attempt, by the steps done."""
+    rates: dict[int, float | None] = {}
+    for attempt in reader.attempts():
+        if attempt.id > last.id:
+            break
+        # A resume goes on with the rate of its checkpoint, which it records if a command had set it.
+        start = attempt.resumed_from_step or 0
+        rates = {step: rate for step, rate in rates.items() if step < start}
+        rates[start] = None
+        rates |= {
+            event.step: event.data.get("value")
+            for event in reader.events("learning_rate")
+            if event.attempt == attempt.id and event.step is not None
+        }
+    return rates
 
 
 def _saved(folder: Path) -> list[Saved]:
@@ -130,14 +146,6 @@ class RewoundLoop(Loop):
         return "rewound"
 
 
-class _KeepAll:
-    """Removes nothing: the checkpoint that a rewound training starts from is that of the run itself."""
-
-    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
-        """Return all checkpoints."""
-        return saved
-
-
 def train_forward(
     training: SupervisedTraining,
     learner: Learner,
@@ -148,6 +156,8 @@ def train_forward(
     callbacks: Sequence[Any] = (),
 ) -> None:
     """Train again from `past.start` to `past.last`, in silence, and write to `scratch` instead of the run.
+
+    Its callbacks take part, except sinks: what is trained again is no run for a tracker.
 
     Args:
         training: the training of the run, with its settings; it is not changed.
@@ -163,9 +173,9 @@ def train_forward(
     again = copy.copy(training)
     again.folder, again.monitor, again.check = scratch, "off", False
     again.resume = past.start is not None
-    again.keepers = [_KeepAll()]
+    again.keepers = []  # the newest checkpoint alone
     again.checkpoint_every = Duration(sys.maxsize, "steps")
-    again.callbacks = Callbacks([*training.callbacks.all, *callbacks])
+    again.callbacks = Callbacks([*training.callbacks.without(Sink).all, *callbacks])
     again.loop_type = functools.partial(RewoundLoop, last=past.last, finish=finish, rates=past.rates)
     if past.start is not None:
         (scratch / "checkpoints").mkdir()

@@ -32,7 +32,6 @@ from burnt.errors import (
     quantity,
 )
 from burnt.module import loading_problem
-from burnt.optim.schedules.base import stable_text
 from burnt.record import Record, load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
@@ -67,6 +66,7 @@ from burnt.train.precision import (
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
+from burnt.train.sinks import Sink
 from burnt.train.source import Source, is_restartable, refuse_while_importing
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -329,7 +329,7 @@ class SupervisedTraining:
         """Do one step, one batch of each validation, a checkpoint and a resume, to find errors early.
 
         The run is in a temporary folder, which is removed; model, optimizer and early stopping are copies,
-        and random states are restored. Callbacks receive its events.
+        and random states are restored. Callbacks receive its events, except sinks.
 
         Returns:
             The metric values, as in `TrainingResult.values`.
@@ -351,7 +351,7 @@ class SupervisedTraining:
         quick.duration, quick.monitor, quick.resume = Duration(1, "epochs"), "off", False
         quick.train = LimitedLoader(self.train, self.accumulate)
         quick.valid = {split: LimitedLoader(loader, 1) for split, loader in self.valid.items()}
-        quick.stopping = copy.deepcopy(self.stopping)
+        quick.stopping, quick.callbacks = copy.deepcopy(self.stopping), self.callbacks.without(Sink)
         try:
             with tempfile.TemporaryDirectory(prefix="burnt-quick-run-") as folder:
                 quick.folder = Path(folder) / "run"
@@ -615,7 +615,7 @@ class SupervisedTraining:
             )
         for name, old, now in (
             ("train=", document["loader"], self.train.state()),
-            ("the schedule", document["schedule"], stable_text(learner.schedule)),
+            ("the schedule", document["schedule"], learner.schedule_text),
             # Checkpoints of burnt 0.1.0 lack the other two, earlier ones all three.
             ("the optimizer", document.get("built", repr(learner.optimizer)), repr(learner.optimizer)),
             ("precision=", document.get("precision", self.precision), self.precision),
@@ -627,6 +627,13 @@ class SupervisedTraining:
                 self.reporter.message(
                     f"Warning: {name} changed since the checkpoint: was {old}, is now {now}."
                 )
+        rate = document.get("learning_rate")
+        if rate is not None and document["schedule"] != learner.schedule_text:
+            self.reporter.message(
+                f"Warning: the learning rate {rate:.4g} that a command had set no longer holds, because the "
+                "schedule changed."
+            )
+            document["learning_rate"] = document["rate_factor"] = None
         return loaded
 
     def _check_first_batches(
@@ -680,7 +687,7 @@ class SupervisedTraining:
                 "model": f"{name}, {quantity(size, 'parameter')}",
                 **checked,
                 "metrics": ", ".join(metric.name for metric in self.metrics),
-                "schedule": f"{stable_text(learner.schedule)}: {rates_text}",
+                "schedule": f"{learner.schedule_text}: {rates_text}",
                 "checkpoints": ", ".join(map(_keeper_text, self.keepers or ())) or "none",
                 "duration": str(self.duration) + (f", {quantity(steps, 'step')}" if steps else ""),
             },
@@ -711,7 +718,7 @@ class SupervisedTraining:
             "model": type(learner.model).__qualname__,
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
-            "schedule": stable_text(learner.schedule),
+            "schedule": learner.schedule_text,
             **({} if (ranking := self._ranking()) is None else {"ranked_by": ranking["metric"]}),
             "duration": str(self.duration),
             "precision": self.precision,
@@ -747,7 +754,7 @@ class SupervisedTraining:
         return {
             "loader": self.train.state(),
             "seed": self.seed,
-            "schedule": stable_text(learner.schedule),
+            "schedule": learner.schedule_text,
             "built": repr(learner.optimizer),
             "precision": self.precision,
             "clip_norm": self.clip_norm,

@@ -241,7 +241,7 @@ def test_replay_in_the_debugger_stops_in_the_training_step(capsys, monkeypatch):
 
 def test_steps_that_cannot_be_replayed(capsys):
     train("epochs=1")
-    assert "a step from 1 to 5" in refused(capsys, "replay", "net", "--step", "6", code=1)
+    assert "a step from 1 to 4" in refused(capsys, "replay", "net", "--step", "5", code=1)
     for text in ("x", "0", "3-2", "-1"):
         assert "no such steps" in refused(capsys, "replay", "net", f"--step={text}")
 
@@ -266,6 +266,9 @@ def test_a_long_way_is_asked_about_in_a_terminal(capsys, monkeypatch):
 @pytest.mark.parametrize("step", [6, pytest.param(8, marks=pytest.mark.full)])  # of 8 is a checkpoint
 def test_a_fork_without_changes_is_the_continuation_of_its_parent(desk, capsys, step):
     train("epochs=3")
+    for file in ("logs/wandb.json", "wandb/run/x", "control/00.json", "profile/step-1.json.gz", "lock"):
+        (desk / "runs/net" / file).parent.mkdir(parents=True, exist_ok=True)
+        (desk / "runs/net" / file).touch()
     before = files(desk / "runs")
     assert main(["fork", f"net@{step}"]) == 0
     fork = desk / f"runs/net-fork-{step}"
@@ -275,6 +278,11 @@ def test_a_fork_without_changes_is_the_continuation_of_its_parent(desk, capsys, 
     document = json.loads((fork / "config.json").read_text())
     assert document["fork"] == {"folder": "../net", "step": step}
     assert {path: data for path, data in files(desk / "runs").items() if fork not in path.parents} == before
+    assert {path.relative_to(fork).parts[0] for path in files(fork)} == {
+        "run.db",
+        "config.json",
+        "checkpoints",
+    }
 
 
 @pytest.mark.full
@@ -309,6 +317,10 @@ def test_forks_that_cannot_be_made_leave_nothing(desk, capsys):
     ):
         assert text in refused(capsys, "fork", *words, code=code)
         assert [path.name for path in (desk / "runs").iterdir()] == ["net"]
+    (newest(desk / "runs/net").path / "model.safetensors").write_bytes(b"half")
+    message = refused(capsys, "fork", "net@8", code=1)
+    assert "remove the folder runs/net/checkpoints/step-00000008 to resume from step-00000004" in message
+    assert [path.name for path in (desk / "runs").iterdir()] == ["net"]
 
 
 @pytest.mark.full

@@ -459,6 +459,17 @@ def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):
     assert "set by an earlier command" not in capsys.readouterr().out
 
 
+def test_a_changed_schedule_ends_the_learning_rate_that_was_set(tmp_path, capsys):
+    Trial(tmp_path / "run", {3: [("lr", 0.5)], 6: [("stop", None)]}).run()
+    resumed = Trial(
+        tmp_path / "run", {7: [("stop", None)]}, resume=True, monitor="plain", schedule=optim.Constant(0.25)
+    ).run()
+    assert resumed.rates == {7: 0.25}
+    output = capsys.readouterr().out
+    assert "the learning rate 0.5 that a command had set no longer holds" in output
+    assert "set by an earlier command" not in output
+
+
 def test_a_checkpoint_from_before_there_was_such_a_thing_is_resumed(tmp_path, whole, monkeypatch):
     document = SupervisedTraining._checkpoint_document
     with monkeypatch.context() as patch:

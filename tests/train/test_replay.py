@@ -9,7 +9,19 @@ from torch import nn
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, NonFiniteError, RunError
-from burnt.train import Checkpoints, Learner, RunReader, StepOutput, SupervisedTraining, replay
+from burnt.train import (
+    Checkpoints,
+    Every,
+    KeepLast,
+    Learner,
+    RunReader,
+    StepOutput,
+    SupervisedTraining,
+    replay,
+)
+from burnt.train.events import Callbacks
+from burnt.train.rewind import Past, train_forward
+from burnt.train.sinks import Sink
 from tests.train import exact
 
 
@@ -152,6 +164,77 @@ def test_a_learning_rate_that_a_command_set_is_that_of_the_replay(tmp_path):
     assert (report.start, report.step.learning_rate, report.difference) == (None, 0.5, None)
 
 
+class Rates:
+    """Sets the learning rate after some steps, as a command does, and ends at once after one."""
+
+    def __init__(self, rates, end=None):
+        self.rates, self.end = rates, end
+
+    def on_step(self, event):
+        step, training = event.training.position.step, event.training
+        if step in self.rates:
+            training.control.override, training.control.override_factor = self.rates[step], None
+            training.writer.event("learning_rate", step, value=self.rates[step])
+        if step == self.end:
+            raise exact.Crash
+
+
+def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
+    def attempt(resume, rates, end=None):
+        training, learner = prepared(
+            tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Rates(rates, end)], resume=resume,
+            checkpoints=[KeepLast(1), Every("8 steps")],
+        )  # fmt: skip
+        training.run(learner)
+
+    # What is set after step 5 is lost: that attempt saves nothing before it ends.
+    for resume, rates, end in ((False, {2: 0.5}, 3), (True, {3: 0.25, 4: None, 5: 0.5}, 6)):
+        with pytest.raises(exact.Crash):
+            attempt(resume, rates, end)
+    attempt(True, {6: 0.125})
+    for number, rate in ((3, 0.5), (4, 0.25), (5, 0.01), (6, 0.01), (7, 0.125), (9, 0.125)):
+        report = replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), number)
+        assert (report.step.learning_rate, report.difference) == (rate, None)
+        assert report.start == (None if number < 9 else "step-00000008")
+
+
+def test_training_forward_from_the_checkpoint_of_an_interruption_leaves_it(tmp_path):
+    settings = {"checkpoint_every": "9 epochs", "validate_every": "9 epochs"}
+    exact.run(tmp_path / "whole", "plain", **settings, duration="7 steps")
+    folder, scratch = tmp_path / "run", tmp_path / "scratch"
+    exact.run(folder, "plain", **settings, stop_at=5)
+    exact.run(folder, "plain", **settings, resume=True, stop_at=8, how="crash")
+    before, past = exact.checkpoints(folder), Past.read(folder, 7, before=7)
+    assert (past.start.path.name, past.start.scheduled) == ("step-00000005", False)
+    given = exact.prepared(folder, "plain", **settings)
+    scratch.mkdir()
+    train_forward(given.training, given.learner, past, scratch, finish=True)
+    (saved,) = Checkpoints(scratch / "checkpoints").saved()
+    assert (saved.position.step, saved.path.is_symlink()) == (7, False)
+    files = ("step-00000007", "model.safetensors")
+    assert exact.checkpoints(scratch)[files] == exact.checkpoints(tmp_path / "whole")[files]
+    assert exact.checkpoints(folder) == before
+
+
+def test_a_replay_is_not_sent_to_trackers(tmp_path):
+    class Tracker(Sink):
+        name = "tracker"
+        opened = 0
+
+        def open(self, run):
+            Tracker.opened += 1
+
+        def send(self, records):
+            pass
+
+    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Tracker()])
+    training.quick_run(learner)
+    assert Tracker.opened == 0
+    training.run(learner)
+    replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Tracker()]), 3)
+    assert Tracker.opened == 1
+
+
 def test_another_program_differs(tmp_path):
     training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
     training.run(learner)
@@ -165,9 +248,16 @@ def test_steps_that_the_run_does_not_have(tmp_path):
     training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
     with pytest.raises(RunError, match="holds no run"):
         replay(training, learner, 1)
-    training.run(learner)
+    training.callbacks = Callbacks([Rates({}, end=9)])
+    with pytest.raises(exact.Crash):
+        training.run(learner)
     with pytest.raises(RunError, match="the run has no step 11"):
         replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), 11)
+    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()), resume=True)
+    training.run(learner)
+    # A step that was not done may have failed, but not after the end of the training.
+    with pytest.raises(RunError, match=r"the run has no step 10(.|\n)*from 1 to 9"):
+        replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), 10)
     for wrong in (0, (3, 2)):
         with pytest.raises(ConfigError, match="no such steps"):
             replay(training, learner, wrong)
