@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt._torch import compiler_is_loaded
 from burnt.data.loader import EpochLoader
 from burnt.errors import quantity
 from burnt.gradients import Gradients
@@ -42,6 +43,8 @@ class InspectedStep:
         gradients: of each layer with trainable parameters: its path, the norm of the gradients, the norm of
             the parameters before the step, and how many gradients are not finite.
         error: the exception that the step raised, as text.
+        unseen: the paths of layers whose outputs were not looked at, because `torch.compile` has compiled them
+            or the step does not use them; found only in a process that compiles.
     """
 
     step: int
@@ -55,6 +58,7 @@ class InspectedStep:
     tensors: list[str] = dataclasses.field(default_factory=list)
     gradients: list[tuple[str, float, float, int]] = dataclasses.field(default_factory=list)
     error: str | None = None
+    unseen: list[str] = dataclasses.field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """Return the report, line by line."""
@@ -65,6 +69,10 @@ class InspectedStep:
         yield f"  loss           {losses}"
         yield f"  learning rate  {value_text(self.learning_rate)}"
         yield f"  not finite     {self.non_finite or 'nothing'}"
+        if self.unseen:
+            shown = ", ".join(self.unseen[:_MAX_ITEMS]) + (" ..." if len(self.unseen) > _MAX_ITEMS else "")
+            yield f"  not looked at  {shown}: compiled, or not used"
+            yield "                 with TORCHDYNAMO_DISABLE=1 they are, rounded in other ways than in the run"
         if self.samples is not None:
             shown = ", ".join(map(str, self.samples[:_MAX_ITEMS]))
             rest = len(self.samples) - _MAX_ITEMS
@@ -151,6 +159,7 @@ class _Watch:
         self.step = InspectedStep(position.step + 1, position.epoch + 1)
         self._loop = loop
         self._gradient: Tensor | None = None  # the first one that is not finite
+        self._seen: set[str] = set()
         self._sizes: Mapping[str, Tensor] = {
             path: p.detach().norm() for path, p in loop.params.items() if p.requires_grad
         }
@@ -176,6 +185,13 @@ class _Watch:
         for hook in self._hooks:
             hook.remove()
         self._loop.steps.training_step = self._training_step
+        if compiler_is_loaded():
+            self.step.unseen = self._find_unseen()
+
+    def _find_unseen(self) -> list[str]:
+        """Return the paths of the innermost modules whose outputs were not looked at."""
+        modules = self._loop.learner.model.named_modules()
+        return [path for path, m in modules if next(m.children(), None) is None and path not in self._seen]
 
     def _in_debugger(self, *args: Any) -> Any:
         return pdb.Pdb().runcall(self._training_step, *args)
@@ -200,12 +216,15 @@ class _Watch:
             return
         self.step.losses.append(output.loss.item())
         if not _is_finite(output.loss):
-            self._report("the loss, from finite outputs of the layers", "")
+            is_compiled = compiler_is_loaded() and self._find_unseen()
+            self._report("the loss" if is_compiled else "the loss, from finite outputs of the layers", "")
 
     def _look(self, path: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         """Look at a module's outputs, and at their gradients and those of its inputs when they are known."""
-        if not self._loop.is_stepping:
+        # In a graph that is being compiled, this would change the graph, and so its roundings.
+        if torch.compiler.is_compiling() or not self._loop.is_stepping:
             return
+        self._seen.add(path)
         where = f"{path or 'the model'} ({type(module).__name__})"
         for tensor in tensors_in(output):
             if not _is_finite(tensor):

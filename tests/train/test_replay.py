@@ -60,8 +60,8 @@ def prepared(folder, model, **settings):
     x = torch.randn(12, 2, generator=torch.Generator().manual_seed(1))
     train = Loader(TensorDataset(x=x, y=x.sum(1, keepdim=True)), 4)
     training = SupervisedTraining(
-        folder, train=train, duration="3 epochs", monitor="off", device="cpu", check=False, log_every=1,
-        checkpoint_every="2 steps", **settings,
+        folder, train=train, monitor="off", device="cpu", check=False, log_every=1,
+        checkpoint_every="2 steps", **{"duration": "3 epochs", **settings},
     )  # fmt: skip
     return training, Learner(model(), optim.Sgd(), 1e-2, step)
 
@@ -214,6 +214,29 @@ def test_training_forward_from_the_checkpoint_of_an_interruption_leaves_it(tmp_p
     files = ("step-00000007", "model.safetensors")
     assert exact.checkpoints(scratch)[files] == exact.checkpoints(tmp_path / "whole")[files]
     assert exact.checkpoints(folder) == before
+
+
+@pytest.mark.full  # starts the compiler
+def test_a_compiled_model_is_replayed_by_the_graphs_of_the_run(tmp_path):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    def model():
+        torch._dynamo.reset()
+        return torch.compile(nn.Sequential(nn.Linear(2, 3), SteepRoot(), nn.Linear(3, 1)), backend=backend)
+
+    training, learner = prepared(tmp_path, model, duration="2 steps", on_nan="skip")
+    training.run(learner)
+    of_the_run = list(graphs)
+    graphs.clear()
+    report = replay(*prepared(tmp_path, model, duration="2 steps", on_nan="skip"), 1)
+    assert graphs == of_the_run
+    assert report.step.unseen == ["0", "1", "2"]
+    assert "not looked at  0, 1, 2: compiled, or not used\n" in str(report)
+    assert report.step.non_finite == "the gradient of the parameter 0.weight: 6 of 6 values"
 
 
 def test_a_replay_is_not_sent_to_trackers(tmp_path):
