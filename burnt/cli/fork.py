@@ -21,13 +21,9 @@ from burnt.errors import BurntError, CheckpointError
 if TYPE_CHECKING:
     from burnt.train.learner import Learner
     from burnt.train.rewind import Past
-    from burnt.train.training import SupervisedTraining, TrainingResult
+    from burnt.train.training import SupervisedTraining
 
 __all__ = ["run"]
-
-
-class _Done(BaseException):
-    """Leaves the function that trains: its later lines would take the rewound model for a trained one."""
 
 
 def run(point: str, overrides: Sequence[str], yes: bool) -> int:
@@ -41,6 +37,7 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
     Raises:
         UsageError: there is no such run or step, or the run cannot be started again with these changes.
         CheckpointError: the changes do not fit the state of the run at that step.
+        DefinitionError: the function trains nothing.
     """
     parent, step = _parse_point(point)
     open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
@@ -60,10 +57,8 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
         _adopt_state(past, original.in_folder(parent, resume=True), folder)
         print(clean(f"{folder}: from step {step} of {parent}"), file=sys.stderr)
         fork = {"folder": os.path.relpath(parent.resolve(), folder.resolve()), "step": step}
-        resuming = Resuming(folder, fork)
-        changed.call(directed(resuming))
-        if not resuming.has_run:
-            raise UsageError(f"{changed.target} ran no training", where=str(folder))
+        with directed(Resuming(folder, fork), changed.target):
+            changed.call()
     except CheckpointError as error:
         if "different loader" in error.what:
             error.hint = "fork at the end of an epoch, or keep the settings of the loader"
@@ -98,7 +93,7 @@ def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: Stor
 def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
     """Write the state of a run after a step as the first checkpoint of another run."""
     from burnt.train.checkpoint import Checkpoints
-    from burnt.train.directing import directed
+    from burnt.train.directing import use_first_training
     from burnt.train.events import Started, Stepped
     from burnt.train.rewind import train_forward
 
@@ -114,18 +109,12 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
         def on_step(self, event: Stepped) -> None:
             show(event.training.position.step)
 
-    def director(training: SupervisedTraining, learner: Learner) -> TrainingResult:
+    def run_again(training: SupervisedTraining, learner: Learner) -> None:
         train_forward(training, learner, past, Path(scratch), finish=True, callbacks=[Progress()])
-        raise _Done
 
     with tempfile.TemporaryDirectory(prefix="burnt-fork-") as scratch:
-        try:
-            with progress_line(past, past.last) as show:
-                target.call(directed(director))
-        except _Done:
-            pass
-        else:
-            raise UsageError(f"{target.target} ran no training", where=str(past.folder))
+        with progress_line(past, past.last) as show:
+            use_first_training(target.call, run_again, target.target)
         newest = Checkpoints(Path(scratch) / "checkpoints").newest()
         if newest is None or newest.is_symlink():
             raise BurntError(

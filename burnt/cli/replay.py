@@ -20,17 +20,13 @@ if TYPE_CHECKING:
     from burnt.train.learner import Learner
     from burnt.train.replaying import ReplayReport
     from burnt.train.rewind import Past
-    from burnt.train.training import SupervisedTraining, TrainingResult
+    from burnt.train.training import SupervisedTraining
 
 __all__ = ["announce", "progress_line", "run"]
 
 _ASK_SECONDS = 60.0
 _CALL = "print(burnt.train.replay(training, learner, {}))"
 _PROGRESS_SECONDS = 0.2
-
-
-class _Done(BaseException):
-    """Leaves the function that trains, whose later lines would take the rewound model for a trained one."""
 
 
 def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
@@ -44,13 +40,14 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
         as_json: whether to print JSON.
 
     Raises:
-        UsageError: there is no such run or step, or the run cannot be started again.
-        RunError: the function trains in another folder.
+        UsageError: there is no such run, or it cannot be started again.
+        RunError: the run has no such step.
+        DefinitionError: the function trains nothing.
     """
     first, last = _parse_steps(steps)
     folder = Path(run_folder(name))
     open_run(str(folder)).close()  # raises with the closest name if this one is mistyped
-    from burnt.train.directing import directed
+    from burnt.train.directing import use_first_training
     from burnt.train.replaying import past_of, replay
 
     past = past_of(folder, first, last)
@@ -58,23 +55,14 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
         folder, past.config, f"in the program, instead of training.run(learner): {_CALL.format(last)}"
     ).in_folder(folder, resume=True)
     announce(past, first - 1, yes=yes)
-    reports: list[ReplayReport] = []
 
-    def director(training: SupervisedTraining, learner: Learner) -> TrainingResult:
-        training.folder = (
-            folder  # it is read alone, so that it does not matter where the function would write
-        )
+    def run_again(training: SupervisedTraining, learner: Learner) -> ReplayReport:
+        # It is read alone, so that it does not matter where the function would write.
+        training.folder = folder
         with progress_line(past, first - 1) as progress:
-            reports.append(replay(training, learner, (first, last), debug=debug, progress=progress))
-        raise _Done
+            return replay(training, learner, (first, last), debug=debug, progress=progress)
 
-    try:
-        target.call(directed(director))
-    except _Done:
-        pass
-    else:
-        raise UsageError(f"{target.target} ran no training", where=str(folder))
-    (report,) = reports
+    report = use_first_training(target.call, run_again, target.target)
     if as_json:
         print_json(report.to_dict())
     else:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import RunError
@@ -28,6 +27,7 @@ def run(name: str, overrides: Sequence[str], show: bool) -> int:
 
     Raises:
         UsageError: there is no such run, or it cannot be started again.
+        DefinitionError: the function trains nothing.
         RunError: the function trains in another folder.
     """
     folder = Path(run_folder(name))
@@ -42,10 +42,8 @@ def run(name: str, overrides: Sequence[str], show: bool) -> int:
         return 0
     from burnt.train.directing import directed
 
-    resuming = Resuming(folder)
-    target.call(directed(resuming))
-    if not resuming.has_run:
-        raise UsageError(f"{target.target} ran no training", where=str(folder))
+    with directed(Resuming(folder), target.target):
+        target.call()
     return 0
 
 
@@ -55,14 +53,10 @@ class Resuming:
     Args:
         folder: the run folder.
         fork: the run and the step that this one was forked from, for ``config.json``.
-
-    Attributes:
-        has_run: whether a training was run.
     """
 
     def __init__(self, folder: Path, fork: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
-        self.has_run = False
         self._fork = fork
 
     def __call__(self, training: SupervisedTraining, learner: Learner) -> TrainingResult:
@@ -71,7 +65,6 @@ class Resuming:
         Raises:
             RunError: it writes to another folder.
         """
-        self.has_run = True
         if training.folder.resolve() != self.folder.resolve():
             raise RunError(
                 "the program trains in another folder",

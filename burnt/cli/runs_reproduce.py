@@ -35,9 +35,7 @@ def run(name: str, out: str | None, as_json: bool) -> int:
     again = _new_folder(folder, out)
     target = target.in_folder(again, resume=False)
     print(clean(f"{again}: {target.target} with the settings of {folder}"), file=sys.stderr)
-    from contextlib import nullcontext
-
-    target.call(nullcontext())
+    target.call()
     open_run(str(again)).close()  # raises if the function trained elsewhere
     circumstances = _circumstances(folder, document, again)
     compared, difference = _compare(folder, again)

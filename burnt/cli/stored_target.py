@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +104,7 @@ class StoredTarget:
         try:
             config = self.config.override(assignments)
         except ConfigError as error:
-            raise usage_error(error, self.target) from error
+            raise usage_error(error) from error
         return StoredTarget(self.target, self.function, config, (*self.overrides, *assignments))
 
     def in_folder(self, folder: Path, *, resume: bool) -> StoredTarget:
@@ -115,25 +114,25 @@ class StoredTarget:
         return self.override([f"{name}={value}" for name, value in settings.items() if self.has(name)])
 
     def require_folder(self) -> None:
-        """Check that the function can be told a run folder.
+        """Check that the run folder of the function is a setting.
 
         Raises:
             UsageError: its Config has no field ``folder``.
         """
         if not self.has("folder"):
             raise UsageError(
-                f"{self.target} cannot be told where to write",
+                f"{self.target} cannot train in a new folder, because its Config has no field for it",
                 where=type(self.config).__name__,
                 expected="a field `folder`, and SupervisedTraining(config.folder, ...)",
                 found=f"the fields {', '.join(type(self.config).__struct_fields__) or '(none)'}",
                 hint="folder: str = 'runs/name'",
             )
 
-    def call(self, context: AbstractContextManager[object]) -> None:
-        """Call the function within a context."""
+    def call(self) -> None:
+        """Call the function."""
         from burnt.train.source import started_by
 
-        with started_by(self.target, self.overrides, self.config), context:
+        with started_by(self.target, self.overrides, self.config):
             self.function(self.config)
 
 

@@ -53,7 +53,7 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
     function = find_function(target)
-    config = _build_config(config_class(function, target), target, config_file, overrides)
+    config = _build_config(config_class(function, target), config_file, overrides)
     if show:
         print(config.to_json())
     else:
@@ -76,7 +76,7 @@ def configured(target: str, overrides: Sequence[str], config_file: str | None = 
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
     function = find_function(target)
-    config = _build_config(config_class(function, target), target, config_file, overrides)
+    config = _build_config(config_class(function, target), config_file, overrides)
     return functools.wraps(function)(lambda: function(config))
 
 
@@ -93,7 +93,7 @@ def find_function(target: str) -> Callable[[Any], object]:
             "the target names no function",
             expected="module:function or path/file.py:function",
             found=repr(target),
-            hint=f"burnt train {where}:main, if the function is called main",
+            hint=f"{where}:main, if the function is called main",
         )
     module = load_module(module_name)
     if not hasattr(module, name):
@@ -252,16 +252,14 @@ def config_class(function: Callable[[Any], object], target: str) -> type[Config]
     return annotation
 
 
-def _build_config(
-    cls: type[Config], target: str, config_file: str | None, overrides: Sequence[str]
-) -> Config:
+def _build_config(cls: type[Config], config_file: str | None, overrides: Sequence[str]) -> Config:
     try:
         if config_file is None:
             return cls.from_assignments(overrides)
         in_folder = Path(config_file, "config.json")
         return cls.load(in_folder if in_folder.is_file() else config_file).override(overrides)
     except ConfigError as error:
-        raise usage_error(error, target) from error
+        raise usage_error(error) from error
     except OSError as error:
         raise UsageError(
             "the configuration cannot be read",
@@ -271,14 +269,13 @@ def _build_config(
         ) from error
 
 
-def usage_error(error: ConfigError, target: str) -> UsageError:
-    """Return the error for assignments that the Config of a target does not take."""
+def usage_error(error: ConfigError) -> UsageError:
+    """Return the error for assignments that the Config of a function does not take."""
     return UsageError(
         error.what,
         where=error.where,
         expected=error.expected,
         found=error.found,
         origin=error.origin,
-        hint=error.hint
-        or (f"set it with: burnt train {target} {error.where}=value" if error.found == "nothing" else None),
+        hint=error.hint or (f"set it with: {error.where}=value" if error.found == "nothing" else None),
     )

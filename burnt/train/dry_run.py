@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from burnt.errors import BurntError, DefinitionError
+from burnt.errors import BurntError
+from burnt.train.directing import use_first_training
 from burnt.train.progress import Reporter
 
-__all__ = ["CollectingReporter", "Findings", "TrainingChecked", "ValuesNeeded", "dry_run", "is_dry_run"]
-
-_IS_DRY_RUN: ContextVar[bool] = ContextVar("_IS_DRY_RUN", default=False)
+__all__ = ["CollectingReporter", "Findings", "ValuesNeeded", "dry_run"]
 
 
 @dataclasses.dataclass
@@ -30,17 +28,6 @@ class Findings:
 
     checked: dict[str, str]
     warnings: list[str]
-
-
-class TrainingChecked(BaseException):
-    """Leaves a training function in a dry run, once its training is checked.
-
-    It is no `Exception`, so that the function does not take it for a failure of the training.
-    """
-
-    def __init__(self, findings: Findings) -> None:
-        super().__init__("the training was only checked")
-        self.findings = findings
 
 
 class ValuesNeeded(Exception):
@@ -58,11 +45,6 @@ class CollectingReporter(Reporter):
         self.messages.append(text.removeprefix("Warning: "))
 
 
-def is_dry_run() -> bool:
-    """Whether trainings are to be checked only."""
-    return _IS_DRY_RUN.get()
-
-
 def dry_run(function: Callable[[], object]) -> Findings:
     """Call a function, and return what `SupervisedTraining.run` has checked in it instead of training.
 
@@ -74,9 +56,17 @@ def dry_run(function: Callable[[], object]) -> Findings:
         DefinitionError: the function runs no training.
         Exception: any error of the function or of the checks.
     """
+
+    def check() -> Findings:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        found: Findings = use_first_training(
+            function, lambda training, learner: training.check_only(learner), name
+        )
+        return found
+
     try:
         with _meta_parameters():
-            return _run(function)
+            return check()
     except BurntError as error:
         if "meta" not in str(error):
             raise
@@ -84,23 +74,7 @@ def dry_run(function: Callable[[], object]) -> Findings:
         # Where a meta tensor has no values, torch and the user's code may raise anything; if the error has
         # another cause, the second call raises it again.
         pass
-    return _run(function)
-
-
-def _run(function: Callable[[], object]) -> Findings:
-    token = _IS_DRY_RUN.set(True)
-    try:
-        function()
-    except TrainingChecked as checked:
-        return checked.findings
-    finally:
-        _IS_DRY_RUN.reset(token)
-    raise DefinitionError(
-        "the function trains nothing",
-        where=getattr(function, "__qualname__", None),
-        expected="a call of SupervisedTraining.run",
-        found="none",
-    )
+    return check()
 
 
 @contextlib.contextmanager

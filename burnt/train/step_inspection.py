@@ -43,8 +43,8 @@ class InspectedStep:
         gradients: of each layer with trainable parameters: its path, the norm of the gradients, the norm of
             the parameters before the step, and how many gradients are not finite.
         error: the exception that the step raised, as text.
-        unseen: the paths of layers whose outputs were not looked at, because `torch.compile` has compiled them
-            or the step does not use them; found only in a process that compiles.
+        unseen: the paths of layers whose outputs were not looked at, because they run compiled or the step
+            does not use them; empty where nothing is compiled.
     """
 
     step: int
@@ -72,7 +72,7 @@ class InspectedStep:
         if self.unseen:
             shown = ", ".join(self.unseen[:_MAX_ITEMS]) + (" ..." if len(self.unseen) > _MAX_ITEMS else "")
             yield f"  not looked at  {shown}: compiled, or not used"
-            yield "                 with TORCHDYNAMO_DISABLE=1 they are, rounded in other ways than in the run"
+            yield "                 with TORCHDYNAMO_DISABLE=1 they are, but rounded in other ways"
         if self.samples is not None:
             shown = ", ".join(map(str, self.samples[:_MAX_ITEMS]))
             rest = len(self.samples) - _MAX_ITEMS

@@ -38,7 +38,7 @@ from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.control import Control
 from burnt.train.directing import take_director
-from burnt.train.dry_run import CollectingReporter, Findings, TrainingChecked, is_dry_run
+from burnt.train.dry_run import CollectingReporter, Findings
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
 from burnt.train.evaluation import evaluate, loss_first
@@ -378,8 +378,6 @@ class SupervisedTraining:
         if (director := take_director()) is not None:
             directed: TrainingResult = director(self, learner)
             return directed
-        if is_dry_run():
-            raise TrainingChecked(self._check_only(learner))
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         cast_parameters(self.precision, model)
@@ -658,7 +656,7 @@ class SupervisedTraining:
         self._signature, self._sources = found.signature, found.sources
         return found.shapes
 
-    def _check_only(self, learner: Learner) -> Findings:
+    def check_only(self, learner: Learner) -> Findings:
         """Check what `run` checks before the first step, without values, the device and the run folder."""
         reporter = self.reporter = CollectingReporter()
         for plateau in plateaus_of(learner):

@@ -124,7 +124,8 @@ def test_a_function_that_has_no_field_for_it_is_resumed_if_it_trains_there(desk,
     assert "the program trains in another folder" in message
     assert "runs/other" in message
     assert "a field `folder`" in message
-    assert "cannot be told where to write" in refused(capsys, "fork", "runs/fixed@3")
+    message = refused(capsys, "fork", "runs/fixed@3")
+    assert "fixed.py:main cannot train in a new folder, because its Config has no field for it" in message
 
 
 def write_run(folder, target, overrides=()):
@@ -158,6 +159,21 @@ def test_runs_that_cannot_be_started_again(desk, capsys):
     message = refused(capsys, "train", "--resume", "net")
     assert "net.py:main does not take the settings of the run any more" in message
     assert "there is no folder 'nope'" in refused(capsys, "train", "--resume", "nope")
+
+
+def test_a_function_that_trains_nothing_any_more(desk, capsys):
+    train("epochs=1")
+    module = sys.modules["net"]
+
+    def main(config: module.Run):
+        pass
+
+    module.main = main
+    for words in (["train", "--resume", "net"], ["replay", "net", "--step", "3"], ["fork", "net@4"]):
+        message = refused(capsys, *words, code=1)
+        assert "the function trains nothing" in message
+        assert "net.py:main" in message
+    assert [path.name for path in (desk / "runs").iterdir()] == ["net"]
 
 
 def test_words_that_do_not_go_with_resume(capsys):

@@ -174,7 +174,7 @@ def test_required_fields_that_are_missing(capsys):
           expected  str
           found     nothing
           from      also epochs: nothing, expected int
-          hint      set it with: burnt train work.digits:needy data=value
+          hint      set it with: data=value
         """)
 
 
@@ -187,7 +187,7 @@ def test_a_value_of_the_wrong_type_is_not_to_be_set_again(capsys):
 @pytest.mark.parametrize(
     ("target", "parts"),
     [
-        ("work/digits.py", ["the target names no function", "burnt train work/digits.py:main"]),
+        ("work/digits.py", ["the target names no function", "hint      work/digits.py:main, if"]),
         ("work.digits:", ["the target names no function"]),
         (":main", ["the target names no function"]),
         ("", ["the target names no function"]),
