@@ -170,8 +170,11 @@ def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
     if device.type == "meta":
         raise ValuesNeeded
     step = learner.step if kind == "training" else learner.validation_step
-    with torch.no_grad():
-        output = step(learner.model, move(batch, device))
+    extra = []
+    if kind == "training" and isinstance(learner.optimizer, Optimizers):
+        extra = [CheckedOptimizers(learner.optimizer, learner.model, CheckedSteps())]
+    with torch.set_grad_enabled(bool(extra)):  # a step with optimizers takes gradients itself
+        output = step(learner.model, move(batch, device), *extra)
     return checked_output(output, step, kind)
 
 

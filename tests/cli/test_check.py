@@ -260,3 +260,49 @@ def test_the_hook_of_pre_commit_calls_the_command() -> None:
     (hook,) = yaml.safe_load(file.read_text())
     assert hook["entry"] == "burnt check"
     assert not hook["pass_filenames"]
+
+
+TWO_OPTIMIZERS = """
+import torch
+import burnt
+from burnt import nn, optim
+from burnt.data import Loader, TensorDataset
+from burnt.train import Learner, StepOutput, SupervisedTraining
+
+class Two(burnt.Module):
+    a: nn.Linear
+    b: nn.Linear
+
+    def training_step(self, batch, optimizers):
+        hidden = self.a(batch.x)
+        optimizers["a"].step(hidden.square().mean())
+        loss = self.b(hidden.detach()).square().mean()
+        if config.values:
+            loss.item()
+        optimizers[config.name].step(loss)
+        return StepOutput(loss.detach(), targets=batch.x)
+
+class Config(burnt.Config):
+    values: bool = False
+    name: str = "b"
+
+def main(given: Config):
+    global config
+    config = given
+    model = Two(nn.Linear(3, 2), nn.Linear(2, 1))
+    loader = Loader(TensorDataset(x=torch.ones(4, 3)), 2)
+    training = SupervisedTraining("runs/two", train=loader, duration="1 epoch")
+    training.run(Learner(model, {"a": optim.Adam(), "b": optim.Sgd()}, {"a": 0.1, "b": 0.2}))
+"""
+
+
+def test_several_optimizers(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (desk / "two.py").write_text(TWO_OPTIMIZERS)
+    for settings in ((), ("values=true",)):
+        assert check("two.py:main", *settings) == 0
+        captured = capsys.readouterr().out
+        assert "two.py:main  ok" in captured
+        assert "a: Constant(lr=0.1), b: Constant(lr=0.2)" in captured
+        assert ("warning  not checked: " in captured) == bool(settings)
+    assert check("two.py:main", "name=c") == 1
+    assert "there is no optimizer of this name" in capsys.readouterr().err
