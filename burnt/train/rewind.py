@@ -72,12 +72,15 @@ class Past:
                     expected=f"a step from 1 to {done}" if done else "a run that has done a step",
                     found=f"step {last}",
                 )
-            attempt = next(a for a in reversed(attempts) if (a.resumed_from_step or 0) < last)
             start = max(
                 (s for s in saved if s.position.step <= before),
                 key=lambda s: s.position.step,
                 default=None,
             )
+            if start is None and attempts[0].resumed_from_step:
+                raise _begins_later_error(reader, min(before + 1, last), attempts[0].resumed_from_step)
+            reaching = (a for a in reversed(attempts) if (a.resumed_from_step or 0) < last)
+            attempt = next(reaching, attempts[0])  # the first of a fork has its first state, too
             speeds = [
                 head.point.value
                 for series, head in reader.heads().items()
@@ -97,6 +100,19 @@ class Past:
     def first(self) -> int:
         """The steps that the checkpoint has done."""
         return 0 if self.start is None else self.start.position.step
+
+
+def _begins_later_error(reader: RunReader, step: int, begin: int) -> RunError:
+    parent = reader.parent()
+    return RunError(
+        f"there is no way to step {step}: the run itself begins after step {begin}",
+        where=str(reader.folder),
+        expected=f"a step from {begin + 1}, and a checkpoint before it",
+        found=f"step {step}",
+        hint=None
+        if parent is None
+        else f"the steps before are those of {parent.folder}, which it was forked from",
+    )
 
 
 def _rates(reader: RunReader, last: Attempt) -> dict[int, float | None]:

@@ -316,6 +316,15 @@ def test_a_fork_with_changes_can_be_resumed_replayed_and_forked(desk, capsys):
     assert points("runs/slow-fork-7")[8] == points("runs/slow")[8]
     assert main(["fork", "slow@7"]) == 0
     assert (desk / "runs/slow-fork-7-2").exists()
+    for words in (["replay", "slow", "--step", "5"], ["fork", "slow@4"]):
+        message = refused(capsys, *words, code=1)
+        assert (
+            f"there is no way to step {words[-1].removeprefix('slow@')}: the run itself begins after"
+            in message
+        )
+        assert "the steps before are those of runs/net, which it was forked from" in message
+    assert main(["fork", "slow@5"]) == 0
+    assert points("runs/slow-fork-5")[8] == points("runs/slow")[8]
 
 
 @pytest.mark.full
