@@ -42,6 +42,7 @@ __all__ = [
     "in_forward_ad",
     "in_transform",
     "is_autocast",
+    "is_compiled",
     "is_fake",
     "is_plain_backward",
     "is_plain_call",
@@ -98,6 +99,13 @@ def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
     # Dynamo skips torch's own frames: without the inline wrapper, torch's Sequential would not be compiled.
     inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))
     return inner
+
+
+def is_compiled(call: object) -> bool:
+    """Whether `torch.compile` wraps the call of a module, or a function or method."""
+    return getattr(call, "_compiled_call_impl", None) is not None or hasattr(
+        call, "_torchdynamo_orig_callable"
+    )
 
 
 def compiler_is_loaded() -> bool:

@@ -66,6 +66,21 @@ def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     torch.testing.assert_close(wrapped(torch.ones(1, 2)), model._call_impl(torch.ones(1, 2)))
 
 
+def test_what_is_compiled_is_told_from_what_is_not() -> None:
+    class Net(torch.nn.Module):
+        @torch.compile(backend="eager")
+        def forward(self, x):
+            return x
+
+    wrapped = torch.compile(torch.nn.Linear(2, 3), backend="eager")
+    in_place = torch.nn.Linear(2, 3)
+    in_place.compile(backend="eager")
+    function = torch.compile(lambda x: x, backend="eager")
+    for compiled in (_torch.compiled_in_place(wrapped), in_place, Net().forward, function):
+        assert _torch.is_compiled(compiled)
+    assert not any(map(_torch.is_compiled, (torch.nn.Linear(2, 3), torch.nn.Linear(2, 3).forward, len)))
+
+
 def test_a_function_runs_without_memory_as_it_would_with() -> None:
     x = torch.ones(2, 3).t().requires_grad_()
     weight = torch.nn.Parameter(torch.ones(()))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnt._torch import compiler_is_loaded
+from burnt._torch import is_compiled
 from burnt.data.loader import EpochLoader
 from burnt.errors import quantity
 from burnt.gradients import Gradients
@@ -43,8 +43,8 @@ class InspectedStep:
         gradients: of each layer with trainable parameters: its path, the norm of the gradients, the norm of
             the parameters before the step, and how many gradients are not finite.
         error: the exception that the step raised, as text.
-        unseen: the paths of layers whose outputs were not looked at, because they run compiled or the step
-            does not use them; empty where nothing is compiled.
+        unseen: where something is compiled, the paths of the layers whose outputs were not looked at, because
+            they are compiled or the step does not use them.
     """
 
     step: int
@@ -185,13 +185,17 @@ class _Watch:
         for hook in self._hooks:
             hook.remove()
         self._loop.steps.training_step = self._training_step
-        if compiler_is_loaded():
-            self.step.unseen = self._find_unseen()
+        self.step.unseen = self._find_unseen()
 
     def _find_unseen(self) -> list[str]:
-        """Return the paths of the innermost modules whose outputs were not looked at."""
-        modules = self._loop.learner.model.named_modules()
-        return [path for path, m in modules if next(m.children(), None) is None and path not in self._seen]
+        """Return the paths of the innermost modules that were not looked at; none if nothing is compiled."""
+        learner = self._loop.learner
+        modules = dict(learner.model.named_modules())
+        calls = [*modules.values(), *(module.forward for module in modules.values())]
+        if not any(map(is_compiled, (*calls, learner.step, getattr(learner.model, "training_step", None)))):
+            return []
+        leaves = [path for path, module in modules.items() if next(module.children(), None) is None]
+        return [path for path in leaves if path not in self._seen]
 
     def _in_debugger(self, *args: Any) -> Any:
         return pdb.Pdb().runcall(self._training_step, *args)
@@ -216,8 +220,8 @@ class _Watch:
             return
         self.step.losses.append(output.loss.item())
         if not _is_finite(output.loss):
-            is_compiled = compiler_is_loaded() and self._find_unseen()
-            self._report("the loss" if is_compiled else "the loss, from finite outputs of the layers", "")
+            has_unseen = bool(self._find_unseen())
+            self._report("the loss" if has_unseen else "the loss, from finite outputs of the layers", "")
 
     def _look(self, path: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         """Look at a module's outputs, and at their gradients and those of its inputs when they are known."""
