@@ -205,6 +205,7 @@ class _Watch:
         if not self._loop.is_stepping:  # a validation before the step
             return
         step, position = self.step, self._loop.position
+        step.epoch = position.epoch + 1  # before it, the last epoch may not have been counted
         number = position.batch + len(step.batches)
         step.batches.append(number)
         indices = _indices(self._loop.train, position.epoch, number)

@@ -195,6 +195,7 @@ def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
     for number, rate in ((3, 0.5), (4, 0.25), (5, 0.01), (6, 0.01), (7, 0.125), (9, 0.125)):
         report = replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), number)
         assert (report.step.learning_rate, report.difference) == (rate, None)
+        assert (report.step.epoch, report.step.batches) == ((number + 2) // 3, [(number - 1) % 3])
         assert report.start == (None if number < 9 else "step-00000008")
 
 
