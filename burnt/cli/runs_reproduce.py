@@ -78,6 +78,7 @@ def _circumstances(folder: Path, before: dict[str, Any], again: Path) -> dict[st
         **{name: (versions.get(name), here.get(name)) for name in ("burnt", "torch", "python")},
         "kernels": (_kernels(folder), _kernels(again)),
         "host": (_host(folder), platform.node()),
+        "interventions": (_interventions(folder), "none"),
     }
     return {
         name: {"run": old, "reproduction": new, "equal": old == new} for name, (old, new) in pairs.items()
@@ -100,6 +101,34 @@ def _kernels(folder: Path) -> dict[str, str]:
 def _host(folder: Path) -> str:
     with open_run(str(folder)) as reader:
         return reader.attempts()[-1].host
+
+
+def _interventions(folder: Path) -> str:
+    """Return what was changed while the run went on, which a reproduction does not repeat."""
+    with open_run(str(folder)) as reader:
+        settings = [
+            (attempt.resumed_from_step or 0, _settings(config))
+            for attempt in reader.attempts()
+            if (config := reader.config(attempt.id)) is not None
+        ]
+        found = [
+            (step, f"{name} changed")
+            for (_, before), (step, after) in itertools.pairwise(settings)
+            for name in before.keys() | after.keys()
+            if before.get(name) != after.get(name)
+        ]
+        rates = {(e.step, e.data.get("value")) for e in reader.events("learning_rate") if e.step is not None}
+    found += [
+        (step, "learning rate as scheduled" if rate is None else f"learning rate {rate:.4g}")
+        for step, rate in rates
+    ]
+    return ", ".join(f"{text} at step {step}" for step, text in sorted(found)) or "none"
+
+
+def _settings(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the Config that the function was called with, but for the fields that a resume always sets."""
+    config = document.get("load", {}).get("source", {}).get("config") or {}
+    return {name: value for name, value in config.items() if name not in ("folder", "resume")}
 
 
 def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:

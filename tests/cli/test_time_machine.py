@@ -380,3 +380,16 @@ def test_a_run_that_is_not_reproduced_differs_from_a_step_on(desk, capsys):
     assert "changed since the run" in out
     assert "different: train/loss at step 1: " in out
     assert "runs/again exists" in refused(capsys, "runs", "reproduce", "net", "--out", "runs/again")
+
+
+def test_what_was_changed_while_a_run_went_on_is_named_as_a_cause(desk, capsys):
+    train("epochs=1")
+    with RunWriter.create("runs/net", resume=True, resumed_from_step=4) as run:
+        run.event("learning_rate", 6, value=0.5)
+    assert main(["train", "--resume", "net", "epochs=2", "lr=0.05"]) == 0
+    capsys.readouterr()
+    assert main(["runs", "reproduce", "net"]) == 1
+    out = capsys.readouterr().out
+    causes = "epochs changed at step 4, lr changed at step 4, learning rate 0.5 at step 6"
+    assert causes in " ".join(out.split())
+    assert "different: train/learning_rate at step 1: 0.1 in the run, 0.05 now" in out
