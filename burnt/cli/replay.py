@@ -90,6 +90,12 @@ def announce(past: Past, done: int, *, yes: bool) -> None:
         UsageError: the answer was no.
     """
     start = "the beginning: there is no checkpoint before" if past.start is None else past.start.path.name
+    if past.resumed is not None:
+        print(
+            f"warning: the run was resumed at step {past.resumed} with other settings; "
+            "the steps before it are run with those",
+            file=sys.stderr,
+        )
     count = done - past.first
     if count <= 0:
         print(f"from {start}", file=sys.stderr)

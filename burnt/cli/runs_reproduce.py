@@ -105,9 +105,11 @@ def _host(folder: Path) -> str:
 
 def _interventions(folder: Path) -> str:
     """Return what was changed while the run went on, which a reproduction does not repeat."""
+    from burnt.train.source import settings_in
+
     with open_run(str(folder)) as reader:
         settings = [
-            (attempt.resumed_from_step or 0, _settings(config))
+            (attempt.resumed_from_step or 0, settings_in(config))
             for attempt in reader.attempts()
             if (config := reader.config(attempt.id)) is not None
         ]
@@ -123,12 +125,6 @@ def _interventions(folder: Path) -> str:
         for step, rate in rates
     ]
     return ", ".join(f"{text} at step {step}" for step, text in sorted(found)) or "none"
-
-
-def _settings(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the Config that the function was called with, but for the fields that a resume always sets."""
-    config = document.get("load", {}).get("source", {}).get("config") or {}
-    return {name: value for name, value in config.items() if name not in ("folder", "resume")}
 
 
 def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:

@@ -17,6 +17,7 @@ from burnt.train.events import Callbacks
 from burnt.train.learner import Learner
 from burnt.train.loop import Loop
 from burnt.train.sinks import Sink
+from burnt.train.source import settings_in
 from burnt.train.store import Attempt, RunReader
 from burnt.train.training import SupervisedTraining
 
@@ -35,6 +36,8 @@ class Past:
         config: its settings, as in ``config.json``.
         rates: the learning rates that commands set meanwhile, by the steps done; None is the schedule's.
         seconds_per_step: the mean duration of a step, None if unknown.
+        resumed: the step at which the run was resumed with other settings than those before, if that was on
+            the way; None if not. The steps before it are run with the later settings, and may differ.
     """
 
     folder: Path
@@ -44,6 +47,7 @@ class Past:
     config: Mapping[str, Any]
     rates: Mapping[int, float | None]
     seconds_per_step: float | None
+    resumed: int | None = None
 
     @classmethod
     def read(cls, folder: Path, last: int, *, before: int, failed: bool = False) -> Past:
@@ -94,6 +98,7 @@ class Past:
                 reader.config(attempt.id) or {},
                 _rates(reader, attempt),
                 1 / speeds[0] if speeds and speeds[0] > 0 else None,
+                _changed_at(reader, attempt, 0 if start is None else start.position.step),
             )
 
     @property
@@ -131,6 +136,18 @@ def _rates(reader: RunReader, last: Attempt) -> dict[int, float | None]:
             if event.attempt == attempt.id and event.step is not None
         }
     return rates
+
+
+def _changed_at(reader: RunReader, last: Attempt, first_step: int) -> int | None:
+    """Return the newest step after `first_step` at which a resume, up to an attempt, has changed settings."""
+    settings, step = settings_in(reader.config(last.id)), last.resumed_from_step or 0
+    for attempt in reversed(reader.attempts()[: last.id - 1]):
+        if step <= first_step:
+            return None
+        if settings_in(reader.config(attempt.id)) != settings:
+            return step
+        step = min(step, attempt.resumed_from_step or 0)
+    return None
 
 
 def _saved(folder: Path) -> list[Saved]:

@@ -8,7 +8,7 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,15 @@ from burnt._modules import import_file, module_of_file
 from burnt.config import Config
 from burnt.errors import DefinitionError, RecordError
 
-__all__ = ["Source", "importing", "is_restartable", "refuse_while_importing", "replay_command", "started_by"]
+__all__ = [
+    "Source",
+    "importing",
+    "is_restartable",
+    "refuse_while_importing",
+    "replay_command",
+    "settings_in",
+    "started_by",
+]
 
 _IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
 _STARTED_BY: ContextVar[tuple[str, tuple[str, ...], Config | None] | None] = ContextVar(
@@ -56,6 +64,16 @@ def replay_command(folder: Path, first: int, last: int) -> str:
         return f"burnt.train.replay(training, learner, {first if first == last else (first, last)})"
     steps = f"{first}" if first == last else f"{first}-{last}"
     return f"burnt replay {shlex.quote(str(folder))} --step {steps}"
+
+
+def settings_in(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the Config that a run's function was called with, but for the fields that a resume sets.
+
+    Args:
+        document: the content of a ``config.json``; the result is empty for None and for a script's run.
+    """
+    config = ((document or {}).get("load") or {}).get("source", {}).get("config") or {}
+    return {name: value for name, value in config.items() if name not in ("folder", "resume")}
 
 
 @contextlib.contextmanager

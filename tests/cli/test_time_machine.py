@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 
 import pytest
@@ -392,4 +393,12 @@ def test_what_was_changed_while_a_run_went_on_is_named_as_a_cause(desk, capsys):
     out = capsys.readouterr().out
     causes = "epochs changed at step 4, lr changed at step 4, learning rate 0.5 at step 6"
     assert causes in " ".join(out.split())
+    shutil.rmtree(desk / "runs/net/checkpoints/step-00000004")
+    assert main(["replay", "net", "--step", "3"]) == 0
+    assert "warning: the run was resumed" not in capsys.readouterr().err
+    assert main(["replay", "net", "--step", "7"]) == 1
+    err = capsys.readouterr().err
+    assert (
+        "warning: the run was resumed at step 4 with other settings; the steps before it are run with" in err
+    )
     assert "different: train/learning_rate at step 1: 0.1 in the run, 0.05 now" in out
