@@ -205,6 +205,12 @@ class Checkpoints:
         self._known = known
         return [saved for saved in known.values() if saved is not None]
 
+    def unreadable(self) -> list[Path]:
+        """Return the folders of the damaged checkpoints, oldest first."""
+        readable = {saved.path for saved in self.saved()}
+        # One that is gone by now was removed meanwhile by the training.
+        return [path for path in self._folders() if path not in readable and path.exists()]
+
     def is_best(self, position: Position, values: Mapping[str, float]) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of this position with these metric values."""
         keepers = [keeper for keeper in self.keepers if isinstance(keeper, KeepBest)]

@@ -208,12 +208,22 @@ class RunFiles:
         Raises:
             CheckpointError: there is none.
         """
-        saved = Checkpoints(self.folder / "checkpoints").saved()
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        saved = checkpoints.saved()
+        damaged = ", ".join(path.name for path in checkpoints.unreadable())
         if not saved:
+            why = "was it stopped before its first one, or trained with checkpoints=None?"
             raise CheckpointError(
-                "the run has no checkpoint", where=str(self.folder / "checkpoints"),
-                hint="was it stopped before its first one, or trained with checkpoints=None?",
-            )  # fmt: skip
+                "the run has no checkpoint",
+                where=str(self.folder / "checkpoints"),
+                found=f"{damaged}, damaged" if damaged else None,
+                hint=None if damaged else why,
+            )
+        if damaged and wanted in ("best", "last"):
+            warnings.warn(
+                f"the {wanted} checkpoint of {self.folder} is chosen without {damaged}, which is damaged",
+                stacklevel=3,
+            )
         if wanted == "last":
             return saved[-1]
         if wanted == "best":

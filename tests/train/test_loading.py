@@ -188,6 +188,16 @@ def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
             burnt.load(tmp_path / "run", wanted)
         assert hint in str(caught.value)
         assert "step-00000002, step-00000004, step-00000006" in str(caught.value)
+    checkpoints = shutil.copytree(tmp_path / "run", tmp_path / "damaged") / "checkpoints"
+    (checkpoints / "step-00000006" / "training.safetensors").write_bytes(b"half")
+    text = "the last checkpoint of .*damaged is chosen without step-00000006, which is damaged"
+    with pytest.warns(UserWarning, match=text):
+        assert RunFiles.read(tmp_path / "damaged").checkpoint("last").position.step == 4
+    for number in (2, 4):
+        (checkpoints / f"step-0000000{number}" / "training.safetensors").unlink()
+    found = "step-00000002, step-00000004, step-00000006, damaged"
+    with pytest.raises(CheckpointError, match=f"the run has no checkpoint(.|\n)*found     {found}"):
+        burnt.load(tmp_path / "damaged")
     config = tmp_path / "run" / "config.json"
     document = json.loads(config.read_text())
     del document["load"]  # as burnt 0.1.0 wrote it
