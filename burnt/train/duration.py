@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 
 from burnt.errors import ConfigError
 
@@ -137,6 +138,18 @@ class Duration:
         if self.unit == unit:
             return self.count
         return None if self.alternative is None else self.alternative._total(unit)
+
+    def without_time(self) -> Duration:
+        """Return it without its parts in seconds; what is given in seconds alone is never over or due.
+
+        >>> str(Duration.parse("10 epochs or 2 h").without_time())
+        '10 epochs'
+        """
+        never = Duration(sys.maxsize, "steps")
+        rest = never if self.alternative is None else self.alternative.without_time()
+        if self.unit == "seconds":
+            return rest
+        return dataclasses.replace(self, alternative=None if rest == never else rest)
 
     def over(self, position: Position) -> bool:
         """Whether the duration, counted from the start of the training, is over."""

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Past:
         attempt: the attempt that made the steps.
         config: its settings, as in ``config.json``.
         rates: the learning rates that commands set meanwhile, by the steps done; None is the schedule's.
+        validated: the steps after which the run has validated.
         seconds_per_step: the mean duration of a step, None if unknown.
         resumed: the step at which the run was resumed with other settings than those before, if that was on
             the way; None if not. The steps before it are run with the later settings, and may differ.
@@ -46,6 +47,7 @@ class Past:
     attempt: Attempt
     config: Mapping[str, Any]
     rates: Mapping[int, float | None]
+    validated: Collection[int]
     seconds_per_step: float | None
     resumed: int | None = None
 
@@ -97,6 +99,7 @@ class Past:
                 attempt,
                 reader.config(attempt.id) or {},
                 _rates(reader, attempt),
+                {step for s in reader.series() if s.split != "train" for step in reader.points(*s).steps},
                 1 / speeds[0] if speeds and speeds[0] > 0 else None,
                 _changed_at(reader, attempt, 0 if start is None else start.position.step),
             )
@@ -156,11 +159,15 @@ def _saved(folder: Path) -> list[Saved]:
 
 @dataclasses.dataclass
 class RewoundLoop(Loop):
-    """A loop that ends after step `last`; with `finish`, validations and others due there have run, too."""
+    """A loop that ends after step `last`; with `finish`, validations and others due there have run, too.
+
+    `validated`: the steps after which it validates, besides those of `validate_every`.
+    """
 
     last: int
     finish: bool
     rates: Mapping[int, float | None]
+    validated: Collection[int]
 
     def step(self, window: Sequence[Any]) -> None:
         """Run a step at the learning rate that a command had set."""
@@ -171,6 +178,7 @@ class RewoundLoop(Loop):
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Run what is due, and end at the last step."""
+        self.position.pending |= self.position.step in self.validated
         if self.position.step < self.last:
             return super().run_due_tasks(epoch_ended=epoch_ended)
         if self.finish:
@@ -209,7 +217,15 @@ def train_forward(
     again.keepers = []  # the newest checkpoint alone
     again.checkpoint_every = Duration(sys.maxsize, "steps")
     again.callbacks = Callbacks([*training.callbacks.without(Sink).all, *callbacks])
-    again.loop_type = functools.partial(RewoundLoop, last=past.last, finish=finish, rates=past.rates)
+    # The clock is another one: what it had decided is taken from the run.
+    again.duration, again.validate_every = (d.without_time() for d in (again.duration, again.validate_every))
+    again.loop_type = functools.partial(
+        RewoundLoop,
+        last=past.last,
+        finish=finish,
+        rates=past.rates,
+        validated=past.validated if again.validate_every != training.validate_every else (),
+    )
     if past.start is not None:
         (scratch / "checkpoints").mkdir()
         (scratch / "checkpoints" / past.start.path.name).symlink_to(past.start.path.resolve())

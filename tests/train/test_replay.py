@@ -19,6 +19,7 @@ from burnt.train import (
     SupervisedTraining,
     replay,
 )
+from burnt.train.control import TrainingClock
 from burnt.train.events import Callbacks
 from burnt.train.rewind import Past, train_forward
 from burnt.train.sinks import Sink
@@ -197,6 +198,21 @@ def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
         assert (report.step.learning_rate, report.difference) == (rate, None)
         assert (report.step.epoch, report.step.batches) == ((number + 2) // 3, [(number - 1) % 3])
         assert report.start == (None if number < 9 else "step-00000008")
+
+
+def test_what_the_clock_had_decided_is_repeated(tmp_path):
+    class Late:
+        def on_step(self, event):
+            if event.training.position.step == 4:
+                event.training.trained = TrainingClock(event.training.trained.seconds() + 86400)
+
+    settings = {"validate_every": "5 steps or 1 day", "checkpoint_every": "9 epochs", "log_every": 1}
+    exact.run(tmp_path, "validations", **settings, callbacks=[Late()])
+    with RunReader(tmp_path) as reader:
+        assert reader.points("loss", "valid").steps == [4, 5, 10, 14]
+    for number, duration in ((4, "2 epochs"), (9, "2 epochs"), (9, "2 epochs or 0.000001 s")):
+        report = exact.replayed(tmp_path, "validations", number, **settings, duration=duration)
+        assert (report.step.step, report.difference) == (number, None)
 
 
 def test_training_forward_from_the_checkpoint_of_an_interruption_leaves_it(tmp_path):
