@@ -10,6 +10,7 @@ import pytest
 
 import burnt
 from burnt.cli import main
+from burnt.cli.output import report
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -167,3 +168,12 @@ def test_names_that_the_output_cannot_hold_are_escaped(write):
     done = burnt_command("runs", "list", ".", env={"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert r"gr\xf6\xdfe  finished" in done.stdout
+
+
+def test_notes_of_an_error_are_printed(capsys):
+    error = burnt.errors.DataError("no item")
+    error.add_note("in step 3")
+    report(error)
+    assert capsys.readouterr().err == (
+        "error: no item\nin step 3\n(set BURNT_DEBUG=1 to see the traceback)\n"
+    )

@@ -232,10 +232,13 @@ def test_a_loss_that_became_nan_names_the_replay_which_names_the_sample(capsys):
 @pytest.mark.full
 def test_replay_in_the_debugger_stops_in_the_training_step(capsys, monkeypatch):
     train("epochs=1")
-    monkeypatch.setattr("sys.stdin", io.StringIO("s\np tuple(batch.x.shape)\nc\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("p tuple(batch.x.shape)\nn\np tuple(logits.shape)\nc\n"))
     assert main(["replay", "net", "--step", "2", "--pdb"]) == 0
     out = capsys.readouterr().out
-    assert "(4, 3)" in out
+    first, *_ = out.splitlines()
+    assert first.endswith("training_step()")
+    assert "-> logits = self(batch.x)\n(Pdb) (4, 3)" in out
+    assert "(Pdb) (4, 2)" in out
     assert "step 2, epoch 1, batch 1" in out
 
 
