@@ -129,8 +129,8 @@ class SupervisedTraining:
             validations and checkpoints, without pauses; where it ends a run is not reproducible.
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
-        checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
-            the best by validation loss (`KeepBest`); None turns checkpoints off.
+        checkpoints: which checkpoints to keep, besides those that are kept for good: by default the last two
+            and the best by validation loss (`KeepBest`); None turns checkpoints off.
         stopping: an `EarlyStopping`.
         precision: ``"float32"``; ``"tf32"``, float32 on tensor cores; ``"bfloat16"`` or ``"float16"``, by
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which

@@ -1,7 +1,9 @@
 """`burnt train --resume`, `burnt replay`, `burnt fork` and `burnt runs reproduce`."""
 
+import contextlib
 import io
 import json
+import sqlite3
 import sys
 
 import pytest
@@ -295,6 +297,19 @@ def test_a_fork_with_changes_can_be_resumed_replayed_and_forked(desk, capsys):
     assert points("runs/slow-fork-7")[8] == points("runs/slow")[8]
     assert main(["fork", "slow@7"]) == 0
     assert (desk / "runs/slow-fork-7-2").exists()
+
+
+def test_a_fork_of_a_program_that_gives_other_values_now_warns(desk, capsys):
+    train("epochs=1")
+    capsys.readouterr()
+    assert main(["fork", "net@2"]) == 0
+    assert "other values" not in capsys.readouterr().err
+    with contextlib.closing(sqlite3.connect(desk / "runs/net/run.db")) as database, database:
+        database.execute("UPDATE point SET value = 9 WHERE step = 1")
+    assert main(["fork", "net@2"]) == 0
+    message = capsys.readouterr().err
+    assert "warning: the program gives other values now than in runs/net, and the fork starts from" in message
+    assert "from these: train/learning_rate at step 1: 9.0 in the run, 0.1 now" in message
 
 
 @pytest.mark.full
