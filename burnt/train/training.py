@@ -37,7 +37,16 @@ from burnt.optim.schedules.base import stable_text
 from burnt.record import Record, load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
-from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.train.checkpoint import (
+    MODEL_FILE,
+    Checkpoints,
+    KeepBest,
+    Keeper,
+    KeepLast,
+    Loaded,
+    Saved,
+    checked_keepers,
+)
 from burnt.train.control import Control
 from burnt.train.directing import take_director
 from burnt.train.dry_run import CollectingReporter, Findings, TrainingChecked, is_dry_run
@@ -282,7 +291,7 @@ class SupervisedTraining:
         self.async_checkpoints = async_checkpoints
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         self._sources: list[list[str | int] | None] = []
-        keepers = None if checkpoints is None else list(checkpoints)
+        keepers = None if checkpoints is None else checked_keepers(checkpoints)
         if keepers is not None and not keepers:
             keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
         self.keepers = keepers

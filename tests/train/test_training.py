@@ -212,6 +212,26 @@ REFUSED = {
     "no output": Looked(
         DefinitionError, "did not return a StepOutput", "NoneType", how=lambda model, batch: None, valid=None
     ),
+    "a number as loss": Looked(
+        DefinitionError,
+        "the loss of the training step is not a tensor",
+        "found     float",
+        "without .item()",
+        how=lambda model, batch: StepOutput(0.5, targets=batch.y),
+        valid=None,
+    ),
+    "a keeper alone": Looked(
+        ConfigError,
+        "checkpoints= takes a list of keepers",
+        "found     KeepLast, outside",
+        checkpoints=KeepLast(),
+    ),
+    "a word as keepers": Looked(
+        ConfigError, "checkpoints= takes a list of keepers", "found     'best'", checkpoints="best"
+    ),
+    "the class of a keeper": Looked(
+        ConfigError, "checkpoints= takes a list of keepers", "class", "KeepLast", checkpoints=[KeepLast]
+    ),
     "validation": Looked(
         BurntError,
         "the validation step fails on its first batch",
@@ -741,7 +761,7 @@ def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
     with RunReader(tmp_path / "run") as run:
         (event,) = run.events("error")
     assert "Traceback" in event.data["traceback"]
-    assert event.data.pop("traceback").endswith("ZeroDivisionError: mine\n")
+    assert event.data.pop("traceback").splitlines()[-2] == "ZeroDivisionError: mine"
     data = {"error": "ZeroDivisionError", "message": "mine", "cause": "exception"}
     assert (event.step, event.data) == (2, data)
 
