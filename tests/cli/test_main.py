@@ -92,6 +92,12 @@ def test_mistyped_words_are_refused(words, capsys):
     assert "error: " in capsys.readouterr().err
 
 
+def test_a_setting_written_as_an_option_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "m:f", "--lr", "0.1"])
+    assert "unrecognized arguments: --lr; settings are written key=value" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
