@@ -244,8 +244,13 @@ def test_replay_in_the_debugger_stops_in_the_training_step(capsys, monkeypatch):
     assert "step 2, epoch 1, batch 1" in out
 
 
-def test_steps_that_cannot_be_replayed(capsys):
+def test_which_steps_are_replayed(capsys):
     train("epochs=1")
+    capsys.readouterr()
+    assert main(["replay", "net", "--step", "1-2"]) == 0
+    assert capsys.readouterr().out.startswith("steps 1 to 2: all values are finite; the last one:\nstep 2, ")
+    assert main(["replay", "net", "--step", "2"]) == 0
+    assert capsys.readouterr().out.startswith("step 2, ")
     assert "a step from 1 to 5" in refused(capsys, "replay", "net", "--step", "6", code=1)
     for text in ("x", "0", "3-2", "-1"):
         assert "no such steps" in refused(capsys, "replay", "net", f"--step={text}")
