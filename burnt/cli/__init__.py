@@ -499,7 +499,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.command == "train":
         _check_train(parser, args)
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        hint = "; settings are written key=value" if args.command in ("train", "fork") else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if args.command == "runs" and args.action == "export" and args.follow and args.format != "jsonl":
         parser.error("--follow requires --format jsonl")
     return args

@@ -73,8 +73,10 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
 
     Raises:
         UsageError: there is no such run, or an argument is invalid.
+        DataError: classes or categories have other numbers in the data than in the training's.
         BurntError: the model cannot be loaded or evaluated, or the results cannot be recorded.
     """
+    from burnt.data.names import check_same_names
     from burnt.device import as_device
     from burnt.train.loading import RunFiles
     from burnt.train.store.afterwards import add_results, check_ended
@@ -89,6 +91,8 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
     if args.record:
         check_ended(folder)
     loaders = _load_data(args, files)
+    for split, loader in loaders.items():
+        check_same_names(loader, split, files.classes, files.categories)
     step = None if args.step is None else _load_step(args.step)
     model = load_model(files, saved.path.name, args.model).to(device)
     metrics = _choose_metrics(args.metrics, files)

@@ -95,6 +95,7 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
     from burnt.train.checkpoint import Checkpoints
     from burnt.train.directing import use_first_training
     from burnt.train.events import Started, Stepped
+    from burnt.train.replaying import compare_recorded
     from burnt.train.rewind import train_forward
 
     checkpoints = Checkpoints(folder / "checkpoints")
@@ -122,4 +123,11 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
                 where=str(past.folder),
                 hint="was the run trained with checkpoints=None?",
             )
+        _, difference = compare_recorded(past, Path(scratch), past.last)
+        if difference is not None:
+            text = (
+                f"warning: the program gives other values now than in {past.folder}, and the fork starts "
+                f"from these: {difference}"
+            )
+            print(clean(text), file=sys.stderr)
         checkpoints.adopt(newest)

@@ -41,7 +41,8 @@ class UsageError(BurntError):
 
 def report(error: BurntError) -> None:
     """Print an error to standard error, with a hint how to get its traceback."""
-    lines = [clean(line) for line in str(error).splitlines()]
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    lines = [clean(line) for line in text.splitlines()]
     print("error:", "\n".join(lines), file=sys.stderr)
     if not isinstance(error, UsageError):
         print("(set BURNT_DEBUG=1 to see the traceback)", file=sys.stderr)

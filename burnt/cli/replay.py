@@ -66,6 +66,8 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
     if as_json:
         print_json(report.to_dict())
     else:
+        if first < last and report.step.non_finite is None and report.step.error is None:
+            print(f"steps {first} to {last}: all values are finite; the last one:")
         print(report)
     return 0 if report.difference is None else 1
 

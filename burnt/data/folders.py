@@ -28,6 +28,7 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
                 where=str(folder),
                 expected="a folder for each class, with its files",
                 found=quantity(sum(1 for _ in os.scandir(folder)), "file"),
+                hint="is it the folder above? Texts without classes: TextFolder(..., labels=False)",
             )
         return found
     for name in classes:

@@ -558,7 +558,7 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
             expected="a burnt.data.Loader, a DataLoader or a list of batches",
             found=type(source).__name__,
         )
-    elif isinstance(source, Iterable) and not isinstance(source, str):
+    elif isinstance(source, Iterable) and not isinstance(source, str | Tensor | Mapping):
         loader = IterableLoader(source)
     else:
         raise DataError(

@@ -305,15 +305,16 @@ def concat(*datasets: Dataset[T]) -> Dataset[T]:
     if not datasets:
         raise DataError("there is nothing to concatenate", expected="one dataset or more", found="none")
     sources = [as_dataset(dataset) for dataset in datasets]
-    named = [list(source.classes) for source in sources if hasattr(source, "classes")]
-    for other in named[1:]:
-        if other != named[0]:
-            raise DataError(
-                "the datasets have different classes, so that a label means different things",
-                expected=", ".join(builtins.map(str, named[0])),
-                found=", ".join(builtins.map(str, other)),
-                hint="categories= of a dataset sets the order of its classes",
-            )
+    for name in ("classes", "categories"):
+        named = [getattr(source, name) for source in sources if hasattr(source, name)]
+        for other in named[1:]:
+            if other != named[0]:
+                raise DataError(
+                    f"the datasets have different {name}, so that a number means different things",
+                    expected=named[0],
+                    found=other,
+                    hint="categories= of a dataset sets the order of its classes and categories",
+                )
     return _Concatenation(sources)
 
 
@@ -346,7 +347,7 @@ _ABSENT: Any = object()
 
 
 class _Over(Generic[T]):
-    """A dataset that reads from another one, and has its classes."""
+    """A dataset that reads from another one, and has its classes and categories."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -354,6 +355,11 @@ class _Over(Generic[T]):
     @property
     def classes(self) -> list[str]:
         names: list[str] = self.dataset.classes
+        return names
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[Any]]:
+        names: Mapping[str, Sequence[Any]] = self.dataset.categories
         return names
 
     def __len__(self) -> int:
@@ -439,6 +445,12 @@ class _Concatenation(Generic[T]):
     @property
     def classes(self) -> list[str]:
         names: list[str] = next((d for d in self.datasets if hasattr(d, "classes")), self.datasets[0]).classes
+        return names
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[Any]]:
+        named = (dataset for dataset in self.datasets if hasattr(dataset, "categories"))
+        names: Mapping[str, Sequence[Any]] = next(named, self.datasets[0]).categories
         return names
 
     def __len__(self) -> int:

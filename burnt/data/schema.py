@@ -202,7 +202,9 @@ class Schema:
                 hint="burnt.data.filter drops items" if missing == "drop" else None,
             )
         fills = () if isinstance(missing, str) else missing
-        for option, mentioned in (("types", declared), ("categories", known), ("missing", fills)):
+        labels = () if label is None else (label,)
+        options_by_name = (("label", labels), ("types", declared), ("categories", known), ("missing", fills))
+        for option, mentioned in options_by_name:
             for column in mentioned:
                 _check_name(column, names, where, option)
         if both := declared.keys() & known.keys():

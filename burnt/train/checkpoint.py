@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from burnt._files import sync_folder
-from burnt.errors import CheckpointError, RecordError
+from burnt.errors import CheckpointError, ConfigError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
 from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
@@ -32,7 +32,7 @@ from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
 
-__all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
+__all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved", "checked_keepers"]
 
 FORMAT = 1
 MODEL_FILE, _TRAINING = "model.safetensors", "training.safetensors"
@@ -100,6 +100,25 @@ class Keeper(Protocol):
     def keep(self, saved: Sequence[Saved]) -> Iterable[Saved]:
         """Return the checkpoints to keep; `saved` is sorted oldest first."""
         ...
+
+
+def checked_keepers(keepers: Any) -> list[Keeper]:
+    """Return the keepers as a list.
+
+    Raises:
+        ConfigError: it is no sequence of keepers.
+    """
+    is_list = isinstance(keepers, Iterable) and not isinstance(keepers, str)
+    listed = list(keepers) if is_list else [keepers]
+    unfit = [keeper for keeper in listed if isinstance(keeper, type) or not hasattr(keeper, "keep")]
+    if unfit or not is_list:
+        raise ConfigError(
+            "checkpoints= takes a list of keepers",
+            where="checkpoints",
+            expected='None, or such as [KeepLast(2), KeepBest("accuracy"), Every("500 steps")]',
+            found=repr(unfit[0]) if unfit else f"{type(keepers).__name__}, outside of a list",
+        )
+    return listed
 
 
 class KeepLast:

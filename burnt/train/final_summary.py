@@ -87,7 +87,7 @@ def _format_checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> st
     reasons[saved[-1].path].append("newest")
     for entry in saved:
         if entry.kept:
-            reasons[entry.path].append("saved by command")
+            reasons[entry.path].append("kept for good")
     for keeper in keepers:
         match keeper:
             case KeepBest():

@@ -218,7 +218,7 @@ class Steps(torch.nn.Module):
         """Run one step on a batch; `optimizers`: those that a training step steps itself.
 
         Raises:
-            DefinitionError: the step did not return a StepOutput.
+            DefinitionError: the step did not return a StepOutput with a tensor as its loss.
         """
         step = self._validation if validating else self.training_step
         return checked_output(
@@ -227,7 +227,7 @@ class Steps(torch.nn.Module):
 
 
 def checked_output(output: Any, step: StepFunction, kind: str) -> StepOutput:
-    """Return `output` if it is a StepOutput.
+    """Return `output` if it is a StepOutput with a tensor as its loss.
 
     Raises:
         DefinitionError: it is something else.
@@ -238,5 +238,13 @@ def checked_output(output: Any, step: StepFunction, kind: str) -> StepOutput:
             where=getattr(step, "__qualname__", repr(step)),
             expected="burnt.train.StepOutput(loss=..., outputs=..., targets=...)",
             found=type(output).__name__,
+        )
+    if not isinstance(output.loss, torch.Tensor):
+        raise DefinitionError(
+            f"the loss of the {kind} step is not a tensor",
+            where=getattr(step, "__qualname__", repr(step)),
+            expected="a tensor of shape ()",
+            found=type(output.loss).__name__,
+            hint="without .item(): the gradients come from the tensor",
         )
     return output

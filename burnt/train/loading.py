@@ -174,6 +174,11 @@ class RunFiles:
         """The names of the classes, where the dataset had them."""
         return self._load.get("classes")
 
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """The names of the values of each column of categories, where the dataset had them."""
+        return self._load.get("categories") or {}
+
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Return the metrics of the training by name, for `metric_from_dict`."""
         found = self._load.get("metrics") or ()

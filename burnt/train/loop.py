@@ -214,7 +214,11 @@ class Loop:
         self.losses.begin_step(position)
         self.is_stepping = True
         # Each batch is moved when it is its turn, so that the device holds one of them.
-        self.update(map(self.to_device, window), self.learning_rate, self.observe)
+        try:
+            self.update(map(self.to_device, window), self.learning_rate, self.observe)
+        except Exception as error:
+            error.add_note(self.failed_step_text(len(window)))
+            raise
         self.is_stepping = False
         position.step += 1
         position.batch += len(window)
@@ -225,6 +229,18 @@ class Loop:
         if self.step_output is not None:
             self.callbacks(Stepped(self, self.to_device(window[-1]), self.step_output, self.learning_rate))
             self.step_output = None
+
+    def failed_step_text(self, window: int) -> str:
+        """Describe a step of so many batches that raised an error, and how to look into it."""
+        position, step = self.position, self.position.step + 1
+        batches = range(position.batch, position.batch + window)
+        where = f"step {step}, epoch {position.epoch + 1}, batch {batches[0] + 1}"
+        if window > 1:
+            where += f" to {batches[-1] + 1}"
+        samples = [self.skips.samples(position.epoch, batch) for batch in batches]
+        if None not in samples:
+            where += f", samples {list_text([index for some in samples for index in some or ()])}"
+        return f"in {where}; to look into it: {replay_command(self.writer.folder, step, step, debug=True)}"
 
     def observe(self, output: StepOutput) -> None:
         """Update the metrics by the output of a training step."""

@@ -16,7 +16,7 @@ from burnt.train.step_inspection import InspectedStep, StepInspector
 from burnt.train.store import RunReader, Series
 from burnt.train.training import SupervisedTraining
 
-__all__ = ["ReplayReport", "is_timed", "past_of", "replay", "same_bits"]
+__all__ = ["ReplayReport", "compare_recorded", "is_timed", "past_of", "replay", "same_bits"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ReplayReport:
     Args:
         step: the step.
         start: the checkpoint that it was trained forward from, ``"step-00001000"``; None is the beginning.
-        logged: the values that the run recorded after this step, by metric; empty if it recorded none there.
+        logged: the values that the run recorded at this step, by metric; empty if it recorded none there.
         compared: the number of values that the run recorded since `start`, up to this step.
         difference: the first that differs from the replay, in words; None if all are equal to the bit.
     """
@@ -43,7 +43,7 @@ class ReplayReport:
     def _lines(self) -> Iterator[str]:
         yield from self.step.lines()
         values = ", ".join(f"{name} {value:.9g}" for name, value in self.logged.items())
-        yield f"  recorded       {values or 'nothing after this step'}"
+        yield f"  recorded       {values or 'nothing at this step'}"
         since = f"since {self.start}" if self.start else "since the beginning"
         if self.difference is not None:
             yield f"  differs        {self.difference}"
@@ -144,31 +144,45 @@ def same_bits(a: float, b: float) -> bool:
     return struct.pack("d", a) == struct.pack("d", b) or (a != a and b != b)
 
 
-def _compare(past: Past, inspected: InspectedStep, scratch: Path) -> ReplayReport:
-    """Compare what the run and the replay recorded, from the checkpoint to the step."""
+def compare_recorded(past: Past, scratch: Path, last: int) -> tuple[int, str | None]:
+    """Compare what a run recorded with what training it forward again did, up to step `last`.
+
+    Returns:
+        The number of values compared, and the first one that differs, as text; None if all are equal.
+    """
     compared, difference = 0, None
-    logged: dict[str, float] = {}
     with RunReader(past.folder) as run, RunReader(scratch) as again:
-        replayed = set(again.series())
-        for series in sorted(set(run.series()) & replayed):
+        for series in sorted(set(run.series()) & set(again.series())):
             if is_timed(series):
                 continue
             old, new = (
                 {
                     step: value
                     for step, value in zip(*reader.points(*series)[::2], strict=True)
-                    if past.first < step <= inspected.step
+                    if past.first < step <= last
                 }
                 for reader in (run, again)
             )
-            if series.split == "train" and inspected.step in old:
-                logged[series.name] = old[inspected.step]
             for step in sorted(old.keys() & new.keys()):
                 compared += 1
                 if not same_bits(old[step], new[step]) and difference is None:
                     difference = (
                         f"{series.split}/{series.name} at step {step}: {old[step]!r} in the run, "
-                        f"{new[step]!r} in the replay"
+                        f"{new[step]!r} now"
                     )
+    return compared, difference
+
+
+def _compare(past: Past, inspected: InspectedStep, scratch: Path) -> ReplayReport:
+    """Compare what the run and the replay recorded, from the checkpoint to the step."""
+    compared, difference = compare_recorded(past, scratch, inspected.step)
+    with RunReader(past.folder) as run, RunReader(scratch) as again:
+        logged = {
+            series.name: value
+            for series in sorted(set(run.series()) & set(again.series()))
+            if series.split == "train" and not is_timed(series)
+            for step, value in zip(*run.points(*series)[::2], strict=True)
+            if step == inspected.step
+        }
     start = None if past.start is None else past.start.path.name
     return ReplayReport(inspected, start, logged, compared, difference)

@@ -58,12 +58,13 @@ def is_restartable() -> bool:
     return _STARTED_BY.get() is not None
 
 
-def replay_command(folder: Path, first: int, last: int) -> str:
+def replay_command(folder: Path, first: int, last: int, *, debug: bool = False) -> str:
     """Return how to run steps of the training in progress again, as the command or the call."""
     if not is_restartable():
-        return f"burnt.train.replay(training, learner, {first if first == last else (first, last)})"
+        steps = f"{first if first == last else (first, last)}{', debug=True' if debug else ''}"
+        return f"burnt.train.replay(training, learner, {steps})"
     steps = f"{first}" if first == last else f"{first}-{last}"
-    return f"burnt replay {shlex.quote(str(folder))} --step {steps}"
+    return f"burnt replay {shlex.quote(str(folder))} --step {steps}{' --pdb' if debug else ''}"
 
 
 def settings_in(document: Mapping[str, Any] | None) -> dict[str, Any]:

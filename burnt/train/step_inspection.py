@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pdb
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -198,7 +199,8 @@ class _Watch:
         return [path for path in leaves if path not in self._seen]
 
     def _in_debugger(self, *args: Any) -> Any:
-        return pdb.Pdb().runcall(self._training_step, *args)
+        # Without the frame of burnt that calls the method of a model.
+        return _StepDebugger(skip=["burnt.train.learner"]).runcall(self._training_step, *args)
 
     def _before(self, steps: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """Describe a micro-batch."""
@@ -273,6 +275,13 @@ class _Watch:
     def _report(self, what: str, path: str) -> None:
         if self.step.non_finite is None:
             self.step.non_finite, self.step.layer = what, path
+
+
+class _StepDebugger(pdb.Pdb):
+    """Stops at the first line of a function, not at its ``def``, which pdb shows as a call."""
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        """Go on to the first line."""
 
 
 def gradients_norm(values: list[Tensor]) -> float:

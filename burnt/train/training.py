@@ -24,6 +24,7 @@ from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import LimitedLoader, RepeatedLoader, as_loader
 from burnt.data.loader import EpochLoader
+from burnt.data.names import category_names, check_same_names, class_names
 from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
@@ -35,7 +36,16 @@ from burnt.module import loading_problem
 from burnt.record import Record, load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
-from burnt.train.checkpoint import MODEL_FILE, Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.train.checkpoint import (
+    MODEL_FILE,
+    Checkpoints,
+    KeepBest,
+    Keeper,
+    KeepLast,
+    Loaded,
+    Saved,
+    checked_keepers,
+)
 from burnt.train.control import Control
 from burnt.train.directing import take_director
 from burnt.train.dry_run import CollectingReporter, Findings
@@ -75,6 +85,8 @@ from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
+
+_MOST_NAMES = 1_000  # of a column of categories, in config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +138,8 @@ class SupervisedTraining:
             validations and checkpoints, without pauses; where it ends a run is not reproducible.
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
-        checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
-            the best by validation loss (`KeepBest`); None turns checkpoints off.
+        checkpoints: which checkpoints to keep, besides those that are kept for good: by default the last two
+            and the best by validation loss (`KeepBest`); None turns checkpoints off.
         stopping: an `EarlyStopping`.
         precision: ``"float32"``; ``"tf32"``, float32 on tensor cores; ``"bfloat16"`` or ``"float16"``, by
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
@@ -279,7 +291,7 @@ class SupervisedTraining:
         self.async_checkpoints = async_checkpoints
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         self._sources: list[list[str | int] | None] = []
-        keepers = None if checkpoints is None else list(checkpoints)
+        keepers = None if checkpoints is None else checked_keepers(checkpoints)
         if keepers is not None and not keepers:
             keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
         self.keepers = keepers
@@ -638,6 +650,7 @@ class SupervisedTraining:
         self, learner: Learner, steps: Steps, position: Position, loader_state: Any
     ) -> Mapping[str, str]:
         """Run one batch of each loader through its step; return the output shapes of the modules, by path."""
+        self._check_names()
         if self.keepers is not None:
             record_of(learner.model).check()
             if (problem := loading_problem(learner.model)) is not None:
@@ -656,9 +669,16 @@ class SupervisedTraining:
         self._signature, self._sources = found.signature, found.sources
         return found.shapes
 
+    def _check_names(self) -> None:
+        """Check that classes and categories have the same numbers in all loaders."""
+        classes, categories = class_names(self.train), category_names(self.train)
+        for split, loader in self.valid.items():
+            check_same_names(loader, split, classes, categories)
+
     def check_only(self, learner: Learner) -> Findings:
         """Check what `run` checks before the first step, without values, the device and the run folder."""
         reporter = self.reporter = CollectingReporter()
+        self._check_names()
         for plateau in plateaus_of(learner):
             plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
         if self.keepers is not None:
@@ -734,7 +754,8 @@ class SupervisedTraining:
                 "source": Source.of(learner.model).to_dict(),
                 **inputs,
                 "metrics": [metric_to_dict(metric) for metric in self.metrics],
-                "classes": _class_names(self.train),
+                "classes": class_names(self.train),
+                "categories": _stored_categories(self.train),
                 "versions": {
                     "burnt": __version__, "torch": torch.__version__, "python": platform.python_version()
                 },
@@ -820,11 +841,6 @@ def _keeper_text(keeper: Keeper) -> str:
     return type(keeper).__name__ + monitored
 
 
-def _class_names(loader: Any) -> list[str] | None:
-    """Return the names of the classes of a loader's dataset, which torchvision's have as `classes`."""
-    owner = getattr(loader, "batches", loader)  # an IterableLoader holds torch's DataLoader
-    # A Subset holds the dataset that has the names.
-    while not hasattr(owner, "classes") and hasattr(owner, "dataset"):
-        owner = owner.dataset
-    classes = getattr(owner, "classes", None)
-    return [str(name) for name in classes] if isinstance(classes, list | tuple) else None
+def _stored_categories(loader: Any) -> dict[str, list[str]]:
+    """Return the names of categories for config.json, without those of columns of ids: viewers read it."""
+    return {column: names for column, names in category_names(loader).items() if len(names) <= _MOST_NAMES}

@@ -71,7 +71,9 @@ def dataset(count=12, seed=0):
     return TensorDataset(x=torch.randn(count, 2, generator=generator), y=y)
 
 def main(config: Run):
-    data = Loader(dataset(), 4)
+    items = dataset()
+    items.classes = ["a", "b", "c"]
+    data = Loader(items, 4)
     metrics = [Accuracy(ignore_index=9), Largest(10.0), ConfusionMatrix(3, ["a", "b", "c"], ignore_index=9)]
     SupervisedTraining(
         "runs/net", train=data, valid=data, duration="2 epochs", metrics=[*metrics, *extra], monitor="off",
@@ -82,6 +84,11 @@ extra = []
 test = Loader(dataset(8, 1), 4)
 plain = torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.zeros(3))
 number = 3
+
+def other_classes():
+    data = dataset()
+    data.classes = ["a", "c"]
+    return data
 
 def splits():
     return {"test": dataset(8, 1), "rotated": Loader(dataset(6, 2), 2)}
@@ -168,6 +175,12 @@ def test_data_is_a_value_a_function_or_a_function_of_the_runs_config(
 ) -> None:
     assert evaluate(capsys, "--data", "evaluated.py:test")["items"] == {"test": 8}
     assert evaluate(capsys, "--data", "evaluated:sized")["items"] == {"sized": 5}  # of the run
+
+
+def test_data_whose_classes_have_other_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "net", "--data", "evaluated.py:other_classes"]) == 1
+    message = capsys.readouterr().err
+    assert "in        other_classes, classes\n  expected  1 is 'b', of a, b, c\n" in message
 
 
 def test_checkpoint_metrics_and_step_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import burnt
 from burnt.cli import main
+from burnt.cli.output import report
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -91,6 +92,12 @@ def test_mistyped_words_are_refused(words, capsys):
     assert "error: " in capsys.readouterr().err
 
 
+def test_a_setting_written_as_an_option_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "m:f", "--lr", "0.1"])
+    assert "unrecognized arguments: --lr; settings are written key=value" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -167,3 +174,12 @@ def test_names_that_the_output_cannot_hold_are_escaped(write):
     done = burnt_command("runs", "list", ".", env={"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, "")
     assert r"gr\xf6\xdfe  finished" in done.stdout
+
+
+def test_notes_of_an_error_are_printed(capsys):
+    error = burnt.errors.DataError("no item")
+    error.add_note("in step 3")
+    report(error)
+    assert capsys.readouterr().err == (
+        "error: no item\nin step 3\n(set BURNT_DEBUG=1 to see the traceback)\n"
+    )

@@ -1,8 +1,10 @@
 """`burnt train --resume`, `burnt replay`, `burnt fork` and `burnt runs reproduce`."""
 
+import contextlib
 import io
 import json
 import shutil
+import sqlite3
 import sys
 
 import pytest
@@ -249,15 +251,23 @@ def test_a_loss_that_became_nan_names_the_replay_which_names_the_sample(capsys):
 @pytest.mark.full
 def test_replay_in_the_debugger_stops_in_the_training_step(capsys, monkeypatch):
     train("epochs=1")
-    monkeypatch.setattr("sys.stdin", io.StringIO("s\np tuple(batch.x.shape)\nc\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("p tuple(batch.x.shape)\nn\np tuple(logits.shape)\nc\n"))
     assert main(["replay", "net", "--step", "2", "--pdb"]) == 0
     out = capsys.readouterr().out
-    assert "(4, 3)" in out
+    first, *_ = out.splitlines()
+    assert first.endswith("training_step()")
+    assert "-> logits = self(batch.x)\n(Pdb) (4, 3)" in out
+    assert "(Pdb) (4, 2)" in out
     assert "step 2, epoch 1, batch 1" in out
 
 
-def test_steps_that_cannot_be_replayed(capsys):
+def test_which_steps_are_replayed(capsys):
     train("epochs=1")
+    capsys.readouterr()
+    assert main(["replay", "net", "--step", "1-2"]) == 0
+    assert capsys.readouterr().out.startswith("steps 1 to 2: all values are finite; the last one:\nstep 2, ")
+    assert main(["replay", "net", "--step", "2"]) == 0
+    assert capsys.readouterr().out.startswith("step 2, ")
     assert "a step from 1 to 4" in refused(capsys, "replay", "net", "--step", "5", code=1)
     for text in ("x", "0", "3-2", "-1"):
         assert "no such steps" in refused(capsys, "replay", "net", f"--step={text}")
@@ -326,6 +336,19 @@ def test_a_fork_with_changes_can_be_resumed_replayed_and_forked(desk, capsys):
         assert "the steps before are those of runs/net, which it was forked from" in message
     assert main(["fork", "slow@5"]) == 0
     assert points("runs/slow-fork-5")[8] == points("runs/slow")[8]
+
+
+def test_a_fork_of_a_program_that_gives_other_values_now_warns(desk, capsys):
+    train("epochs=1")
+    capsys.readouterr()
+    assert main(["fork", "net@2"]) == 0
+    assert "other values" not in capsys.readouterr().err
+    with contextlib.closing(sqlite3.connect(desk / "runs/net/run.db")) as database, database:
+        database.execute("UPDATE point SET value = 9 WHERE step = 1")
+    assert main(["fork", "net@2"]) == 0
+    message = capsys.readouterr().err
+    assert "warning: the program gives other values now than in runs/net, and the fork starts from" in message
+    assert "from these: train/learning_rate at step 1: 9.0 in the run, 0.1 now" in message
 
 
 @pytest.mark.full

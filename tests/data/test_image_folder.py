@@ -105,7 +105,7 @@ def test_folders_without_classes(make: str, tmp_path: Path) -> None:
         picture(path / "1.png")
     with pytest.raises(DataError) as error:
         ImageFolder(path)
-    words = {"missing": "there is no such folder", "file": "not a folder", "flat": "has no classes"}
+    words = {"missing": "there is no such folder", "file": "not a folder", "flat": "TextFolder(..., lab"}
     assert words[make] in str(error.value)
     assert str(path) in str(error.value)
 

@@ -273,6 +273,8 @@ def test_as_loader_leaves_a_loader_alone_and_knows_no_length_of_a_stream():
         (lambda: as_loader((i for i in [1]), "valid"), ["valid= is an iterator", "generator"]),
         (lambda: as_loader(7, "train"), ["train= gives no batches", "int"]),
         (lambda: as_loader("abc", "train"), ["train= gives no batches", "str"]),
+        (lambda: as_loader(torch.zeros(4, 2), "train"), ["train= gives no batches", "Tensor"]),
+        (lambda: as_loader({"a": [1]}, "train"), ["train= gives no batches", "dict"]),
         (
             lambda: as_loader(TensorDataset(x=torch.zeros(3)), "train"),
             ["train= gives no batches", "TensorDataset"],

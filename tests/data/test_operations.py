@@ -342,7 +342,9 @@ def test_concat_refuses_other_classes(rows, tmp_path):
     path.write_text("a,kind\n1,y\n2,z\n")
     other = CsvDataset(path, label="kind")
     message = problem(data.concat, rows, other)
-    assert "expected  x, y\n  found     y, z\n  hint      categories= of a dataset" in message
+    assert "expected  ['x', 'y']\n  found     ['y', 'z']\n  hint      categories= of a dataset" in message
+    message = problem(data.concat, CsvDataset(path, categories=["a"]), CsvDataset(path, categories=["kind"]))
+    assert "the datasets have different categories" in message
     joined = data.concat(data.map(rows, dict), [1])
     assert joined.classes == ["x", "y"]
     batches = data.concat(TensorDataset(x=torch.zeros(1)), InTuples())

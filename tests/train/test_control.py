@@ -338,7 +338,7 @@ def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_pat
     assert [(s.position.step, s.kept) for s in first.result.checkpoints] == [
         *((2, True), (4, True), (8, True), (10, False))
     ]
-    assert "step-00000002 (saved by command)" in capsys.readouterr().out
+    assert "step-00000002 (kept for good)" in capsys.readouterr().out
     second = Trial(tmp_path / "run", resume=True, init_seed=9, **settings).run()
     assert [s.position.step for s in second.result.checkpoints] == [2, 4, 8, 12]
     assert_ends_as(second, whole)

@@ -281,7 +281,7 @@ def test_another_program_differs(tmp_path):
     training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
     learner.schedule = optim.Constant(2e-2)
     report = replay(training, learner, 8)
-    assert report.difference.startswith("train/learning_rate at step 1: 0.01 in the run, 0.02 in the replay")
+    assert report.difference.startswith("train/learning_rate at step 1: 0.01 in the run, 0.02 now")
 
 
 def test_steps_that_the_run_does_not_have(tmp_path):

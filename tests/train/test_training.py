@@ -48,6 +48,7 @@ from burnt.train import (
     loop,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
+from burnt.train.source import started_by
 from burnt.train.store.control import send
 from burnt.train.target_shapes import TargetShapes
 from tests import forked
@@ -210,6 +211,26 @@ REFUSED = {
     ),
     "no output": Looked(
         DefinitionError, "did not return a StepOutput", "NoneType", how=lambda model, batch: None, valid=None
+    ),
+    "a number as loss": Looked(
+        DefinitionError,
+        "the loss of the training step is not a tensor",
+        "found     float",
+        "without .item()",
+        how=lambda model, batch: StepOutput(0.5, targets=batch.y),
+        valid=None,
+    ),
+    "a keeper alone": Looked(
+        ConfigError,
+        "checkpoints= takes a list of keepers",
+        "found     KeepLast, outside",
+        checkpoints=KeepLast(),
+    ),
+    "a word as keepers": Looked(
+        ConfigError, "checkpoints= takes a list of keepers", "found     'best'", checkpoints="best"
+    ),
+    "the class of a keeper": Looked(
+        ConfigError, "checkpoints= takes a list of keepers", "class", "KeepLast", checkpoints=[KeepLast]
     ),
     "validation": Looked(
         BurntError,
@@ -740,7 +761,7 @@ def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
     with RunReader(tmp_path / "run") as run:
         (event,) = run.events("error")
     assert "Traceback" in event.data["traceback"]
-    assert event.data.pop("traceback").endswith("ZeroDivisionError: mine\n")
+    assert event.data.pop("traceback").splitlines()[-2] == "ZeroDivisionError: mine"
     data = {"error": "ZeroDivisionError", "message": "mine", "cause": "exception"}
     assert (event.step, event.data) == (2, data)
 
@@ -777,6 +798,26 @@ def test_resuming_what_does_not_fit(tmp_path):
     with pytest.raises(CheckpointError, match="step-00000005 cannot be used"):
         training(folder, resume=True, duration="2 epochs").run(learner())
     assert ended(folder) == ("finished", "finished")
+
+
+def test_an_error_in_a_step_says_which_samples_it_had(tmp_path):
+    broken = loader(n=20, batch_size=4)
+    broken.dataset.columns["y"][13] = 7
+
+    with pytest.raises(IndexError) as caught:
+        training(tmp_path / "one", train=broken, valid=None).run(learner())
+    where = "in step 4, epoch 1, batch 4, samples 12, 13, 14, 15; to look into it: "
+    assert caught.value.__notes__ == [f"{where}burnt.train.replay(training, learner, 4, debug=True)"]
+    with RunReader(tmp_path / "one") as reader:
+        (event,) = reader.events("error")
+    assert where in event.data["traceback"]
+
+    with pytest.raises(IndexError) as caught, started_by("net.py:main", (), None):
+        training(tmp_path / "two", train=broken, valid=None, accumulate=3).run(learner())
+    assert caught.value.__notes__ == [
+        "in step 2, epoch 1, batch 4 to 5, samples 12, 13, 14, 15, 16, 17, 18, 19; to look into it: "
+        f"burnt replay {tmp_path / 'two'} --step 2 --pdb"
+    ]
 
 
 # signals, in a process of their own

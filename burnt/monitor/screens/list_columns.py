@@ -26,6 +26,7 @@ _SETTING, _METRIC = "setting:", "metric:"
 _MAX_AUTOMATIC = 4
 _MAX_AUTOMATIC_LENGTH = 16  # characters of a value in a column that nobody has chosen
 _MAX_LENGTH = 28
+_NEVER_AUTOMATIC = ("folder", "resume")  # the run's name says the one, its events the other
 _OWN_PREFIX = "config."  # of the user's own settings; the others describe the training
 
 
@@ -67,7 +68,7 @@ def automatic_columns(views: Sequence[RunView]) -> list[str]:
         for key, values in _values_by_setting(views).items()
         if len(values) > 1
         and max(map(len, values)) <= _MAX_AUTOMATIC_LENGTH
-        and key.rpartition(".")[2] != "folder"  # the run's own, which its name says
+        and key.rpartition(".")[2] not in _NEVER_AUTOMATIC
     ]
     # `seed` and the like differ in nearly all runs and rarely matter; those below config. come first.
     differing.sort(key=lambda key: not key.startswith(_OWN_PREFIX))

@@ -266,8 +266,8 @@ def test_keys_and_values_of_settings_cannot_steer_the_terminal(tmp_path: Path) -
 
 
 def test_which_columns_there_are(tmp_path: Path) -> None:
-    make(tmp_path, "a", 0.1, extra={"model": {"hidden": 1}}, long="x" * 40)
-    make(tmp_path, "b", 0.2, extra={"model": {"hidden": 2}}, long="y" * 40)
+    make(tmp_path, "a", 0.1, extra={"model": {"hidden": 1}, "resume": False}, long="x" * 40)
+    make(tmp_path, "b", 0.2, extra={"model": {"hidden": 2}, "resume": True}, long="y" * 40)
     views = [RunView(tmp_path / name) for name in "ab"]
     for view in views:
         view.refresh()
