@@ -215,7 +215,7 @@ def _try(
     for batch in batches:
         start = perf_counter()
         # A rate of 0: the memory and the time of a step, without a training that may diverge.
-        update([move(batch, memory.device)], 0.0, lambda output: None)
+        update([move(batch, memory.device)], 0.0, lambda output, counts: None)
         memory.wait()
         seconds.append(perf_counter() - start)
     return Trial(size, statistics.median(seconds[1:] or seconds), memory.peak())

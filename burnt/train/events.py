@@ -102,11 +102,13 @@ class Stepped(Event):
         batch: its last micro-batch.
         output: what the training step returned for it.
         learning_rate: the learning rate of the step.
+        skipped: whether the step changed nothing, by ``on_nan=``; otherwise False.
     """
 
     batch: Any
     output: StepOutput
     learning_rate: float
+    skipped: bool = False
 
 
 @dataclasses.dataclass

@@ -218,21 +218,21 @@ class Loop:
         self.is_stepping = False
         position.step += 1
         position.batch += len(window)
-        if self.update.non_finite is not None and self.skips.report(
-            self.update.non_finite, position, len(window), self.learning_rate
-        ):
+        found = self.update.non_finite
+        if found is not None and self.skips.report(found, position, len(window), self.learning_rate):
             self.stop("stopped by a step that was not finite")
         if self.step_output is not None:
-            self.callbacks(Stepped(self, self.to_device(window[-1]), self.step_output, self.learning_rate))
-            self.step_output = None
+            batch, output, self.step_output = self.to_device(window[-1]), self.step_output, None
+            self.callbacks(Stepped(self, batch, output, self.learning_rate, skipped=found is not None))
 
-    def observe(self, output: StepOutput) -> None:
-        """Update the metrics by the output of a training step."""
-        self.losses.add(output)
-        for metric in self.train_metrics:
-            metric.update(output)
-        if output.log:
-            self.logged.add(output.log)
+    def observe(self, output: StepOutput, counts: bool) -> None:
+        """Update the metrics by the output of a training step; one that does not count is left out."""
+        if counts:
+            self.losses.add(output)
+            for metric in self.train_metrics:
+                metric.update(output)
+            if output.log:
+                self.logged.add(output.log)
         if self.callbacks.wants(Stepped):
             output.loss = output.loss.detach()
             self.step_output = output

@@ -124,7 +124,8 @@ class NonFiniteReports:
         Raises:
             NonFiniteError: it is the last of many in a row.
         """
-        batches = [position.batch - window + number for number in found.batches]
+        numbers = range(window) if found.batches is None else found.batches
+        batches = [position.batch - window + number for number in numbers]
         samples: list[int] | None = []
         for batch in batches:
             of_batch = self.samples(position.epoch, batch)

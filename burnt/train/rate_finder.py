@@ -147,7 +147,7 @@ def find_learning_rate(
             window = [move(batch, as_device(device)) for batch in itertools.islice(stream, accumulate)]
             outputs: list[tuple[float, int]] = []
             rate = low * (high / low) ** (number / (steps - 1))
-            update(window, rate, lambda output, outputs=outputs: outputs.append(_loss_of(output)))  # type: ignore[misc]
+            update(window, rate, lambda output, counts, outputs=outputs: outputs.append(_loss_of(output)))  # type: ignore[misc]
             rates.append(rate)
             losses.append(sum(loss * n for loss, n in outputs) / max(sum(n for _, n in outputs), 1))
             recent = sum(losses[-_LAST:]) / len(losses[-_LAST:])

@@ -57,6 +57,15 @@ def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_pat
     assert_equal_runs(folder, tmp_path / "whole")
 
 
+def test_a_training_stopped_by_bad_batches_goes_on_as_if_it_had_skipped_them(tmp_path):
+    whole = run(tmp_path / "whole", "skip")
+    folder = tmp_path / "run"
+    for attempt, step in enumerate([2, 5, 8]):
+        ended = run(folder, "skip", on_nan="stop", resume=attempt > 0, seed=attempt)
+        assert saved_steps(folder)[-1] == step
+    assert differences(ended.state, whole.state) == []
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["full", "refused"])
 @pytest.mark.parametrize("setting", SETTINGS)
