@@ -28,7 +28,6 @@ from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
     ConfigError,
-    UnsupportedError,
     quantity,
 )
 from burnt.module import loading_problem
@@ -51,7 +50,6 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
 from burnt.train.loss_scale import LossScale
-from burnt.train.manual import Optimizers
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.non_finite import check_policy
@@ -73,6 +71,7 @@ from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
+from burnt.train.update import check_accumulate, check_update
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -131,7 +130,8 @@ class SupervisedTraining:
         stopping: an `EarlyStopping`.
         precision: ``"float32"``; ``"tf32"``, float32 on tensor cores; ``"bfloat16"`` or ``"float16"``, by
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
-            converts the parameters. Lightning's names, such as ``"bf16-mixed"``, are understood.
+            converts the parameters of all modules but normalizations. Lightning's names, such as
+            ``"bf16-mixed"``, are understood.
         strategy: ``"auto"``: one device.
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
@@ -256,13 +256,7 @@ class SupervisedTraining:
                 raise ConfigError(
                     "a training setting is invalid", where=name, expected="above 0", found=value
                 )
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise ConfigError(
-                "a training setting is invalid",
-                where="accumulate",
-                expected="the number of batches of a step, at least 1",
-                found=accumulate,
-            )
+        check_accumulate(accumulate)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
@@ -527,28 +521,8 @@ class SupervisedTraining:
         )
 
     def _check_update(self, learner: Learner) -> None:
-        """Raise if the settings of updates do not fit the Learner.
-
-        Raises:
-            ConfigError: the training step steps its optimizers itself, and batches were to be accumulated;
-                or `checkpoint_activations` matches no module.
-            UnsupportedError: an optimizer that evaluates the loss several times cannot skip a step.
-        """
-        if isinstance(learner.optimizer, Optimizers) and self.accumulate > 1:
-            raise ConfigError(
-                "a training step with several optimizers accumulates gradients itself",
-                where="accumulate",
-                expected="1",
-                found=self.accumulate,
-                hint="optimizers[name].gradients(loss) returns gradients to add up, and step takes them",
-            )
-        if learner.optimizer.needs_closure and (self.precision == "float16" or self.on_nan != "raise"):
-            raise UnsupportedError(
-                f"{type(learner.optimizer).__name__} evaluates the loss several times in a step, "
-                "and cannot skip one",
-                expected='another optimizer, or precision="float32" and on_nan="raise"',
-                found=f"precision={self.precision!r}, on_nan={self.on_nan!r}",
-            )
+        """Raise if the settings of updates do not fit the Learner."""
+        check_update(learner, accumulate=self.accumulate, precision=self.precision, on_nan=self.on_nan)
         if self.checkpoint_activations is not None:
             select_modules(learner.model, self.checkpoint_activations)
 
@@ -654,6 +628,7 @@ class SupervisedTraining:
     def _check_only(self, learner: Learner) -> Findings:
         """Check what `run` checks before the first step, without values, the device and the run folder."""
         reporter = self.reporter = CollectingReporter()
+        self._check_update(learner)
         for plateau in plateaus_of(learner):
             plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
         if self.keepers is not None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from burnt.errors import ConfigError, UnsupportedError
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.train.buffers import BufferCopies
@@ -21,7 +22,16 @@ from burnt.train.manual import Optimizers, StepOptimizers
 from burnt.train.optimizer_step import GradientRules, OptimizerStep
 from burnt.train.step import StepOutput
 
-__all__ = ["GradientUpdate", "ManualUpdate", "NonFinite", "Update", "WindowGradients", "update_of"]
+__all__ = [
+    "GradientUpdate",
+    "ManualUpdate",
+    "NonFinite",
+    "Update",
+    "WindowGradients",
+    "check_accumulate",
+    "check_update",
+    "update_of",
+]
 
 Observe = Callable[[StepOutput, bool], None]
 """Is given the output of a micro-batch, and whether it counts: False if its loss is not finite."""
@@ -145,12 +155,15 @@ class Update:
         if self._buffers is None:
             self._update(window, learning_rate, observe)
             return
-        self.non_finite = None
+        self._forget_non_finite()
         self._buffers.take()
         self._update(window, learning_rate, observe)
         if self.non_finite is not None:
             self.skipped += 1
             self._buffers.restore()
+
+    def _forget_non_finite(self) -> None:
+        self.non_finite = None
 
     @abstractmethod
     def _update(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
@@ -267,7 +280,7 @@ class GradientUpdate(Update):
             if output.count and self.non_finite is None:
                 total.add(Gradients.of(self._rules.scaled(output.loss), self._params), output.count)
             observe(output, is_finite)
-            number += 1  # `enumerate` would hold the output
+            number += 1  # noqa: SIM113  # `enumerate` would hold the output
             del output  # free this batch's outputs before the next one allocates its own
         return total.mean() if total.count else None
 
@@ -345,3 +358,46 @@ def update_of(
 def _any(flags: Iterable[Tensor], device: torch.device) -> Tensor:
     """Whether any is true; each may be on another device."""
     return torch.stack([flag.to(device) for flag in flags]).any()
+
+
+def check_update(
+    learner: Learner, *, accumulate: int = 1, precision: str = "float32", on_nan: str = "raise"
+) -> None:
+    """Raise if settings of updates do not fit a Learner.
+
+    Raises:
+        ConfigError: `accumulate` is no number of batches; or the training step steps its optimizers itself,
+            and batches were to be accumulated.
+        UnsupportedError: an optimizer that evaluates the loss several times cannot skip a step.
+    """
+    check_accumulate(accumulate)
+    if isinstance(learner.optimizer, Optimizers) and accumulate > 1:
+        raise ConfigError(
+            "a training step with several optimizers accumulates gradients itself",
+            where="accumulate",
+            expected="1",
+            found=accumulate,
+            hint="optimizers[name].gradients(loss) returns gradients to add up, and step takes them",
+        )
+    if learner.optimizer.needs_closure and (precision == "float16" or on_nan != "raise"):
+        raise UnsupportedError(
+            f"{type(learner.optimizer).__name__} evaluates the loss several times in a step, "
+            "and cannot skip one",
+            expected='another optimizer, or precision="float32" and on_nan="raise"',
+            found=f"precision={precision!r}, on_nan={on_nan!r}",
+        )
+
+
+def check_accumulate(accumulate: int) -> None:
+    """Raise if this is no number of batches of a step.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(
+            "a training setting is invalid",
+            where="accumulate",
+            expected="the number of batches of a step, at least 1",
+            found=accumulate,
+        )
