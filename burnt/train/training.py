@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import numbers
 import os
 import platform
 import shlex
@@ -247,15 +248,11 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        for name, value in (
-            ("log_every", log_every),
-            ("clip_norm", clip_norm),
-            ("clip_value", clip_value),
-        ):
-            if value is not None and not value > 0:
-                raise ConfigError(
-                    "a training setting is invalid", where=name, expected="above 0", found=value
-                )
+        if not isinstance(log_every, numbers.Integral) or log_every < 1:
+            raise _invalid_setting("log_every", "a number of steps, at least 1", log_every)
+        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if limit is not None and not (isinstance(limit, numbers.Real) and limit > 0):
+                raise _invalid_setting(name, "a number above 0", limit)
         check_accumulate(accumulate)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
@@ -774,6 +771,10 @@ def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
                 found=repr(name),
             )
     return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
+
+
+def _invalid_setting(name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
 
 
 def _earlier_config(folder: Path) -> dict[str, Any]:

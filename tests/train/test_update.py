@@ -342,9 +342,11 @@ def test_the_norm_is_logged_when_asked_for(tmp_path):
 
 
 def test_settings_that_are_refused(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        train(tmp_path / "run", clip_value=0.0)
-    assert "in        clip_value" in str(caught.value)
+    for name, value in (("clip_value", 0.0), ("clip_norm", "1.0"), ("log_every", 2.5)):
+        with pytest.raises(ConfigError) as caught:
+            train(tmp_path / "run", **{name: value})
+        assert f"in        {name}" in str(caught.value)
+        assert f"found     {value!r}" in str(caught.value)
     with pytest.raises(ConfigError, match="at least 1"):
         train(tmp_path / "run", accumulate=0)
     with pytest.raises(TypeError, match="accumulate=4"):
