@@ -69,7 +69,8 @@ class Loop:
     A step is one update of the parameters, by a window of `accumulate` batches; the last window of an epoch
     has those that are left. Everything between two steps happens at whole windows.
 
-    `valid` and `valid_metrics` are by the name of the split. The first of `train_metrics` is the loss.
+    `valid`, `valid_metrics` and `validate_every` are by the name of the split. The first of `train_metrics`
+    is the loss.
     `values` holds the last metric values, ``{"valid/loss": 0.1}``, and `measured` the keys of those that were
     measured at `position`. `loader_state` is what the loader of a resumed training said of its position, and
     `restored` the state of this loop in the checkpoint (`state`), empty for a new training.
@@ -85,7 +86,7 @@ class Loop:
     train_metrics: Sequence[Metric]
     valid_metrics: Mapping[str, Sequence[Metric]]
     duration: Duration
-    validate_every: Duration
+    validate_every: Mapping[str, Duration]
     checkpoint_every: Duration
     log_every: int
     validate_first: bool
@@ -139,7 +140,9 @@ class Loop:
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
-        self.validated_step, self.saved_step, self.checked_step = -1, 0, self.position.step
+        self.saved_step, self.checked_step = 0, self.position.step
+        self.validated: dict[str, int] = {}  # the last step of each validation
+        self.due_splits: Collection[str] = self.valid.keys()  # while `position.pending`
         self.load_state(self.restored)
         self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
         self.saved_state: object = None
@@ -281,20 +284,24 @@ class Loop:
         position.seconds = self.trained.seconds()
         over = self.duration.over(position)
         updated_splits = {"train"} if epoch_ended else set()
-        is_validation_due, position.pending = position.pending, False
-        if (
-            over
-            or is_validation_due
-            or self.validate_every.due(position, epoch_ended=epoch_ended, since=since)
-        ):
-            is_new = self.validated_step != position.step
+        is_pending, position.pending = position.pending, False
+        self.due_splits = [
+            split
+            for split, every in self.validate_every.items()
+            if self.validated.get(split) != position.step
+            and (
+                over
+                or (is_pending and split in self.due_splits)
+                or every.due(position, epoch_ended=epoch_ended, since=since)
+            )
+        ]
+        if self.due_splits:
             try:
                 position.pending = not self.validate()
             except Exception:
                 self.save_before_failing("the validation failed")
                 raise
-            if is_new:
-                updated_splits |= self.valid.keys()
+            updated_splits.update(self.due_splits)
         if not position.pending:
             self.update_plateaus(updated_splits)
         stop = False
@@ -461,17 +468,15 @@ class Loop:
         return {key: value for key, value in self.values.items() if self.measured_at.get(key) == step}
 
     def validate(self) -> bool:
-        """Run the validations and record their values; return False if a stop request interrupted them."""
-        if not self.valid or self.validated_step == self.position.step:
-            return True
+        """Run what is due and record its values; return False if a stop request interrupted it."""
         self.before_validation = RandomStates.capture()
         logged: dict[str, dict[str, float]] = {}
         with self.show_activity("validating"), self.evaluating():
-            for split, loader in self.valid.items():
+            for split in self.due_splits:
                 for metric in self.valid_metrics[split]:
                     metric.reset()
                 batches_until_stop = itertools.takewhile(
-                    lambda _: self.control.process_commands(), loader.epoch(0)
+                    lambda _: self.control.process_commands(), self.valid[split].epoch(0)
                 )
                 with self.logged.validating(split) as logged[split]:
                     run_validation(
@@ -488,7 +493,8 @@ class Loop:
         if self.control.is_ending:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
-        for split, metrics in self.valid_metrics.items():
+        for split in self.due_splits:
+            metrics = self.valid_metrics[split]
             values = {**intervals(metrics, read(metrics), None), **logged[split]}
             self.set_values(split, values)
             self.writer.log(self.position.step, self.position.current_epoch, values, split)
@@ -496,7 +502,7 @@ class Loop:
                 metric.record(self.writer, split, self.position.step)
             self.reporter.epoch(self.position, split, values)
             self.callbacks(Validated(self, split, values))
-        self.validated_step = self.position.step
+            self.validated[split] = self.position.step
         return True
 
     def update_plateaus(self, updated_splits: Collection[str]) -> None:
@@ -640,7 +646,8 @@ class Loop:
             },
             "logged": self.logged.state(),
             "update": self.update.state(),
-            "validated_step": self.validated_step,
+            "validated": dict(self.validated),
+            "due_splits": list(self.due_splits),
             "learning_rate": self.learning_rate,
             "group_rates": dict(self.group_rates()),
             "buffers": list(self.buffers.changed()),
@@ -650,7 +657,8 @@ class Loop:
         """Restore what `state` returned; checkpoints of burnt 0.1.0 have nothing of it."""
         if not state:
             return
-        self.logged_step, self.validated_step = state["logged_step"], state["validated_step"]
+        self.logged_step, self.validated = state["logged_step"], dict(state["validated"])
+        self.due_splits = state["due_splits"]
         self.learning_rate = state["learning_rate"]
         self.logged.load_state(state["logged"])
         self.update.load_state(state["update"])

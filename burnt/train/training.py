@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import numbers
 import os
 import platform
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +28,7 @@ from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
     ConfigError,
+    nearest,
     quantity,
 )
 from burnt.module import loading_problem
@@ -157,7 +157,9 @@ class SupervisedTraining:
             over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
         callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
         log_every: steps between two readings of the metrics.
-        validate_every: how often to validate: a duration, as all intervals.
+        validate_every: how often to validate: a duration, as all intervals; or one for each validation set by
+            name, ``{"valid": "1 epoch", "rotated": "5 epochs"}``, of which those left out have one epoch. At
+            the end of the training all are validated.
         validate_first: validate before the first step too: metric values at step 0.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
             saves, and so does the interval of an `Every`.
@@ -219,7 +221,7 @@ class SupervisedTraining:
         accumulate: int = 1,
         callbacks: Sequence[Any] = (),
         log_every: int = 20,
-        validate_every: str | Duration = "1 epoch",
+        validate_every: str | Duration | Mapping[str, str | Duration] = "1 epoch",
         validate_first: bool = False,
         checkpoint_every: str | Duration = "1 epoch",
         async_checkpoints: bool = False,
@@ -236,7 +238,7 @@ class SupervisedTraining:
         self.valid = _validation_loaders(valid)
         self._limit(limit_train, limit_valid, overfit_batches)
         self.duration = Duration.parse(duration)
-        self.validate_every = Duration.parse(validate_every, "validate_every")
+        self.validate_every = _validation_intervals(validate_every, self.valid)
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
@@ -248,10 +250,10 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        if not isinstance(log_every, numbers.Integral) or log_every < 1:
+        if not isinstance(log_every, int) or log_every < 1:
             raise _invalid_setting("log_every", "a number of steps, at least 1", log_every)
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if limit is not None and not (isinstance(limit, numbers.Real) and limit > 0):
+            if limit is not None and not (isinstance(limit, int | float) and limit > 0):
                 raise _invalid_setting(name, "a number above 0", limit)
         check_accumulate(accumulate)
         self.accumulate = accumulate
@@ -771,6 +773,28 @@ def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
                 found=repr(name),
             )
     return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
+
+
+def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Duration]:
+    """Return the interval of each validation by split.
+
+    Raises:
+        ConfigError: an interval is no duration, or there is no validation of a name.
+    """
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(splits, Duration.parse(given, "validate_every"))
+    unknown = next((name for name in given if name not in splits), None)
+    if unknown is not None:
+        guess = nearest(str(unknown), splits)
+        raise ConfigError(
+            "there is no validation set of this name",
+            where="validate_every",
+            expected=" or ".join(map(repr, splits)) or "a duration, or valid={name: loader}",
+            found=repr(unknown),
+            hint=f"did you mean {guess!r}?" if guess else None,
+        )
+    every = {name: Duration.parse(text, f"validate_every[{name!r}]") for name, text in given.items()}
+    return {split: every.get(split, Duration(1, "epochs")) for split in splits}
 
 
 def _invalid_setting(name: str, expected: str, found: object) -> ConfigError:

@@ -201,7 +201,8 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "validations": lambda: {
         "check": True, "train": loader(transform=noisy_by_global_state),
         "valid": {"valid": validation(noisy_by_global_state), "again": validation(noisy)},
-        "validate_every": "3 steps", "checkpoint_every": "4 steps", "log_every": 4,
+        "validate_every": {"valid": "3 steps", "again": "2 steps"}, "checkpoint_every": "4 steps",
+        "log_every": 4,
         "schedule": Plateau(optim.Warmup(3, 3e-2), "loss", 2, factor=0.5, threshold=100.0,
                             threshold_mode="abs"),
     },

@@ -141,7 +141,7 @@ def test_a_validation_that_fails_is_run_again(tmp_path):
     valid = SETTINGS["validations"]()["valid"]
     with pytest.raises(DataError):
         run(folder, "validations", valid={"valid": valid["valid"], "again": Failing()})
-    assert saved_steps(folder)[-1] == 6
+    assert saved_steps(folder)[-1] == 4
     ended = run(folder, "validations", resume=True, seed=5)
     assert differences(ended.state, whole.state) == []
     assert_equal_runs(folder, tmp_path / "whole")
