@@ -1,4 +1,4 @@
-"""What steps log besides metrics: scalars, images, tables and histograms, into the run store.
+"""What steps log besides metrics: scalars, images, tables, histograms and texts, into the run store.
 
 `log` works wherever the code runs, in a model's forward pass too; outside of a training it does nothing.
 Scalars stay on their device until the metrics are read, so that logging one never waits for the device.
@@ -177,8 +177,9 @@ def log(values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
 
     Args:
         values: name -> value: a number or a scalar tensor, ``[]``, of which the mean is recorded whenever the
-            metrics are read; or an `Image`, a `Table` or a `Histogram`, recorded at the steps after which the
-            metrics are read, and in a validation for its first batch.
+            metrics are read; or an `Image`, a `Table`, a `Histogram` or a text (a `str`, such as a generated
+            sample), recorded at the steps after which the metrics are read, and in a validation for its first
+            batch.
         named: the same, for names that are identifiers.
 
     Raises:
@@ -240,7 +241,9 @@ class StepLog:
                     expected="a name that no metric of the training has",
                     found=repr(name),
                 )
-            if isinstance(value, Artefact):
+            if isinstance(value, str):
+                self._record(name, Table(["text"], [[value]]))
+            elif isinstance(value, Artefact):
                 self._record(name, value)
             elif isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
                 # A copy: a view would keep all of its tensor alive until the reading.
@@ -292,7 +295,7 @@ def _unknown_kind(name: str, value: Any) -> MetricError:
         )
     return MetricError(
         f"{name!r} cannot be logged",
-        expected="a number, a scalar tensor, or an Image, a Table or a Histogram of burnt.train",
+        expected="a number, a scalar tensor, a text, or an Image, a Table or a Histogram of burnt.train",
         found=f"a {type(value).__name__}"
         + (f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""),
         hint=hint,

@@ -93,7 +93,7 @@ def logging_step(model: nn.Module, batch: Batch) -> ClassificationOutput:
     output = step(model, batch)
     x = float(batch.x[0, 0])
     burnt.log(number=x, often=float(len(batch.x)), pixels=Image(batch.x.sigmoid()))
-    burnt.log({"a b": batch.x[0, 0] > 0})
+    burnt.log({"a b": batch.x[0, 0] > 0, "text": f"x is {x}"})
     if x > 0:  # not in every step
         burnt.log(rare=batch.x[0, 0])
     output.log = {"rows": Table(["x"], [[x]]), "spread": Histogram(batch.x, bins=3)}

@@ -14,6 +14,7 @@ from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import MetricError
 from burnt.train import Histogram, Image, Learner, RunReader, StepOutput, SupervisedTraining, Table
+from burnt.train.store.reader import text_of
 
 
 def loader(count: int) -> Loader:
@@ -55,6 +56,20 @@ def train(folder, step=step, **settings):
 def rows(reader, name, split):
     points = reader.points(name, split)
     return list(zip(points.steps, points.values, strict=True))
+
+
+def test_texts_are_recorded(tmp_path):
+    def telling(model, batch):
+        output = step(model, batch)
+        burnt.log(told=f"item\t{float(batch.x):g}\nis 5 \u00b5m")
+        return output
+
+    reader = train(tmp_path / "run", telling)
+    told = {a.step: text_of(a.data) for a in reader.artefacts("table", "told")}
+    assert told == {step: f"item\t{step - 1}\nis 5 \u00b5m" for step in (4, 8)}
+    (valid,) = reader.artefacts("table", "valid/told")
+    assert text_of(valid.data).startswith("item\t0")
+    assert all(text_of(a.data) is None for a in reader.artefacts() if "told" not in a.name)
 
 
 def test_scalars_are_means_between_readings(tmp_path):
@@ -104,7 +119,7 @@ def test_outside_of_a_training_nothing_happens(tmp_path):
     [
         (torch.zeros(2, 3), "a Tensor of shape (2, 3)", "log(**{'x': value.mean()})"),
         (np.zeros(4), "a ndarray of shape (4,)", "burnt.train.Histogram(value)"),
-        ("text", "a str", None),
+        (["text"], "a list", None),
         (torch.tensor(1j), "a Tensor of shape ()", "value.mean()"),
     ],
 )
