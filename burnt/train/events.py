@@ -227,6 +227,15 @@ class Callbacks:
         for method in self._methods.get(type(event), ()):
             method(event)
 
+    def fail(self, event: Failed) -> None:
+        """Give an event to each callback; what one raises is a note of the first error, and hides nothing."""
+        for method in self._methods.get(Failed, ()):
+            try:
+                method(event)
+            except Exception as second:
+                name = type(getattr(method, "__self__", method)).__name__
+                event.error.add_note(f"{name}.on_error failed, too: {type(second).__name__}: {second}")
+
     def state(self) -> dict[str, Any]:
         """Return the states of the callbacks that have one, by name."""
         return {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}

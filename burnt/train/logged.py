@@ -178,8 +178,8 @@ def log(values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
     Args:
         values: name -> value: a number or a scalar tensor, ``[]``, of which the mean is recorded whenever the
             metrics are read; or an `Image`, a `Table`, a `Histogram` or a text (a `str`, such as a generated
-            sample), recorded at the steps after which the metrics are read, and in a validation for its first
-            batch.
+            sample), recorded at the steps after which the metrics are read, the first of each name, and in a
+            validation for its first batch.
         named: the same, for names that are identifiers.
 
     Raises:
@@ -199,16 +199,18 @@ class StepLog:
     Args:
         recorder: the run store.
         taken: the names of the metrics, which cannot be logged.
-        step: returns the step in progress, and whether the metrics are read after it.
+        step: returns the step in progress, or the last one between two; whether the metrics are read after
+            it; and whether it is in progress.
     """
 
     def __init__(
-        self, recorder: Recorder, taken: Sequence[str], step: Callable[[], tuple[int, bool]]
+        self, recorder: Recorder, taken: Sequence[str], step: Callable[[], tuple[int, bool, bool]]
     ) -> None:
         self._recorder, self._taken, self._step = recorder, frozenset(taken), step
         self._scalars: dict[str, list[Tensor | float]] = {}
         self._split: str | None = None  # of the validation in progress
-        self._recorded: set[str] = set()  # artefacts of that validation
+        self._recorded: set[str] = set()  # artefacts of that validation, or of the step
+        self._recorded_step = -1
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -254,14 +256,19 @@ class StepLog:
                 raise _unknown_kind(name, value)
 
     def _record(self, name: str, value: Artefact) -> None:
-        step, is_read = self._step()
+        step, is_read, is_stepping = self._step()
         if self._split is not None:
             name = f"{self._split}/{name}"
+        elif not is_read:
+            return
+        elif is_stepping and step != self._recorded_step:
+            self._recorded.clear()
+            self._recorded_step = step
+        if self._split is not None or is_stepping:
+            # A step may run the code several times: for each of its batches, or for checkpointed activations.
             if name in self._recorded:
                 return
             self._recorded.add(name)
-        elif not is_read:
-            return
         value.record(self._recorder, name, step)
 
     def state(self) -> dict[str, list[float]]:

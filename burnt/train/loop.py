@@ -246,10 +246,10 @@ class Loop:
         self.callbacks(event)
         return event.gradients
 
-    def step_in_progress(self) -> tuple[int, bool]:
-        """Return the number of the step in progress, or of the last one between two; and if it is logged."""
+    def step_in_progress(self) -> tuple[int, bool, bool]:
+        """Return the step in progress, or the last one between two; if it is logged; and if it is going on."""
         step = self.position.step + self.is_stepping
-        return step, not self.is_stepping or step % self.log_every == 0
+        return step, not self.is_stepping or step % self.log_every == 0, self.is_stepping
 
     def message(self, text: str) -> None:
         """Show a message to the user, and write it to the run's log."""

@@ -66,6 +66,8 @@ class Profiler:
         """Write a profile of fewer steps."""
         if self._profile is not None:
             self._stop(event.training)
+        elif self._left > 0:
+            event.training.message(f"Profiled nothing: the training ended before step {self.skip + 1}.")
 
     def on_error(self, event: Failed) -> None:
         """Write a profile of fewer steps."""

@@ -215,6 +215,7 @@ def trial_update(
     rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
     try:
         model.train()
+        copied.optimizer.train(parameters)  # an earlier run left those to evaluate
         cast_parameters(precision, model)
         with float32_matmuls(precision), checkpointed(model, checkpoint_activations):
             yield update_of(copied, steps, rules, functools.partial(autocast, precision, device))

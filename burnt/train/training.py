@@ -485,7 +485,7 @@ class SupervisedTraining:
                 loop.finish_saving()
             except BaseException as error:
                 loop.finish_saving(error)
-                self.callbacks(Failed(loop, error))
+                self.callbacks.fail(Failed(loop, error))
                 raise
             saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
             if interruption.signal is None:

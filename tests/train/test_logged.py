@@ -58,6 +58,39 @@ def rows(reader, name, split):
     return list(zip(points.steps, points.values, strict=True))
 
 
+def plain_step(model: nn.Module, batch: Batch) -> StepOutput:
+    return StepOutput(model(batch.x).square().mean(), targets=batch.y)
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"checkpoint_activations": "inner"}])
+def test_one_artefact_of_a_name_in_a_step(tmp_path, settings):
+    class Telling(nn.Linear):
+        def forward(self, x):
+            burnt.log(told=f"{float(x):g}")
+            return super().forward(x)
+
+    model = nn.Sequential()
+    model.add_module("inner", Telling(1, 1))
+
+    class Twice:
+        def on_step(self, event):
+            for word in "ab":
+                burnt.log(called=word)
+
+    training = SupervisedTraining(
+        tmp_path, train=loader(8), duration="1 epoch", log_every=2, monitor="off", check=False,
+        callbacks=[Twice()], **settings,
+    )  # fmt: skip
+    training.run(Learner(model, optim.Sgd(), 0.0, step=plain_step))
+    steps = [2, 4] if "accumulate" in settings else [2, 4, 6, 8]
+    reader = RunReader(tmp_path)
+    first = {a.step: text_of(a.data) for a in reader.artefacts("table", "told")}
+    batches = settings.get("accumulate", 1)
+    assert [a.step for a in reader.artefacts("table", "told")] == steps
+    assert first == {step: f"{(step - 1) * batches}" for step in steps}
+    assert len(reader.artefacts("table", "called")) == 2 * (8 // batches)
+
+
 def test_texts_are_recorded(tmp_path):
     def telling(model, batch):
         output = step(model, batch)
