@@ -247,7 +247,7 @@ class Loop:
         return event.gradients
 
     def step_in_progress(self) -> tuple[int, bool, bool]:
-        """Return the step in progress, or the last one between two; if it is logged; and if it is going on."""
+        """Return the step in progress, or the last one between two; if it is logged; if it is in progress."""
         step = self.position.step + self.is_stepping
         return step, not self.is_stepping or step % self.log_every == 0, self.is_stepping
 

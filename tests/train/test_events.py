@@ -84,6 +84,21 @@ def test_an_exception_is_an_event_and_ends_the_training(tmp_path):
     assert str(recorder.last.error) == "no more"
 
 
+def test_a_callback_that_fails_too_hides_neither_the_error_nor_other_callbacks(tmp_path):
+    class Failing:
+        def on_step(self, event):
+            raise RuntimeError("no more")
+
+        def on_error(self, event):
+            raise OSError("the disk is full")
+
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="no more") as caught:
+        train(tmp_path / "run", [Failing(), recorder])
+    assert recorder.seen[-1] == ("error", 1)
+    assert caught.value.__notes__ == ["Failing.on_error failed, too: OSError: the disk is full"]
+
+
 def test_a_callback_sees_the_step_and_may_replace_gradients(tmp_path):
     losses = []
 

@@ -232,6 +232,20 @@ def test_a_search_without_batches():
         find_learning_rate(learner(), empty)
 
 
+def test_a_search_goes_on_from_the_parameters_in_training(tmp_path):
+    torch.manual_seed(0)
+    subject = Learner(nn.Linear(4, 1), optim.Ema(optim.Sgd(), decay=0.99), 0.1, step=step)
+    data = loader(count=8)
+    SupervisedTraining(tmp_path, train=data, duration="4 epochs", monitor="off").run(subject)
+    averages = subject.model.weight.detach().clone()
+    search = find_learning_rate(subject, data, steps=10)
+    assert torch.equal(subject.model.weight, averages)
+    subject.optimizer.train(subject.model)
+    assert not torch.equal(subject.model.weight, averages)
+    expected = step(subject.model, next(iter(data.epoch(0)))).loss
+    assert search.losses[0] == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
 def test_batch_sizes_double_up_to_the_dataset():
     seen = set()
 
@@ -319,6 +333,15 @@ def test_the_profiler_writes_a_trace_and_a_table(tmp_path, skip, steps, last):
     (table,) = RunReader(tmp_path / "run").artefacts("table", "profile")
     assert table.step == last
     assert "aten::addmm" in {row[0] for row in table.data["rows"]}
+
+
+@pytest.mark.parametrize("skip", [2, 5])
+def test_a_profiler_that_saw_no_step_says_so(tmp_path, capsys, skip):
+    SupervisedTraining(
+        tmp_path, train=loader(), duration="2 steps", callbacks=[Profiler(skip)], monitor="plain", check=False
+    ).run(learner())
+    assert f"Profiled nothing: fewer than {skip + 1} steps were done." in capsys.readouterr().out
+    assert not (tmp_path / "profile").exists()
 
 
 @pytest.mark.parametrize(("arguments", "where"), [({"skip": -1}, "skip"), ({"steps": 0}, "steps")])
