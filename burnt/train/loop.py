@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
@@ -47,6 +46,7 @@ from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables
+from burnt.train.saving import CheckpointWriter
 from burnt.train.source import replay_command
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
@@ -112,6 +112,14 @@ class Loop:
     loader_state: Any
     restored: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        self.saving = CheckpointWriter(
+            self.checkpoints,
+            self.background,
+            self.writer,
+            lambda saved: self.callbacks(CheckpointSaved(self, saved)),
+        )
+
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
         # The command is answered when the checkpoint is written.
@@ -135,8 +143,7 @@ class Loop:
         self.clock, self.activity = TrainingClock(), "training"
         self.trained = TrainingClock(self.position.seconds)
         self.checked_seconds = self.position.seconds
-        every = self.checkpoints.intervals() if self.checkpoints is not None else []
-        self.save_every = functools.reduce(operator.or_, every, self.checkpoint_every)
+        self.save_every = self.saving.interval(self.checkpoint_every)
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
@@ -145,10 +152,9 @@ class Loop:
         self.due_splits: Collection[str] = self.valid.keys()  # while `position.pending`
         self.load_state(self.restored)
         self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
-        self.saved_state: object = None
         # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
         self.measured_at = dict.fromkeys(self.measured, self.position.step)
-        self.is_saved_kept = self.is_evaluating = False
+        self.is_evaluating = False
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
         self.steps.train()
         self.report_progress()
@@ -279,7 +285,7 @@ class Loop:
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
-        self.report_saved()
+        self.saving.report()
         position, since = self.position, self.checked_seconds
         position.seconds = self.trained.seconds()
         over = self.duration.over(position)
@@ -318,7 +324,7 @@ class Loop:
             or stop
             or self.stop_reason is not None
             or self.save_every.due(position, epoch_ended=epoch_ended, since=since)
-            or (updated_splits and not position.pending and self.is_best())
+            or (updated_splits and not position.pending and self.saving.is_best(position, self.values_here()))
         ):
             self.save()
         if not self.control.process_commands():
@@ -419,9 +425,7 @@ class Loop:
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
-        if self.background is not None:
-            self.background.wait()
-        newest = self.checkpoints.newest() if self.checkpoints is not None else None
+        newest = self.saving.newest()
         first = self.losses.first_non_finite()
         steps = (since + 1, self.position.step) if first is None else (first.step, first.step)
         where = f"steps {steps[0]} to {steps[1]}, epoch {self.position.current_epoch}"
@@ -548,13 +552,6 @@ class Loop:
             self.reporter.message(f"Stopping early: {stopping.reason}.")
         return stop
 
-    def is_best(self) -> bool:
-        """Whether a `KeepBest` would keep a checkpoint of the current step."""
-        if self.checkpoints is None:
-            return False
-        self.report_saved(wait=True)  # the ranking needs all files
-        return self.checkpoints.is_best(self.position, self.values_here())
-
     def save_before_failing(self, why: str) -> None:
         """Write a checkpoint between two steps before an error ends the training, and report it."""
         step = self.position.step
@@ -581,11 +578,10 @@ class Loop:
         position, control = self.position, self.control
         # A command can change the learning rate without a step.
         state = (position.step, position.epoch, control.override, control.override_factor)
-        is_saved = self.saved_state == state and self.is_saved_kept >= kept
-        if self.checkpoints is None or self.writer.gone or is_saved:
+        if self.saving.has(state, kept=kept):
             return
         with self.show_activity("saving"):
-            self.report_saved(wait=True)
+            self.saving.report(wait=True)
             # Without a row in the run store: an interruption must not change the history.
             self.check_loss(intervals(self.train_metrics, read(self.train_metrics), self.logged_sums))
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
@@ -597,7 +593,8 @@ class Loop:
             # Rows up to this step are not written again by a training that resumes from here.
             self.writer.flush(timeout=_FLUSH_SECONDS)
             with self.evaluating():
-                saved = self.checkpoints.save(
+                self.saving.save(
+                    None if validating else state,
                     self.learner.model,
                     self.learner.optimizer.into_record(),
                     self.train_metrics,
@@ -614,28 +611,12 @@ class Loop:
                     kept=kept,
                     scheduled=scheduled and not kept,
                     buffers=self.buffers.changed(),
-                    background=None if wait else self.background,
+                    wait=wait,
                 )
         position.seconds = self.trained.seconds()
-        self.saved_step, self.saved_state = position.step, None if validating else state
-        self.is_saved_kept = saved.kept
+        self.saved_step = position.step
         if wait or self.background is None:
-            self.record_saved(saved)
-
-    def report_saved(self, *, wait: bool = False) -> None:
-        """Report a checkpoint that was written in the background, if there is a new one; raise its error."""
-        if self.background is None:
-            return
-        if wait:
-            self.background.wait()
-        if (saved := self.background.collect()) is not None:
-            self.record_saved(saved)
-
-    def record_saved(self, saved: Saved) -> None:
-        """Record a checkpoint that was written, and give it to the callbacks."""
-        self.writer.event("checkpoint", saved.position.step, path=saved.path.name,
-                          values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
-        self.callbacks(CheckpointSaved(self, saved))
+            self.saving.report()
 
     def state(self) -> dict[str, Any]:
         """Return what the loop knows of earlier steps, for a checkpoint."""
@@ -667,17 +648,6 @@ class Loop:
             (before[metric.name][0], before[metric.name][1]) if metric.name in before else sums
             for metric, sums in zip(self.train_metrics, self.logged_sums, strict=True)
         ]
-
-    def finish_saving(self, error: BaseException | None = None) -> None:
-        """Wait for the checkpoint that is being written; after an error, add a note if that fails too."""
-        try:
-            self.report_saved(wait=True)
-        except Exception as second:
-            if error is None:
-                raise
-            if second is not error:
-                notes = [f"{type(second).__name__}: {second}", *getattr(second, "__notes__", ())]
-                error.add_note("\n".join(notes))
 
     def state_of_loader(self) -> Any:
         """Return what the loader says of its position in the epoch; None if batches are enough."""

@@ -482,9 +482,9 @@ class SupervisedTraining:
             )
             try:
                 reason = ending.reason = loop.run()
-                loop.finish_saving()
+                loop.saving.finish()
             except BaseException as error:
-                loop.finish_saving(error)
+                loop.saving.finish(error)
                 self.callbacks.fail(Failed(loop, error))
                 raise
             saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
