@@ -236,6 +236,10 @@ class StepLog:
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add values by name."""
+        if not isinstance(values, Mapping):
+            raise MetricError(
+                "these values cannot be logged", expected="a value by name", found=type(values).__name__
+            )
         for name, value in values.items():
             if not isinstance(name, str) or not name or name in self._taken:
                 raise MetricError(

@@ -20,7 +20,7 @@ import torch
 
 from burnt.data import Mover
 from burnt.data.loader import EpochLoader
-from burnt.errors import DataError, NonFiniteError
+from burnt.errors import DataError, DefinitionError, NonFiniteError
 from burnt.gradients import Gradients
 from burnt.train.background import BackgroundWriter
 from burnt.train.buffers import TransientBuffers
@@ -40,14 +40,13 @@ from burnt.train.events import (
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, Sums, intervals, read
-from burnt.train.non_finite import NonFiniteReports, RecentLosses, list_text
+from burnt.train.non_finite import NonFiniteReports, RecentLosses
 from burnt.train.optimizer_step import GradientRules
 from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables
 from burnt.train.saving import CheckpointWriter
-from burnt.train.source import replay_command
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -250,7 +249,14 @@ class Loop:
         """Give the gradients of a step to the callbacks; return them, or those that a callback put there."""
         event = GradientsComputed(self, gradients)
         self.callbacks(event)
-        return event.gradients
+        if not isinstance(event.gradients, Mapping):
+            raise DefinitionError(
+                "a callback assigned no gradients",
+                where="on_gradients",
+                expected="burnt.Gradients, or a tensor by path",
+                found=type(event.gradients).__name__,
+            )
+        return Gradients(event.gradients)
 
     def step_in_progress(self) -> tuple[int, bool, bool]:
         """Return the step in progress, or the last one between two; if it is logged; if it is in progress."""
@@ -425,30 +431,15 @@ class Loop:
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
-        newest = self.saving.newest()
-        first = self.losses.first_non_finite()
-        steps = (since + 1, self.position.step) if first is None else (first.step, first.step)
-        where = f"steps {steps[0]} to {steps[1]}, epoch {self.position.current_epoch}"
-        samples: list[int] | None = None
-        if first is not None:
-            where = f"step {first.step}, epoch {first.epoch + 1}, batch {first.batch + 1}"
-            samples = self.skips.samples(first.epoch, first.batch)
-        error = NonFiniteError(
-            f"{what} became {value}",
-            where=where + ("" if samples is None else f", samples {list_text(samples)}"),
-            expected="a finite number",
-            found=f"{value} at a learning rate of {self.learning_rate:.3g}",
-            hint="to see where it began: "
-            + replay_command(self.writer.folder, since + 1, self.position.step)
-            + "\nlook for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
-            + (
-                f"resume from the last checkpoint, {newest}"
-                if newest
-                else "there is no checkpoint to resume from"
-            ),
+        return self.skips.error(
+            what,
+            value,
+            since=since,
+            position=self.position,
+            place=self.losses.first_non_finite(),
+            learning_rate=self.learning_rate,
+            newest=self.saving.newest(),
         )
-        error.steps, error.samples = steps, samples
-        return error
 
     def end_epoch(self) -> None:
         """Record the metric values over the whole epoch, and reset the metrics."""

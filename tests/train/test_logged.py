@@ -58,6 +58,16 @@ def rows(reader, name, split):
     return list(zip(points.steps, points.values, strict=True))
 
 
+def test_what_is_logged_has_names(tmp_path):
+    def wrong(model, batch):
+        output = plain_step(model, batch)
+        output.log = ["x"]
+        return output
+
+    with pytest.raises(MetricError, match="these values cannot be logged"):
+        train(tmp_path / "run", wrong, check=False)
+
+
 def plain_step(model: nn.Module, batch: Batch) -> StepOutput:
     return StepOutput(model(batch.x).square().mean(), targets=batch.y)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.errors import ConfigError
+from burnt.errors import BurntError, ConfigError, DefinitionError
 from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput, SupervisedTraining
 from burnt.train.update import WindowGradients
 
@@ -339,6 +339,18 @@ def test_the_norm_is_logged_when_asked_for(tmp_path):
     train(tmp_path / "plain")
     with RunReader(tmp_path / "plain") as run:
         assert "gradient_norm" not in {series.name for series in run.series()}
+
+
+@pytest.mark.parametrize("count", [-1, 2.0, torch.tensor(3)])
+def test_a_count_is_a_number_of_items(count):
+    with pytest.raises(DefinitionError, match="a StepOutput needs a number of items") as caught:
+        StepOutput(torch.tensor(0.5), count=count)
+    assert ("hint      int(count)" in str(caught.value)) == isinstance(count, torch.Tensor)
+
+
+def test_a_loss_is_no_float():
+    with pytest.raises(BurntError, match="gradients need a loss with a graph"):
+        Gradients.of(0.5, nn.Linear(1, 1))
 
 
 def test_settings_that_are_refused(tmp_path):
