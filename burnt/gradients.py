@@ -55,6 +55,13 @@ class Gradients(Mapping[str, Tensor]):
         Raises:
             BurntError: the loss is no scalar, or depends on no trainable parameter.
         """
+        if not isinstance(loss, Tensor):
+            raise BurntError(
+                "gradients need a loss with a graph",
+                expected="a tensor of shape ()",
+                found=type(loss).__name__,
+                hint="return the loss itself, not its .item() or float(loss)",
+            )
         if loss.dim() != 0 and loss.numel() != 1:
             raise BurntError(
                 "gradients need a scalar loss",

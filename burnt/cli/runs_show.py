@@ -18,6 +18,7 @@ from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
+from burnt.train.store.reader import text_of
 from burnt.train.store.schema import DATABASE
 from burnt.train.store.search import flatten, settings_of
 from burnt.train.store.tags import all_notes, read_tags
@@ -169,7 +170,11 @@ def _print_run(reader: RunReader) -> None:
         at = "" if table.step is None else f" at step {table.step}"
         data, machine = split_tuning_keys(table.data)
         page.heading(f"{table.name}{at}" + (f", on {machine}" if machine else ""))
-        _print_table(page, data["columns"], data["rows"])
+        if (text := text_of(data)) is not None:
+            for line in text.splitlines():
+                page.line(line)
+        else:
+            _print_table(page, data["columns"], data["rows"])
     if events := reader.events()[-_EVENTS:]:
         page.heading("last events")
         page.table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -94,28 +94,46 @@ def _checkpointed_forward(module: torch.nn.Module, forward: Callable[..., Any]) 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not (module.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
+        again = _SameBuffers(module)
         return checkpoint(
             forward,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _buffers_aside(module)),
+            context_fn=lambda: (contextlib.nullcontext(), again),
             **kwargs,
         )
 
     return call
 
 
-@contextlib.contextmanager
-def _buffers_aside(module: torch.nn.Module) -> Iterator[None]:
-    """Have a second forward pass change copies of the buffers, such as running statistics.
+_Buffers = list[tuple[torch.nn.Module, dict[str, torch.Tensor | None]]]
 
-    The buffers are replaced, not restored: their versions must stay as autograd has saved them.
+
+class _SameBuffers:
+    """Context of a second forward pass: it starts from the buffers of the first, and changes copies of them.
+
+    The first pass may have changed what its outputs depend on, such as a running codebook. The
+    buffers are replaced, not restored: their versions must stay as autograd has saved them. It can be entered
+    more than once, since a graph that is retained repeats the pass for each of its gradients.
+
+    Args:
+        module: before its first pass.
     """
-    owners = [(owner, dict(owner._buffers)) for owner in module.modules() if owner._buffers]
-    for owner, buffers in owners:
-        owner._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
-    try:
-        yield
-    finally:
-        for owner, buffers in owners:
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        owners = [owner for owner in module.modules() if owner._buffers]
+        self._before: _Buffers = [(owner, _copied(owner._buffers)) for owner in owners]
+        self._now: _Buffers = []
+
+    def __enter__(self) -> None:
+        self._now = [(owner, dict(owner._buffers)) for owner, _ in self._before]
+        for owner, buffers in self._before:
+            owner._buffers.update(_copied(buffers))
+
+    def __exit__(self, *error: object) -> None:
+        for owner, buffers in self._now:
             owner._buffers.update(buffers)
+
+
+def _copied(buffers: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    return {name: None if buffer is None else buffer.detach().clone() for name, buffer in buffers.items()}

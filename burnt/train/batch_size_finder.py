@@ -20,7 +20,8 @@ from burnt.device import as_device
 from burnt.errors import BurntError, ConfigError
 from burnt.train.end_reason import cause_of
 from burnt.train.learner import Learner
-from burnt.train.rate_finder import endless, trial_update, unchanged
+from burnt.train.rate_finder import endless, trial_update
+from burnt.train.update import Update
 
 __all__ = ["BatchSizeSearch", "Trial", "find_batch_size"]
 
@@ -95,6 +96,7 @@ def find_batch_size(
     memory_bytes: int | None = None,
     clip_norm: float | None = None,
     precision: str = "float32",
+    checkpoint_activations: str | None = None,
     device: torch.device | str | None = None,
 ) -> BatchSizeSearch:
     """Train a few steps at each of the batch sizes 1, 2, 4, ... until one does not fit into memory.
@@ -113,10 +115,12 @@ def find_batch_size(
             memory is killed; on an accelerator the error of its allocator ends the search, too.
         clip_norm: as in `SupervisedTraining`.
         precision: as in `SupervisedTraining`.
+        checkpoint_activations: as in `SupervisedTraining`.
         device: where to train; by default the fastest device available.
 
     Raises:
         ConfigError: an argument is invalid.
+        UnsupportedError: there is no such precision, or the optimizer does not support it.
         BurntError: not even the first size fits.
 
     >>> from burnt import nn, optim
@@ -149,7 +153,10 @@ def find_batch_size(
     memory = _Memory(target)
     limit = memory.free() * _SHARE if memory_bytes is None else memory_bytes
     trials: list[Trial] = []
-    with unchanged(learner, target) as trial_learner:
+    # Rates of 0: the memory and the time of a step, without a training that may diverge.
+    with trial_update(
+        learner, target, precision, clip_norm, checkpoint_activations, rate_factor=0.0
+    ) as update:
         for size in _sizes(low, high):
             expected = _expected_bytes(trials, size)
             if expected > limit:
@@ -157,7 +164,7 @@ def find_batch_size(
                 trials.append(Trial(size, None, int(expected), problem))
                 break
             try:
-                trials.append(_try(trial_learner, make(size), size, steps, clip_norm, precision, memory))
+                trials.append(_try(update, make(size), size, steps, memory))
             except Exception as error:
                 if cause_of(error) != "out of memory":
                     raise
@@ -199,23 +206,13 @@ def _expected_bytes(trials: Sequence[Trial], size: int) -> float:
     return b.peak_bytes + max(slope, 0.0) * (size - b.batch_size)
 
 
-def _try(
-    learner: Learner,
-    data: Any,
-    size: int,
-    steps: int,
-    clip_norm: float | None,
-    precision: str,
-    memory: _Memory,
-) -> Trial:
-    update = trial_update(learner, precision, clip_norm)
+def _try(update: Update, data: Any, size: int, steps: int, memory: _Memory) -> Trial:
     batches = itertools.islice(endless(as_loader(data, "data")), steps)
     seconds = []
     memory.reset()
     for batch in batches:
         start = perf_counter()
-        # A rate of 0: the memory and the time of a step, without a training that may diverge.
-        update([move(batch, memory.device)], 0.0, lambda output: None)
+        update([move(batch, memory.device)], 0.0, lambda output, counts: None)
         memory.wait()
         seconds.append(perf_counter() - start)
     return Trial(size, statistics.median(seconds[1:] or seconds), memory.peak())

@@ -1,4 +1,4 @@
-"""Buffers that a model does not save (``persistent=False``): those that change in training are state, too."""
+"""Buffers of a model: copies to undo changes, and those that it does not save but that change in training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,44 @@ from torch import Tensor
 
 from burnt._torch import version_of
 
-__all__ = ["TransientBuffers", "load_buffers"]
+__all__ = ["BufferCopies", "TransientBuffers", "load_buffers"]
+
+
+class BufferCopies:
+    """Copies of a model's buffers, to undo what forward passes change: in place, or by assigning others.
+
+    Args:
+        model: the model.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> model.register_buffer("calls", torch.zeros(()))
+    >>> copies = BufferCopies(model)
+    >>> copies.take()
+    >>> model.calls = model.calls + 1
+    >>> copies.restore()
+    >>> model.calls
+    tensor(0.)
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._owners = [module for module in model.modules() if module._buffers]
+        self._copies: list[tuple[torch.nn.Module, str, Tensor | None, Tensor | None]] = []
+
+    def take(self) -> None:
+        """Copy the buffers."""
+        self._copies = [
+            (owner, name, buffer, None if buffer is None else buffer.detach().clone())
+            for owner in self._owners
+            for name, buffer in owner._buffers.items()
+        ]
+
+    def restore(self) -> None:
+        """Put the buffers back as they were when they were copied: the same tensors with the same values."""
+        with torch.no_grad():
+            for owner, name, buffer, copy in self._copies:
+                if buffer is not None and copy is not None:
+                    buffer.copy_(copy)
+                owner._buffers[name] = buffer
 
 
 class TransientBuffers:

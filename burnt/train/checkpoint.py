@@ -125,11 +125,14 @@ class KeepLast:
     """Keep the newest checkpoints.
 
     Args:
-        count: how many.
+        count: how many, at least 1: a run resumes from the newest.
+
+    Raises:
+        ConfigError: `count` is below 1.
     """
 
     def __init__(self, count: int = 1) -> None:
-        self.count = max(int(count), 1)
+        self.count = _checked_count(count, "KeepLast")
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
         """Return the newest checkpoints."""
@@ -178,13 +181,16 @@ class KeepBest:
     Args:
         metric: the metric to compare by, as an object or by name.
         split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
-        count: how many.
+        count: how many, at least 1.
+
+    Raises:
+        ConfigError: `count` is below 1.
     """
 
     def __init__(self, metric: Metric | str, split: str | None = None, count: int = 1) -> None:
         self.monitored = Monitored(metric, split)
         self.metric = metric if isinstance(metric, Metric) else None
-        self.count = max(int(count), 1)
+        self.count = _checked_count(count, "KeepBest")
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
         """Return the best checkpoints; the older of two equal ones, and none with NaN."""
@@ -420,6 +426,18 @@ class Checkpoints:
             for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
         )
         return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
+
+
+def _checked_count(count: int, keeper: str) -> int:
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(
+            f"{keeper} cannot be built",
+            where="count",
+            expected="a number of checkpoints, at least 1",
+            found=repr(count),
+            hint="checkpoints=None saves none",
+        )
+    return count
 
 
 def _read_saved(path: Path) -> Saved | None:

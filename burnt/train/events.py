@@ -7,6 +7,7 @@ checkpoints, by methods ``state() -> dict`` (JSON) and ``load_state(dict)``.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,11 +103,13 @@ class Stepped(Event):
         batch: its last micro-batch.
         output: what the training step returned for it.
         learning_rate: the learning rate of the step.
+        skipped: whether the step changed nothing, by ``on_nan=``; otherwise False.
     """
 
     batch: Any
     output: StepOutput
     learning_rate: float
+    skipped: bool = False
 
 
 @dataclasses.dataclass
@@ -229,9 +232,34 @@ class Callbacks:
         for method in self._methods.get(type(event), ()):
             method(event)
 
+    def fail(self, event: Failed) -> None:
+        """Give an event to each callback; what one raises is a note of the first error, and hides nothing."""
+        for method in self._methods.get(Failed, ()):
+            try:
+                method(event)
+            except Exception as second:
+                name = type(getattr(method, "__self__", method)).__name__
+                event.error.add_note(f"{name}.on_error failed, too: {type(second).__name__}: {second}")
+
     def state(self) -> dict[str, Any]:
-        """Return the states of the callbacks that have one, by name."""
-        return {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}
+        """Return the states of the callbacks that have one, by name.
+
+        Raises:
+            DefinitionError: a state cannot be written as JSON.
+        """
+        states = {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}
+        for name, state in states.items():
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise DefinitionError(
+                    "the state of a callback cannot be saved",
+                    where=f"{name}.state()",
+                    expected="a dict of numbers, texts, lists and dicts, as JSON has them",
+                    found=str(error),
+                    hint="tensor.tolist()" if "Tensor" in str(error) else None,
+                ) from error
+        return states
 
     def load_state(self, states: Mapping[str, Any]) -> None:
         """Restore the states of the callbacks that the checkpoint knows."""

@@ -1,4 +1,4 @@
-"""What steps log besides metrics: scalars, images, tables and histograms, into the run store.
+"""What steps log besides metrics: scalars, images, tables, histograms and texts, into the run store.
 
 `log` works wherever the code runs, in a model's forward pass too; outside of a training it does nothing.
 Scalars stay on their device until the metrics are read, so that logging one never waits for the device.
@@ -177,8 +177,9 @@ def log(values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
 
     Args:
         values: name -> value: a number or a scalar tensor, ``[]``, of which the mean is recorded whenever the
-            metrics are read; or an `Image`, a `Table` or a `Histogram`, recorded at the steps after which the
-            metrics are read, and in a validation for its first batch.
+            metrics are read; or an `Image`, a `Table`, a `Histogram` or a text (a `str`, such as a generated
+            sample), recorded at the steps after which the metrics are read, the first of each name, and in a
+            validation for its first batch.
         named: the same, for names that are identifiers.
 
     Raises:
@@ -198,16 +199,18 @@ class StepLog:
     Args:
         recorder: the run store.
         taken: the names of the metrics, which cannot be logged.
-        step: returns the step in progress, and whether the metrics are read after it.
+        step: returns the step in progress, or the last one between two; whether the metrics are read after
+            it; and whether it is in progress.
     """
 
     def __init__(
-        self, recorder: Recorder, taken: Sequence[str], step: Callable[[], tuple[int, bool]]
+        self, recorder: Recorder, taken: Sequence[str], step: Callable[[], tuple[int, bool, bool]]
     ) -> None:
         self._recorder, self._taken, self._step = recorder, frozenset(taken), step
         self._scalars: dict[str, list[Tensor | float]] = {}
         self._split: str | None = None  # of the validation in progress
-        self._recorded: set[str] = set()  # artefacts of that validation
+        self._recorded: set[str] = set()  # artefacts of that validation, or of the step
+        self._recorded_step = -1
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -233,6 +236,10 @@ class StepLog:
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add values by name."""
+        if not isinstance(values, Mapping):
+            raise MetricError(
+                "these values cannot be logged", expected="a value by name", found=type(values).__name__
+            )
         for name, value in values.items():
             if not isinstance(name, str) or not name or name in self._taken:
                 raise MetricError(
@@ -240,7 +247,9 @@ class StepLog:
                     expected="a name that no metric of the training has",
                     found=repr(name),
                 )
-            if isinstance(value, Artefact):
+            if isinstance(value, str):
+                self._record(name, Table(["text"], [[value]]))
+            elif isinstance(value, Artefact):
                 self._record(name, value)
             elif isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
                 # A copy: a view would keep all of its tensor alive until the reading.
@@ -251,14 +260,19 @@ class StepLog:
                 raise _unknown_kind(name, value)
 
     def _record(self, name: str, value: Artefact) -> None:
-        step, is_read = self._step()
+        step, is_read, is_stepping = self._step()
         if self._split is not None:
             name = f"{self._split}/{name}"
+        elif not is_read:
+            return
+        elif is_stepping and step != self._recorded_step:
+            self._recorded.clear()
+            self._recorded_step = step
+        if self._split is not None or is_stepping:
+            # A step may run the code several times: for each of its batches, or for checkpointed activations.
             if name in self._recorded:
                 return
             self._recorded.add(name)
-        elif not is_read:
-            return
         value.record(self._recorder, name, step)
 
     def state(self) -> dict[str, list[float]]:
@@ -292,7 +306,7 @@ def _unknown_kind(name: str, value: Any) -> MetricError:
         )
     return MetricError(
         f"{name!r} cannot be logged",
-        expected="a number, a scalar tensor, or an Image, a Table or a Histogram of burnt.train",
+        expected="a number, a scalar tensor, a text, or an Image, a Table or a Histogram of burnt.train",
         found=f"a {type(value).__name__}"
         + (f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""),
         hint=hint,

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
@@ -21,7 +20,7 @@ import torch
 
 from burnt.data import Mover
 from burnt.data.loader import EpochLoader
-from burnt.errors import DataError, NonFiniteError
+from burnt.errors import DataError, DefinitionError, NonFiniteError
 from burnt.gradients import Gradients
 from burnt.train.background import BackgroundWriter
 from burnt.train.buffers import TransientBuffers
@@ -47,6 +46,7 @@ from burnt.train.plateau import Plateau
 from burnt.train.progress import Reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables
+from burnt.train.saving import CheckpointWriter
 from burnt.train.source import replay_command
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
@@ -69,7 +69,8 @@ class Loop:
     A step is one update of the parameters, by a window of `accumulate` batches; the last window of an epoch
     has those that are left. Everything between two steps happens at whole windows.
 
-    `valid` and `valid_metrics` are by the name of the split. The first of `train_metrics` is the loss.
+    `valid`, `valid_metrics` and `validate_every` are by the name of the split. The first of `train_metrics`
+    is the loss.
     `values` holds the last metric values, ``{"valid/loss": 0.1}``, and `measured` the keys of those that were
     measured at `position`. `loader_state` is what the loader of a resumed training said of its position, and
     `restored` the state of this loop in the checkpoint (`state`), empty for a new training.
@@ -85,7 +86,7 @@ class Loop:
     train_metrics: Sequence[Metric]
     valid_metrics: Mapping[str, Sequence[Metric]]
     duration: Duration
-    validate_every: Duration
+    validate_every: Mapping[str, Duration]
     checkpoint_every: Duration
     log_every: int
     validate_first: bool
@@ -111,6 +112,14 @@ class Loop:
     loader_state: Any
     restored: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        self.saving = CheckpointWriter(
+            self.checkpoints,
+            self.background,
+            self.writer,
+            lambda saved: self.callbacks(CheckpointSaved(self, saved)),
+        )
+
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
         # The command is answered when the checkpoint is written.
@@ -134,18 +143,18 @@ class Loop:
         self.clock, self.activity = TrainingClock(), "training"
         self.trained = TrainingClock(self.position.seconds)
         self.checked_seconds = self.position.seconds
-        every = self.checkpoints.intervals() if self.checkpoints is not None else []
-        self.save_every = functools.reduce(operator.or_, every, self.checkpoint_every)
+        self.save_every = self.saving.interval(self.checkpoint_every)
         self.before_validation: RandomStates | None = None
         self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
-        self.validated_step, self.saved_step, self.checked_step = -1, 0, self.position.step
+        self.saved_step, self.checked_step = 0, self.position.step
+        self.validated: dict[str, int] = {}  # the last step of each validation
+        self.due_splits: Collection[str] = self.valid.keys()  # while `position.pending`
         self.load_state(self.restored)
         self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
-        self.saved_state: object = None
         # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
         self.measured_at = dict.fromkeys(self.measured, self.position.step)
-        self.is_saved_kept = self.is_evaluating = False
+        self.is_evaluating = False
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
         self.steps.train()
         self.report_progress()
@@ -222,13 +231,12 @@ class Loop:
         self.is_stepping = False
         position.step += 1
         position.batch += len(window)
-        if self.update.non_finite is not None and self.skips.report(
-            self.update.non_finite, position, len(window), self.learning_rate
-        ):
+        found = self.update.non_finite
+        if found is not None and self.skips.report(found, position, len(window), self.learning_rate):
             self.stop("stopped by a step that was not finite")
         if self.step_output is not None:
-            self.callbacks(Stepped(self, self.to_device(window[-1]), self.step_output, self.learning_rate))
-            self.step_output = None
+            batch, output, self.step_output = self.to_device(window[-1]), self.step_output, None
+            self.callbacks(Stepped(self, batch, output, self.learning_rate, skipped=found is not None))
 
     def failed_step_text(self, window: int) -> str:
         """Describe a step of so many batches that raised an error, and how to look into it."""
@@ -242,13 +250,14 @@ class Loop:
             where += f", samples {list_text([index for some in samples for index in some or ()])}"
         return f"in {where}; to look into it: {replay_command(self.writer.folder, step, step, debug=True)}"
 
-    def observe(self, output: StepOutput) -> None:
-        """Update the metrics by the output of a training step."""
-        self.losses.add(output)
-        for metric in self.train_metrics:
-            metric.update(output)
-        if output.log:
-            self.logged.add(output.log)
+    def observe(self, output: StepOutput, counts: bool) -> None:
+        """Update the metrics by the output of a training step; one that does not count is left out."""
+        if counts:
+            self.losses.add(output)
+            for metric in self.train_metrics:
+                metric.update(output)
+            if output.log:
+                self.logged.add(output.log)
         if self.callbacks.wants(Stepped):
             output.loss = output.loss.detach()
             self.step_output = output
@@ -257,12 +266,19 @@ class Loop:
         """Give the gradients of a step to the callbacks; return them, or those that a callback put there."""
         event = GradientsComputed(self, gradients)
         self.callbacks(event)
-        return event.gradients
+        if not isinstance(event.gradients, Mapping):
+            raise DefinitionError(
+                "a callback assigned no gradients",
+                where="on_gradients",
+                expected="burnt.Gradients, or a tensor by path",
+                found=type(event.gradients).__name__,
+            )
+        return Gradients(event.gradients)
 
-    def step_in_progress(self) -> tuple[int, bool]:
-        """Return the number of the step in progress, or of the last one between two; and if it is logged."""
+    def step_in_progress(self) -> tuple[int, bool, bool]:
+        """Return the step in progress, or the last one between two; if it is logged; if it is in progress."""
         step = self.position.step + self.is_stepping
-        return step, not self.is_stepping or step % self.log_every == 0
+        return step, not self.is_stepping or step % self.log_every == 0, self.is_stepping
 
     def message(self, text: str) -> None:
         """Show a message to the user, and write it to the run's log."""
@@ -292,25 +308,29 @@ class Loop:
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
-        self.report_saved()
+        self.saving.report()
         position, since = self.position, self.checked_seconds
         position.seconds = self.trained.seconds()
         over = self.duration.over(position)
         updated_splits = {"train"} if epoch_ended else set()
-        is_validation_due, position.pending = position.pending, False
-        if (
-            over
-            or is_validation_due
-            or self.validate_every.due(position, epoch_ended=epoch_ended, since=since)
-        ):
-            is_new = self.validated_step != position.step
+        is_pending, position.pending = position.pending, False
+        self.due_splits = [
+            split
+            for split, every in self.validate_every.items()
+            if self.validated.get(split) != position.step
+            and (
+                over
+                or (is_pending and split in self.due_splits)
+                or every.due(position, epoch_ended=epoch_ended, since=since)
+            )
+        ]
+        if self.due_splits:
             try:
                 position.pending = not self.validate()
             except Exception:
                 self.save_before_failing("the validation failed")
                 raise
-            if is_new:
-                updated_splits |= self.valid.keys()
+            updated_splits.update(self.due_splits)
         if not position.pending:
             self.update_plateaus(updated_splits)
         stop = False
@@ -327,7 +347,7 @@ class Loop:
             or stop
             or self.stop_reason is not None
             or self.save_every.due(position, epoch_ended=epoch_ended, since=since)
-            or (updated_splits and not position.pending and self.is_best())
+            or (updated_splits and not position.pending and self.saving.is_best(position, self.values_here()))
         ):
             self.save()
         if not self.control.process_commands():
@@ -428,32 +448,15 @@ class Loop:
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
-        if self.background is not None:
-            self.background.wait()
-        newest = self.checkpoints.newest() if self.checkpoints is not None else None
-        first = self.losses.first_non_finite()
-        steps = (since + 1, self.position.step) if first is None else (first.step, first.step)
-        where = f"steps {steps[0]} to {steps[1]}, epoch {self.position.current_epoch}"
-        samples: list[int] | None = None
-        if first is not None:
-            where = f"step {first.step}, epoch {first.epoch + 1}, batch {first.batch + 1}"
-            samples = self.skips.samples(first.epoch, first.batch)
-        error = NonFiniteError(
-            f"{what} became {value}",
-            where=where + ("" if samples is None else f", samples {list_text(samples)}"),
-            expected="a finite number",
-            found=f"{value} at a learning rate of {self.learning_rate:.3g}",
-            hint="to see where it began: "
-            + replay_command(self.writer.folder, since + 1, self.position.step)
-            + "\nlook for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
-            + (
-                f"resume from the last checkpoint, {newest}"
-                if newest
-                else "there is no checkpoint to resume from"
-            ),
+        return self.skips.error(
+            what,
+            value,
+            since=since,
+            position=self.position,
+            place=self.losses.first_non_finite(),
+            learning_rate=self.learning_rate,
+            newest=self.saving.newest(),
         )
-        error.steps, error.samples = steps, samples
-        return error
 
     def end_epoch(self) -> None:
         """Record the metric values over the whole epoch, and reset the metrics."""
@@ -477,17 +480,15 @@ class Loop:
         return {key: value for key, value in self.values.items() if self.measured_at.get(key) == step}
 
     def validate(self) -> bool:
-        """Run the validations and record their values; return False if a stop request interrupted them."""
-        if not self.valid or self.validated_step == self.position.step:
-            return True
+        """Run what is due and record its values; return False if a stop request interrupted it."""
         self.before_validation = RandomStates.capture()
         logged: dict[str, dict[str, float]] = {}
         with self.show_activity("validating"), self.evaluating():
-            for split, loader in self.valid.items():
+            for split in self.due_splits:
                 for metric in self.valid_metrics[split]:
                     metric.reset()
                 batches_until_stop = itertools.takewhile(
-                    lambda _: self.control.process_commands(), loader.epoch(0)
+                    lambda _: self.control.process_commands(), self.valid[split].epoch(0)
                 )
                 with self.logged.validating(split) as logged[split]:
                     run_validation(
@@ -504,7 +505,8 @@ class Loop:
         if self.control.is_ending:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
-        for split, metrics in self.valid_metrics.items():
+        for split in self.due_splits:
+            metrics = self.valid_metrics[split]
             values = {**intervals(metrics, read(metrics), None), **logged[split]}
             self.set_values(split, values)
             self.writer.log(self.position.step, self.position.current_epoch, values, split)
@@ -512,7 +514,7 @@ class Loop:
                 metric.record(self.writer, split, self.position.step)
             self.reporter.epoch(self.position, split, values)
             self.callbacks(Validated(self, split, values))
-        self.validated_step = self.position.step
+            self.validated[split] = self.position.step
         return True
 
     def update_plateaus(self, updated_splits: Collection[str]) -> None:
@@ -558,13 +560,6 @@ class Loop:
             self.reporter.message(f"Stopping early: {stopping.reason}.")
         return stop
 
-    def is_best(self) -> bool:
-        """Whether a `KeepBest` would keep a checkpoint of the current step."""
-        if self.checkpoints is None:
-            return False
-        self.report_saved(wait=True)  # the ranking needs all files
-        return self.checkpoints.is_best(self.position, self.values_here())
-
     def save_before_failing(self, why: str) -> None:
         """Write a checkpoint between two steps before an error ends the training, and report it."""
         step = self.position.step
@@ -591,11 +586,10 @@ class Loop:
         position, control = self.position, self.control
         # A command can change the learning rate without a step.
         state = (position.step, position.epoch, control.override, control.override_factor)
-        is_saved = self.saved_state == state and self.is_saved_kept >= kept
-        if self.checkpoints is None or self.writer.gone or is_saved:
+        if self.saving.has(state, kept=kept):
             return
         with self.show_activity("saving"):
-            self.report_saved(wait=True)
+            self.saving.report(wait=True)
             # Without a row in the run store: an interruption must not change the history.
             self.check_loss(intervals(self.train_metrics, read(self.train_metrics), self.logged_sums))
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
@@ -607,7 +601,8 @@ class Loop:
             # Rows up to this step are not written again by a training that resumes from here.
             self.writer.flush(timeout=_FLUSH_SECONDS)
             with self.evaluating():
-                saved = self.checkpoints.save(
+                self.saving.save(
+                    None if validating else state,
                     self.learner.model,
                     self.learner.optimizer.into_record(),
                     self.train_metrics,
@@ -624,28 +619,12 @@ class Loop:
                     kept=kept,
                     scheduled=scheduled and not kept,
                     buffers=self.buffers.changed(),
-                    background=None if wait else self.background,
+                    wait=wait,
                 )
         position.seconds = self.trained.seconds()
-        self.saved_step, self.saved_state = position.step, None if validating else state
-        self.is_saved_kept = saved.kept
+        self.saved_step = position.step
         if wait or self.background is None:
-            self.record_saved(saved)
-
-    def report_saved(self, *, wait: bool = False) -> None:
-        """Report a checkpoint that was written in the background, if there is a new one; raise its error."""
-        if self.background is None:
-            return
-        if wait:
-            self.background.wait()
-        if (saved := self.background.collect()) is not None:
-            self.record_saved(saved)
-
-    def record_saved(self, saved: Saved) -> None:
-        """Record a checkpoint that was written, and give it to the callbacks."""
-        self.writer.event("checkpoint", saved.position.step, path=saved.path.name,
-                          values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
-        self.callbacks(CheckpointSaved(self, saved))
+            self.saving.report()
 
     def state(self) -> dict[str, Any]:
         """Return what the loop knows of earlier steps, for a checkpoint."""
@@ -656,7 +635,8 @@ class Loop:
             },
             "logged": self.logged.state(),
             "update": self.update.state(),
-            "validated_step": self.validated_step,
+            "validated": dict(self.validated),
+            "due_splits": list(self.due_splits),
             "learning_rate": self.learning_rate,
             "group_rates": dict(self.group_rates()),
             "buffers": list(self.buffers.changed()),
@@ -666,7 +646,8 @@ class Loop:
         """Restore what `state` returned; checkpoints of burnt 0.1.0 have nothing of it."""
         if not state:
             return
-        self.logged_step, self.validated_step = state["logged_step"], state["validated_step"]
+        self.logged_step, self.validated = state["logged_step"], dict(state["validated"])
+        self.due_splits = state["due_splits"]
         self.learning_rate = state["learning_rate"]
         self.logged.load_state(state["logged"])
         self.update.load_state(state["update"])
@@ -675,17 +656,6 @@ class Loop:
             (before[metric.name][0], before[metric.name][1]) if metric.name in before else sums
             for metric, sums in zip(self.train_metrics, self.logged_sums, strict=True)
         ]
-
-    def finish_saving(self, error: BaseException | None = None) -> None:
-        """Wait for the checkpoint that is being written; after an error, add a note if that fails too."""
-        try:
-            self.report_saved(wait=True)
-        except Exception as second:
-            if error is None:
-                raise
-            if second is not error:
-                notes = [f"{type(second).__name__}: {second}", *getattr(second, "__notes__", ())]
-                error.add_note("\n".join(notes))
 
     def state_of_loader(self) -> Any:
         """Return what the loader says of its position in the epoch; None if batches are enough."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from burnt.errors import ConfigError, NonFiniteError, nearest, quantity
 from burnt.train.duration import Position
 from burnt.train.progress import Reporter
+from burnt.train.source import replay_command
 from burnt.train.step import StepOutput
 from burnt.train.store import RunWriter
 from burnt.train.update import NonFinite
@@ -90,7 +92,7 @@ class RecentLosses:
 
 
 class NonFiniteReports:
-    """Reports the steps that were skipped because a loss or gradient was not finite.
+    """Reports losses and gradients that are not finite: of steps that are skipped, and as errors.
 
     Args:
         loader: of the training. One with a method ``samples(epoch, batch)`` can tell which they are.
@@ -124,7 +126,8 @@ class NonFiniteReports:
         Raises:
             NonFiniteError: it is the last of many in a row.
         """
-        batches = [position.batch - window + number for number in found.batches]
+        numbers = range(window) if found.batches is None else found.batches
+        batches = [position.batch - window + number for number in numbers]
         samples: list[int] | None = []
         for batch in batches:
             of_batch = self.samples(position.epoch, batch)
@@ -159,6 +162,51 @@ class NonFiniteReports:
                 hint="the parameters are finite, so look at the data and at the loss",
             )
         return self._policy == "stop"
+
+    def error(
+        self,
+        what: str,
+        value: float,
+        *,
+        since: int,
+        position: Position,
+        place: Place | None,
+        learning_rate: float,
+        newest: Path | None,
+    ) -> NonFiniteError:
+        """Return the error for a loss or parameter that became NaN or infinite.
+
+        Args:
+            what: the name of what did.
+            value: NaN or infinite.
+            since: a step after which it was finite.
+            position: of the training.
+            place: where the first such loss is from, if known.
+            learning_rate: of the last step.
+            newest: the checkpoint to resume from.
+        """
+        steps = (since + 1, position.step) if place is None else (place.step, place.step)
+        where = f"steps {steps[0]} to {steps[1]}, epoch {position.current_epoch}"
+        samples: list[int] | None = None
+        if place is not None:
+            where = f"step {place.step}, epoch {place.epoch + 1}, batch {place.batch + 1}"
+            samples = self.samples(place.epoch, place.batch)
+        error = NonFiniteError(
+            f"{what} became {value}",
+            where=where + ("" if samples is None else f", samples {list_text(samples)}"),
+            expected="a finite number",
+            found=f"{value} at a learning rate of {learning_rate:.3g}",
+            hint="to see where it began: "
+            + replay_command(self._writer.folder, since + 1, position.step)
+            + "\nlook for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
+            + (
+                f"resume from the last checkpoint, {newest}"
+                if newest
+                else "there is no checkpoint to resume from"
+            ),
+        )
+        error.steps, error.samples = steps, samples
+        return error
 
     def check_scale(self, scale: float | None, position: Position) -> None:
         """Warn once when the loss scale has collapsed.

@@ -8,6 +8,7 @@ precision          parameters     matmuls and convolutions         also
 ``float16``        as they are    float16, by autocast             scaled losses (`LossScale`)
 ``bfloat16``       as they are    bfloat16, by autocast
 ``bfloat16 whole`` bfloat16       bfloat16, by autocast            optimizer state in bfloat16
+                   but for norms
 ================== ============== ================================ ==============================
 """
 
@@ -17,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from burnt._torch import BatchNormBase, InstanceNormBase
 from burnt.errors import UnsupportedError, nearest
 from burnt.kernels import multiplying
 from burnt.record.casting import beside_statistics
@@ -40,6 +42,7 @@ _HINTS = {
     **dict.fromkeys(("16-true", "float16 whole"), _HALF),
     **dict.fromkeys(("fp8", "transformer-engine"), _EIGHT),
 }
+_NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm, BatchNormBase, InstanceNormBase)
 _AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16, WHOLE: torch.bfloat16}
 
 
@@ -92,9 +95,10 @@ def float32_matmuls(precision: str) -> AbstractContextManager[object]:
 def cast_parameters(precision: str, model: torch.nn.Module) -> None:
     """Convert a model in place to what the precision trains; only ``"bfloat16 whole"`` converts.
 
-    Modules with running statistics, such as BatchNorm, stay as they are, with all their tensors.
+    Modules with running statistics, such as BatchNorm, and torch's and burnt's other normalizations stay as
+    they are, with all their tensors.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
     >>> cast_parameters("bfloat16 whole", model)
     >>> model[0].weight.dtype, model[1].weight.dtype
     (torch.bfloat16, torch.float32)
@@ -102,7 +106,9 @@ def cast_parameters(precision: str, model: torch.nn.Module) -> None:
     if precision != WHOLE:
         return
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    kept = beside_statistics(tensors)
+    # A CPU normalizes float32, such as the batch itself, only with a weight in float32.
+    norms = {path for path, module in model.named_modules() if isinstance(module, _NORMS)}
+    kept = beside_statistics(tensors) | {path for path in tensors if path.rpartition(".")[0] in norms}
     with torch.no_grad():
         for path, tensor in tensors.items():
             if tensor.is_floating_point() and path not in kept:

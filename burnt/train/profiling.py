@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnt.errors import ConfigError
+from burnt.errors import ConfigError, quantity
 from burnt.train.events import Ended, Failed, Started, Stepped, Training
 
 __all__ = ["Profiler"]
@@ -66,6 +66,8 @@ class Profiler:
         """Write a profile of fewer steps."""
         if self._profile is not None:
             self._stop(event.training)
+        elif self._left > 0:
+            self._say_nothing(event.training)
 
     def on_error(self, event: Failed) -> None:
         """Write a profile of fewer steps."""
@@ -85,6 +87,9 @@ class Profiler:
     def _stop(self, training: Training) -> None:
         profile, self._profile = self._profile, None
         profile.__exit__(None, None, None)
+        if self._left == self.steps:
+            self._say_nothing(training)
+            return
         step = training.position.step
         folder = training.writer.folder / "profile"
         folder.mkdir(exist_ok=True)
@@ -104,3 +109,6 @@ class Profiler:
         ]
         training.writer.record_table("profile", columns, rows, step)
         training.message(f"Profiled {self.steps - self._left} steps up to step {step}: {path}")
+
+    def _say_nothing(self, training: Training) -> None:
+        training.message(f"Profiled nothing: fewer than {quantity(self.skip + 1, 'step')} were done.")

@@ -18,15 +18,17 @@ from burnt.data.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import ConfigError, DataError
 from burnt.plot import Line, Plot
+from burnt.train.activation_checkpointing import checkpointed
+from burnt.train.buffers import BufferCopies
 from burnt.train.learner import Learner, Steps
 from burnt.train.loss_scale import LossScale
+from burnt.train.metrics import Loss
 from burnt.train.optimizer_step import GradientRules
-from burnt.train.precision import autocast, check_precision
+from burnt.train.precision import autocast, cast_parameters, check_precision, float32_matmuls
 from burnt.train.rng import RandomStates
-from burnt.train.step import StepOutput
-from burnt.train.update import Update, update_of
+from burnt.train.update import Update, check_update, update_of
 
-__all__ = ["RateSearch", "endless", "find_learning_rate", "trial_update", "unchanged"]
+__all__ = ["RateSearch", "endless", "find_learning_rate", "trial_update"]
 
 _DIVERGED = 4.0  # times the lowest mean of the last losses
 _LAST = 5
@@ -107,7 +109,8 @@ def find_learning_rate(
     The learner and the random states are as before afterwards.
 
     Args:
-        learner: the model with its optimizer; its schedule is not used.
+        learner: the model with its optimizer; its schedule is not used. Of several optimizers, the rate of
+            the first is searched, and the others keep their schedules.
         batches: a loader, or any iterable of batches that can be iterated more than once.
         low: the first rate.
         high: the last rate.
@@ -118,7 +121,9 @@ def find_learning_rate(
         device: where to train; by default the fastest device available.
 
     Raises:
-        ConfigError: the rates are not ``0 < low < high``, or there are too few steps.
+        ConfigError: the rates are not ``0 < low < high``, or there are too few steps or
+            batches of a step.
+        UnsupportedError: there is no such precision, or the optimizer does not support it.
         DataError: the loader gives no batches.
 
     Smith, 2017 (arXiv:1506.01186).
@@ -136,29 +141,27 @@ def find_learning_rate(
         raise ConfigError("these rates give no search", expected="0 < low < high", found=f"{low} and {high}")
     if steps < 10:
         raise ConfigError("the search is too short", where="steps", expected="at least 10", found=steps)
+    check_update(learner, accumulate=accumulate)
     loader = as_loader(batches, "batches")
     rates: list[float] = []
     losses: list[float] = []
-    lowest = math.inf
-    with unchanged(learner, as_device(device)) as trial:
-        update = trial_update(trial, precision, clip_norm)
+    lowest, total = math.inf, Loss()
+    with trial_update(learner, as_device(device), precision, clip_norm) as update:
         stream = endless(loader)
         for number in range(steps):
             window = [move(batch, as_device(device)) for batch in itertools.islice(stream, accumulate)]
-            outputs: list[tuple[float, int]] = []
             rate = low * (high / low) ** (number / (steps - 1))
-            update(window, rate, lambda output, outputs=outputs: outputs.append(_loss_of(output)))  # type: ignore[misc]
+            total.reset()
+            update(window, rate, lambda output, counts: total.update(output))
+            if not total.count:  # batches without items change nothing
+                continue
             rates.append(rate)
-            losses.append(sum(loss * n for loss, n in outputs) / max(sum(n for _, n in outputs), 1))
+            losses.append(total.compute())
             recent = sum(losses[-_LAST:]) / len(losses[-_LAST:])
             lowest = min(lowest, recent)
             if not math.isfinite(losses[-1]) or recent > _DIVERGED * abs(lowest):
                 break
     return RateSearch(rates, losses)
-
-
-def _loss_of(output: StepOutput) -> tuple[float, int]:
-    return float(output.loss.detach()), output.count or 0
 
 
 def endless(loader: EpochLoader[Any]) -> Iterator[Any]:
@@ -173,40 +176,56 @@ def endless(loader: EpochLoader[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def unchanged(learner: Learner, device: torch.device) -> Iterator[Learner]:
-    """Give a copy of the learner whose steps may change it; afterwards model and random states are restored.
+def trial_update(
+    learner: Learner,
+    device: torch.device,
+    precision: str,
+    clip_norm: float | None,
+    checkpoint_activations: str | None = None,
+    *,
+    rate_factor: float = 1.0,
+) -> Iterator[Update]:
+    """Give an update of a learner outside of a training; afterwards model and random states are restored.
 
-    The model is that of the learner, moved to `device`; the optimizer is a copy.
+    The model is that of the learner, on `device` and in `precision` meanwhile; the optimizer is a copy.
+    `rate_factor` multiplies the learning rates that the optimizer schedules itself.
+
+    Raises:
+        UnsupportedError: there is no such precision, or the optimizer does not support it.
+        ConfigError: `checkpoint_activations` matches no module.
     """
+    precision = check_precision(precision)
+    check_update(learner, precision=precision)
     model, rng = learner.model, RandomStates.capture()
     before = next((p.device for p in model.parameters()), torch.device("cpu"))
     model.to(device)
     parameters = dict(model.named_parameters())
-    # Non-persistent buffers too, which a state dict leaves out.
-    values = {t: t.detach().clone() for t in (*parameters.values(), *model.buffers())}
+    # A precision may replace the data of a tensor by others.
+    values = [(t, t.data, t.detach().clone()) for t in (*parameters.values(), *model.buffers())]
+    buffers = BufferCopies(model)
+    buffers.take()
     modes = [(module, module.training) for module in model.modules()]
-    trial = copy.copy(learner)
+    copied = copy.copy(learner)
     # The optimizer refers to the parameters and the model, which are not copied.
     shared = {id(shared): shared for shared in (model, *parameters.values())}
-    trial.optimizer = copy.deepcopy(learner.optimizer, shared)
+    copied.optimizer = copy.deepcopy(learner.optimizer, shared)
+    copied.optimizer.rate_factor = rate_factor
+    steps = Steps(model, learner.step, learner.validation_step)
+    scale = LossScale(device) if precision == "float16" else None
+    rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
     try:
         model.train()
-        yield trial
+        copied.optimizer.train(parameters)  # an earlier run left those to evaluate
+        cast_parameters(precision, model)
+        with float32_matmuls(precision), checkpointed(model, checkpoint_activations):
+            yield update_of(copied, steps, rules, functools.partial(autocast, precision, device))
     finally:
         with torch.no_grad():
-            for tensor, value in values.items():
+            for tensor, data, value in values:
+                tensor.data = data
                 tensor.copy_(value)
+            buffers.restore()
         for module, training in modes:
             module.training = training
         model.to(before)
         rng.restore()
-
-
-def trial_update(learner: Learner, precision: str, clip_norm: float | None) -> Update:
-    """Return the update of a learner outside of a training, which converts no parameters."""
-    device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
-    precision = check_precision(precision)
-    steps = Steps(learner.model, learner.step, learner.validation_step)
-    scale = LossScale(device) if precision == "float16" else None
-    rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
-    return update_of(learner, steps, rules, functools.partial(autocast, precision, device))

@@ -35,7 +35,7 @@ class Past:
         attempt: the attempt that made the steps.
         config: its settings, as in ``config.json``.
         rates: the learning rates that commands set meanwhile, by the steps done; None is the schedule's.
-        validated: the steps after which the run has validated.
+        validations: the sets that the run has validated after a step, by the step.
         seconds_per_step: the mean duration of a step, None if unknown.
         resumed: the step at which the run was resumed with other settings than those before, if that was on
             the way; None if not. The steps before it are run with the later settings, and may differ.
@@ -47,7 +47,7 @@ class Past:
     attempt: Attempt
     config: Mapping[str, Any]
     rates: Mapping[int, float | None]
-    validated: Collection[int]
+    validations: Mapping[int, Collection[str]]
     seconds_per_step: float | None
     resumed: int | None = None
 
@@ -99,7 +99,7 @@ class Past:
                 attempt,
                 reader.config(attempt.id) or {},
                 _rates(reader, attempt),
-                {step for s in reader.series() if s.split != "train" for step in reader.points(*s).steps},
+                _validations(reader),
                 1 / speeds[0] if speeds and speeds[0] > 0 else None,
                 _changed_at(reader, attempt, 0 if start is None else start.position.step),
             )
@@ -121,6 +121,16 @@ def _begins_later_error(reader: RunReader, step: int, begin: int) -> RunError:
         if parent is None
         else f"the steps before are those of {parent.folder}, which it was forked from",
     )
+
+
+def _validations(reader: RunReader) -> dict[int, set[str]]:
+    """Return the sets that were validated after a step, by the step."""
+    found: dict[int, set[str]] = {}
+    for series in reader.series():
+        if series.split != "train":
+            for step in reader.points(*series).steps:
+                found.setdefault(step, set()).add(series.split)
+    return found
 
 
 def _rates(reader: RunReader, last: Attempt) -> dict[int, float | None]:
@@ -161,13 +171,13 @@ def _saved(folder: Path) -> list[Saved]:
 class RewoundLoop(Loop):
     """A loop that ends after step `last`; with `finish`, validations and others due there have run, too.
 
-    `validated`: the steps after which it validates, besides those of `validate_every`.
+    `validations`: the sets that it validates after a step, besides those due by `validate_every`.
     """
 
     last: int
     finish: bool
     rates: Mapping[int, float | None]
-    validated: Collection[int]
+    validations: Mapping[int, Collection[str]]
 
     def step(self, window: Sequence[Any]) -> None:
         """Run a step at the learning rate that a command had set."""
@@ -178,7 +188,8 @@ class RewoundLoop(Loop):
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Run what is due, and end at the last step."""
-        self.position.pending |= self.position.step in self.validated
+        if (due := self.validations.get(self.position.step)) is not None:
+            self.position.pending, self.due_splits = True, due
         if self.position.step < self.last:
             return super().run_due_tasks(epoch_ended=epoch_ended)
         if self.finish:
@@ -218,13 +229,14 @@ def train_forward(
     again.checkpoint_every = Duration(sys.maxsize, "steps")
     again.callbacks = Callbacks([*training.callbacks.without(Sink).all, *callbacks])
     # The clock is another one: what it had decided is taken from the run.
-    again.duration, again.validate_every = (d.without_time() for d in (again.duration, again.validate_every))
+    again.duration = again.duration.without_time()
+    again.validate_every = {split: every.without_time() for split, every in again.validate_every.items()}
     again.loop_type = functools.partial(
         RewoundLoop,
         last=past.last,
         finish=finish,
         rates=past.rates,
-        validated=past.validated if again.validate_every != training.validate_every else (),
+        validations=past.validations if again.validate_every != training.validate_every else {},
     )
     if past.start is not None:
         (scratch / "checkpoints").mkdir()

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from burnt.errors import DefinitionError
+
 __all__ = ["ClassificationOutput", "StepOutput"]
 
 
@@ -24,6 +26,9 @@ class StepOutput:
             leaves out padding, a mean over tokens: ``int((labels != ignore_index).sum())``.
         log: values to log, by name, as `burnt.log` takes them.
 
+    Raises:
+        DefinitionError: `count` is no number of items.
+
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count
     8
@@ -36,9 +41,18 @@ class StepOutput:
     log: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.count is None:
+        given: Any = self.count
+        if given is None:
             tensors = [t for t in (self.targets, self.outputs) if isinstance(t, Tensor) and t.dim()]
             self.count = len(tensors[0]) if tensors else 1
+        elif not isinstance(given, int) or given < 0:
+            raise DefinitionError(
+                "a StepOutput needs a number of items",
+                where="count",
+                expected="an int of at least 0",
+                found=repr(given),
+                hint="int(count)" if isinstance(given, Tensor) else None,
+            )
 
     def __repr__(self) -> str:
         fields = (f"{name}: {_shape_text(getattr(self, name))}" for name in ("loss", "outputs", "targets"))

@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +29,7 @@ from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
     ConfigError,
-    UnsupportedError,
+    nearest,
     quantity,
 )
 from burnt.module import loading_problem
@@ -60,7 +60,6 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
 from burnt.train.loss_scale import LossScale
-from burnt.train.manual import Optimizers
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.non_finite import check_policy
@@ -83,6 +82,7 @@ from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
+from burnt.train.update import check_accumulate, check_update
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -143,7 +143,8 @@ class SupervisedTraining:
         stopping: an `EarlyStopping`.
         precision: ``"float32"``; ``"tf32"``, float32 on tensor cores; ``"bfloat16"`` or ``"float16"``, by
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
-            converts the parameters. Lightning's names, such as ``"bf16-mixed"``, are understood.
+            converts the parameters of all modules but normalizations. Lightning's names, such as
+            ``"bf16-mixed"``, are understood.
         strategy: ``"auto"``: one device.
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
@@ -168,7 +169,9 @@ class SupervisedTraining:
             over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
         callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
         log_every: steps between two readings of the metrics.
-        validate_every: how often to validate: a duration, as all intervals.
+        validate_every: how often to validate: a duration, as all intervals; or one for each validation set by
+            name, ``{"valid": "1 epoch", "rotated": "5 epochs"}``, of which those left out have one epoch. At
+            the end of the training all are validated.
         validate_first: validate before the first step too: metric values at step 0.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
             saves, and so does the interval of an `Every`.
@@ -230,7 +233,7 @@ class SupervisedTraining:
         accumulate: int = 1,
         callbacks: Sequence[Any] = (),
         log_every: int = 20,
-        validate_every: str | Duration = "1 epoch",
+        validate_every: str | Duration | Mapping[str, str | Duration] = "1 epoch",
         validate_first: bool = False,
         checkpoint_every: str | Duration = "1 epoch",
         async_checkpoints: bool = False,
@@ -247,7 +250,7 @@ class SupervisedTraining:
         self.valid = _validation_loaders(valid)
         self._limit(limit_train, limit_valid, overfit_batches)
         self.duration = Duration.parse(duration)
-        self.validate_every = Duration.parse(validate_every, "validate_every")
+        self.validate_every = _validation_intervals(validate_every, self.valid)
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
@@ -259,22 +262,12 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        for name, value in (
-            ("log_every", log_every),
-            ("clip_norm", clip_norm),
-            ("clip_value", clip_value),
-        ):
-            if value is not None and not value > 0:
-                raise ConfigError(
-                    "a training setting is invalid", where=name, expected="above 0", found=value
-                )
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise ConfigError(
-                "a training setting is invalid",
-                where="accumulate",
-                expected="the number of batches of a step, at least 1",
-                found=accumulate,
-            )
+        if not isinstance(log_every, int) or log_every < 1:
+            raise _invalid_setting("log_every", "a number of steps, at least 1", log_every)
+        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+                raise _invalid_setting(name, "a number above 0", limit)
+        check_accumulate(accumulate)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
@@ -499,10 +492,10 @@ class SupervisedTraining:
             )
             try:
                 reason = ending.reason = loop.run()
-                loop.finish_saving()
+                loop.saving.finish()
             except BaseException as error:
-                loop.finish_saving(error)
-                self.callbacks(Failed(loop, error))
+                loop.saving.finish(error)
+                self.callbacks.fail(Failed(loop, error))
                 raise
             saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
             if interruption.signal is None:
@@ -537,28 +530,8 @@ class SupervisedTraining:
         )
 
     def _check_update(self, learner: Learner) -> None:
-        """Raise if the settings of updates do not fit the Learner.
-
-        Raises:
-            ConfigError: the training step steps its optimizers itself, and batches were to be accumulated;
-                or `checkpoint_activations` matches no module.
-            UnsupportedError: an optimizer that evaluates the loss several times cannot skip a step.
-        """
-        if isinstance(learner.optimizer, Optimizers) and self.accumulate > 1:
-            raise ConfigError(
-                "a training step with several optimizers accumulates gradients itself",
-                where="accumulate",
-                expected="1",
-                found=self.accumulate,
-                hint="optimizers[name].gradients(loss) returns gradients to add up, and step takes them",
-            )
-        if learner.optimizer.needs_closure and (self.precision == "float16" or self.on_nan != "raise"):
-            raise UnsupportedError(
-                f"{type(learner.optimizer).__name__} evaluates the loss several times in a step, "
-                "and cannot skip one",
-                expected='another optimizer, or precision="float32" and on_nan="raise"',
-                found=f"precision={self.precision!r}, on_nan={self.on_nan!r}",
-            )
+        """Raise if the settings of updates do not fit the Learner."""
+        check_update(learner, accumulate=self.accumulate, precision=self.precision, on_nan=self.on_nan)
         if self.checkpoint_activations is not None:
             select_modules(learner.model, self.checkpoint_activations)
 
@@ -678,6 +651,7 @@ class SupervisedTraining:
     def check_only(self, learner: Learner) -> Findings:
         """Check what `run` checks before the first step, without values, the device and the run folder."""
         reporter = self.reporter = CollectingReporter()
+        self._check_update(learner)
         self._check_names()
         for plateau in plateaus_of(learner):
             plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
@@ -825,6 +799,32 @@ def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
                 found=repr(name),
             )
     return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
+
+
+def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Duration]:
+    """Return the interval of each validation by split.
+
+    Raises:
+        ConfigError: an interval is no duration, or there is no validation of a name.
+    """
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(splits, Duration.parse(given, "validate_every"))
+    unknown = next((name for name in given if name not in splits), None)
+    if unknown is not None:
+        guess = nearest(str(unknown), splits)
+        raise ConfigError(
+            "there is no validation set of this name",
+            where="validate_every",
+            expected=" or ".join(map(repr, splits)) or "a duration, or valid={name: loader}",
+            found=repr(unknown),
+            hint=f"did you mean {guess!r}?" if guess else None,
+        )
+    every = {name: Duration.parse(text, f"validate_every[{name!r}]") for name, text in given.items()}
+    return {split: every.get(split, Duration(1, "epochs")) for split in splits}
+
+
+def _invalid_setting(name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
 
 
 def _earlier_config(folder: Path) -> dict[str, Any]:

@@ -6,23 +6,35 @@ import dataclasses
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from burnt.errors import ConfigError, UnsupportedError
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
+from burnt.train.buffers import BufferCopies
 from burnt.train.learner import Learner, Steps
 from burnt.train.manual import Optimizers, StepOptimizers
 from burnt.train.optimizer_step import GradientRules, OptimizerStep
 from burnt.train.step import StepOutput
 
-__all__ = ["GradientUpdate", "ManualUpdate", "NonFinite", "Update", "WindowGradients", "update_of"]
+__all__ = [
+    "GradientUpdate",
+    "ManualUpdate",
+    "NonFinite",
+    "Update",
+    "WindowGradients",
+    "check_accumulate",
+    "check_update",
+    "update_of",
+]
 
-Observe = Callable[[StepOutput], None]
+Observe = Callable[[StepOutput, bool], None]
+"""Is given the output of a micro-batch, and whether it counts: False if its loss is not finite."""
 
 
 class WindowGradients:
@@ -90,13 +102,14 @@ class NonFinite:
 
     Args:
         what: ``"the loss"`` or ``"a gradient"``.
-        value: of the loss; NaN for a gradient.
-        batches: the micro-batches that it may come from, by their place in the window.
+        value: of the first loss; NaN for a gradient.
+        batches: the micro-batches with such a loss, by their place in the window; None for a gradient, which
+            may come from any of them.
     """
 
     what: str
     value: float
-    batches: tuple[int, ...]
+    batches: tuple[int, ...] | None
 
 
 class Update:
@@ -125,20 +138,36 @@ class Update:
         self._steps = steps
         self._rules = rules
         self._autocast = autocast
-        self._buffers = dict(learner.model.named_buffers()) if rules.skip_non_finite else {}
+        self._buffers = BufferCopies(learner.model) if rules.skip_non_finite else None
         self._measures_norm = rules.log_norm or rules.clip_norm is not None
         self._norms: dict[str, list[Tensor]] = {}
 
-    @abstractmethod
     def __call__(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
-        """Update the parameters once.
+        """Update the parameters once, unless the rules skip the step. A window without items changes nothing.
+
+        Rules that skip steps wait for the device.
 
         Args:
             window: the micro-batches, at least one.
             learning_rate: of this step.
-            observe: is given the output of each micro-batch, computed with the parameters before the step;
-                if the rules skip steps that are not finite, only those with a finite loss.
+            observe: is given the output of each micro-batch, computed with the parameters before the step.
         """
+        if self._buffers is None:
+            self._update(window, learning_rate, observe)
+            return
+        self._forget_non_finite()
+        self._buffers.take()
+        self._update(window, learning_rate, observe)
+        if self.non_finite is not None:
+            self.skipped += 1
+            self._buffers.restore()
+
+    def _forget_non_finite(self) -> None:
+        self.non_finite = None
+
+    @abstractmethod
+    def _update(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
+        """Update the parameters by a window; set `non_finite` for a step that is skipped."""
 
     def readings(self) -> dict[str, float]:
         """Return what is logged of the steps since the last call; waits for the device.
@@ -182,6 +211,19 @@ class Update:
             output: StepOutput = self._steps(batch, False, *extra)
         return output
 
+    def _is_finite(self, output: StepOutput, number: int) -> bool:
+        """Whether the loss of a micro-batch is finite; unless the rules skip steps, it is not looked at."""
+        if self._buffers is None or not output.count or math.isfinite(loss := float(output.loss.detach())):
+            return True
+        earlier = self.non_finite
+        if earlier is None or earlier.batches is None:
+            self.non_finite = NonFinite("the loss", loss, (number,))
+        else:
+            self.non_finite = dataclasses.replace(earlier, batches=(*earlier.batches, number))
+        # At once: running statistics that are not finite would spoil the next micro-batch.
+        self._buffers.restore()
+        return False
+
     def _record(self, *results: tuple[str, StepResult | None]) -> None:
         """Keep what the optimizers returned, by name, for `readings`, and adapt the loss scale."""
         if self._measures_norm:
@@ -191,17 +233,9 @@ class Update:
         scale, skipped = self._rules.loss_scale, [r.skipped for _, r in results if r is not None]
         if scale is not None and skipped:
             scale.update(skipped[0] if len(skipped) == 1 else _any(skipped, scale.value.device))
-
-    def _note_non_finite(self, buffers: Mapping[str, Tensor]) -> None:
-        """Count the step if it was not finite, and restore what its forward passes have changed."""
-        if self.non_finite is not None:
-            self.skipped += 1
-            for path, copy in buffers.items():
-                self._buffers[path].copy_(copy)
-
-    def _copy_buffers(self) -> dict[str, Tensor]:
-        """Return copies of the buffers, such as running statistics, which forward passes change."""
-        return {path: buffer.clone() for path, buffer in self._buffers.items()}
+        # With a loss scale, gradients that overflow are nothing unusual: the scale adapts.
+        elif self._buffers is not None and self.non_finite is None and any(map(bool, skipped)):
+            self.non_finite = NonFinite("a gradient", math.nan, None)
 
 
 class GradientUpdate(Update):
@@ -223,59 +257,30 @@ class GradientUpdate(Update):
         self._step = OptimizerStep(learner.optimizer, self._params, rules)
         self._is_plain = rules == GradientRules()
 
-    def __call__(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
-        """Update the parameters once; see `Update`. A window without items changes nothing."""
+    def _update(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
         if self._optimizer.needs_closure:
             self._step_with_closure(list(window), learning_rate, observe)
             return
-        if self._rules.skip_non_finite:
-            self._step_if_finite(window, learning_rate, observe)
-            return
-        gradients = self._gradients(self._outputs(window), observe)
-        if gradients is not None:
+        gradients = self._gradients(window, observe)
+        if self.non_finite is not None:
+            if (scale := self._rules.loss_scale) is not None:
+                scale.update(torch.ones_like(scale.value, dtype=torch.bool))
+        elif gradients is not None:
             result = self._step(learning_rate, gradients)
             if not self._is_plain:
                 self._record(("", result))
 
-    def _step_if_finite(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
-        """Take the step unless a loss or gradient is not finite. Waits for the device."""
-        buffers, scale = self._copy_buffers(), self._rules.loss_scale
-        size, bad = 0, dict[int, float]()
-
-        def finite_outputs() -> Iterator[StepOutput]:
-            nonlocal size
-            for output in self._outputs(window):
-                if output.count and not math.isfinite(loss := float(output.loss.detach())):
-                    bad[size] = loss
-                else:
-                    yield output
-                del output  # see `_gradients`
-                size += 1
-
-        gradients = self._gradients(finite_outputs(), observe)
-        self.non_finite = None
-        if bad:
-            self.non_finite = NonFinite("the loss", next(iter(bad.values())), tuple(bad))
-            if scale is not None:
-                scale.update(torch.ones_like(scale.value, dtype=torch.bool))
-        elif gradients is not None:
-            result = self._step(learning_rate, gradients)
-            self._record(("", result))
-            # With a loss scale, gradients that overflow are nothing unusual: the scale adapts.
-            if result is not None and bool(result.skipped) and scale is None:
-                self.non_finite = NonFinite("a gradient", math.nan, tuple(range(size)))
-        self._note_non_finite(buffers)
-
-    def _outputs(self, window: Iterable[Any]) -> Iterator[StepOutput]:
-        return map(self._forward, window)
-
-    def _gradients(self, outputs: Iterable[StepOutput], observe: Observe) -> Gradients | None:
+    def _gradients(self, window: Iterable[Any], observe: Observe) -> Gradients | None:
         """Return the gradients of the mean loss over all items; None if there are no items."""
         total = WindowGradients()
-        for output in outputs:
-            if output.count:  # the mean over no items is NaN, and adds nothing to a sum
+        number = 0
+        for output in map(self._forward, window):
+            is_finite = self._is_finite(output, number)
+            # The mean over no items is NaN, and adds nothing to a sum; a step that is skipped needs no sum.
+            if output.count and self.non_finite is None:
                 total.add(Gradients.of(self._rules.scaled(output.loss), self._params), output.count)
-            observe(output)
+            observe(output, is_finite)
+            number += 1  # noqa: SIM113  # `enumerate` would hold the output
             del output  # free this batch's outputs before the next one allocates its own
         return total.mean() if total.count else None
 
@@ -286,14 +291,14 @@ class GradientUpdate(Update):
             nonlocal is_first
             losses: list[tuple[Tensor, int]] = []
 
-            def look(output: StepOutput) -> None:
+            def look(output: StepOutput, is_finite: bool) -> None:
                 if output.count:
                     losses.append((output.loss.detach(), output.count))
                 if is_first:  # the metrics are of the parameters before the step
-                    observe(output)
+                    observe(output, is_finite)
 
             with torch.enable_grad():
-                gradients = self._gradients(self._outputs(window), look)
+                gradients = self._gradients(window, look)
             is_first = False
             if gradients is None:
                 return torch.zeros(()), Gradients({})
@@ -330,23 +335,13 @@ class ManualUpdate(Update):
         self._optimizers = cast(Optimizers, learner.optimizer)
         self._handles = StepOptimizers(self._optimizers, learner.model, rules)
 
-    def __call__(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
-        """Run the training step on the only batch of the window; see `Update`."""
-        skips = self._rules.skip_non_finite
-        buffers = self._copy_buffers()
-        self.non_finite = None
-        (batch,) = window
+    def _update(self, window: Iterable[Any], learning_rate: float, observe: Observe) -> None:
+        (batch,) = window  # the training step accumulates itself
         self._optimizers.begin_step(learning_rate)
         output = self._forward(batch, self._handles)
-        results = self._handles.end_step()
-        self._record(*results)
-        if skips and output.count and not math.isfinite(loss := float(output.loss.detach())):
-            self.non_finite = NonFinite("the loss", loss, (0,))
-        else:
-            observe(output)
-            if skips and self._rules.loss_scale is None and any(bool(r.skipped) for _, r in results if r):
-                self.non_finite = NonFinite("a gradient", math.nan, (0,))
-        self._note_non_finite(buffers)
+        is_finite = self._is_finite(output, 0)
+        self._record(*self._handles.end_step())
+        observe(output, is_finite)
 
 
 def update_of(
@@ -363,3 +358,46 @@ def update_of(
 def _any(flags: Iterable[Tensor], device: torch.device) -> Tensor:
     """Whether any is true; each may be on another device."""
     return torch.stack([flag.to(device) for flag in flags]).any()
+
+
+def check_update(
+    learner: Learner, *, accumulate: int = 1, precision: str = "float32", on_nan: str = "raise"
+) -> None:
+    """Raise if settings of updates do not fit a Learner.
+
+    Raises:
+        ConfigError: `accumulate` is no number of batches; or the training step steps its optimizers itself,
+            and batches were to be accumulated.
+        UnsupportedError: an optimizer that evaluates the loss several times cannot skip a step.
+    """
+    check_accumulate(accumulate)
+    if isinstance(learner.optimizer, Optimizers) and accumulate > 1:
+        raise ConfigError(
+            "a training step with several optimizers accumulates gradients itself",
+            where="accumulate",
+            expected="1",
+            found=accumulate,
+            hint="optimizers[name].gradients(loss) returns gradients to add up, and step takes them",
+        )
+    if learner.optimizer.needs_closure and (precision == "float16" or on_nan != "raise"):
+        raise UnsupportedError(
+            f"{type(learner.optimizer).__name__} evaluates the loss several times in a step, "
+            "and cannot skip one",
+            expected='another optimizer, or precision="float32" and on_nan="raise"',
+            found=f"precision={precision!r}, on_nan={on_nan!r}",
+        )
+
+
+def check_accumulate(accumulate: int) -> None:
+    """Raise if this is no number of batches of a step.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigError(
+            "a training setting is invalid",
+            where="accumulate",
+            expected="the number of batches of a step, at least 1",
+            found=accumulate,
+        )

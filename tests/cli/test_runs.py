@@ -227,6 +227,7 @@ def fill(folder="runs/full"):
     run.record_table("confusion", ["target", "0"], [["0", 1]], 10)
     run.record_table("confusion", ["target", "0", "1"], [["0", 90, 10], ["1", 5, float("nan")]], 20)
     run.record_table("wide", [f"column{i}" for i in range(40)], [list(range(40))] * 50)
+    run.record_table("sample", ["text"], [["Once upon\n  a time\x1b"]], 20)
     run.log_line("\x1b[31mred\x1b[0m " + "long " * 40, "warning")
     run.event("checkpoint", 20, path="step-00000020", values={"valid/loss": 0.25, "x": float("inf")})
     run.close("stopped", "interrupted by SIGINT")
@@ -253,6 +254,7 @@ def test_show_tells_all(capsys):
         r"confusion at step 20",
         r"0       90   10",
         r"1        5  NaN",
+        r"sample at step 20\nOnce upon\n  a time\\x1b",
         r"\S+  20  checkpoint  path step-00000020  valid/loss 0\.2500  x Infinity",
         r"\S+  warning  \\x1b\[31mred\\x1b\[0m (long )+long",
     ):
@@ -320,7 +322,7 @@ def test_show_as_json(write, capsys):
     (series,) = run["series"]
     assert series["best"] == series["lowest"] == {k: series["last"][k] for k in ("step", "time", "value")}
     assert (series["highest"]["step"], series["highest"]["value"]) == (1, 1.0)
-    assert [table["name"] for table in run["tables"]] == ["confusion", "wide"]
+    assert [table["name"] for table in run["tables"]] == ["confusion", "wide", "sample"]
     assert run["tables"][0]["rows"] == [["0", 90, 10], ["1", 5, "NaN"]]
     assert [checkpoint["bytes"] for checkpoint in run["checkpoints"]] == [2048, 2048]
     assert run["log"][0]["level"] == "warning"

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import burnt
 from burnt import optim
 from burnt.data import Batch, Loader, Shards, StreamLoader, TensorDataset
 from burnt.record import read_tensors
@@ -24,6 +25,8 @@ from burnt.train import (
     Checkpoints,
     ClassificationOutput,
     EarlyStopping,
+    Histogram,
+    Image,
     Interrupted,
     KeepBest,
     KeepLast,
@@ -31,6 +34,7 @@ from burnt.train import (
     Plateau,
     RunReader,
     SupervisedTraining,
+    Table,
     replay,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
@@ -66,6 +70,40 @@ def step(model: nn.Module, batch: Batch) -> ClassificationOutput:
     # Python's and NumPy's generators take part as well.
     loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
     return ClassificationOutput(loss, logits, batch.y, log={"mean": logits.mean()})
+
+
+def overflowing_step(model: nn.Module, batch: Batch) -> ClassificationOutput:
+    """A step whose gradients overflow in float16 now and then."""
+    output = step(model, batch)
+    output.loss = output.loss * (1e9 if float(batch.x[0, 0]) > 1.5 else 1.0)
+    return output
+
+
+def manual_step(model: nn.Module, batch: Batch, optimizers: Any) -> ClassificationOutput:
+    """A step that steps two optimizers itself, one of them twice for some batches."""
+    for _ in range(1 + (float(batch.x[0, 0]) > 0)):
+        optimizers["b"].step(step(model, batch).loss, clip_norm=0.1)
+    output = step(model, batch)
+    optimizers["*"].step(optimizers["*"].gradients(output.loss))
+    return output
+
+
+def logging_step(model: nn.Module, batch: Batch) -> ClassificationOutput:
+    """A step that logs something of each kind."""
+    output = step(model, batch)
+    x = float(batch.x[0, 0])
+    burnt.log(number=x, often=float(len(batch.x)), pixels=Image(batch.x.sigmoid()))
+    burnt.log({"a b": batch.x[0, 0] > 0, "text": f"x is {x}"})
+    if x > 0:  # not in every step
+        burnt.log(rare=batch.x[0, 0])
+    output.log = {"rows": Table(["x"], [[x]]), "spread": Histogram(batch.x, bins=3)}
+    return output
+
+
+def with_bad_row(batch: Batch, generator: torch.Generator) -> Batch:
+    """Make a value of one row NaN."""
+    bad = batch.x == tensors()["x"][8, 0]
+    return noisy(batch.replace(x=batch.x.masked_fill(bad, float("nan"))), generator)
 
 
 def noisy(batch: Batch, generator: torch.Generator) -> Batch:
@@ -163,7 +201,8 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "validations": lambda: {
         "check": True, "train": loader(transform=noisy_by_global_state),
         "valid": {"valid": validation(noisy_by_global_state), "again": validation(noisy)},
-        "validate_every": "3 steps", "checkpoint_every": "4 steps", "log_every": 4,
+        "validate_every": {"valid": "3 steps", "again": "2 steps"}, "checkpoint_every": "4 steps",
+        "log_every": 4,
         "schedule": Plateau(optim.Warmup(3, 3e-2), "loss", 2, factor=0.5, threshold=100.0,
                             threshold_mode="abs"),
     },
@@ -186,6 +225,24 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "log_every": 3, "accumulate": 2,
     },
     "torch": lambda: {"train": torch_loader(), "log_every": 5, "checkpoint_every": "2 steps"},
+    "float16": lambda: {
+        "train": loader(transform=noisy), "precision": "float16", "accumulate": 2, "clip_norm": 0.5,
+        "log_every": 2, "step": overflowing_step,
+    },
+    "skip": lambda: {
+        "train": loader(transform=with_bad_row), "on_nan": "skip", "accumulate": 2, "log_every": 2,
+        "log_gradient_norm": True,
+    },
+    "manual": lambda: {
+        "train": loader(transform=with_bad_row), "step": manual_step, "validation_step": step,
+        "optimizer": {"b": optim.Sgd(momentum=0.9), "*": optim.Ema(optim.AdamW(), decay=0.9)},
+        "schedule": {"b": 1e-2, "*": optim.Cosine(3e-2, 20)}, "log_every": 3, "clip_norm": 1.0,
+        "precision": "float16", "on_nan": "skip",
+    },
+    "logged": lambda: {
+        "train": loader(transform=noisy), "step": logging_step, "log_every": 3, "accumulate": 2,
+        "validate_every": "2 steps",
+    },
 }  # fmt: skip
 """Settings by name; each call makes new objects. Others are added here: every test takes them all."""
 
@@ -260,7 +317,8 @@ def prepared(
         Net(),
         given.pop("optimizer", None) or optim.AdamW(weight_decay=0.1),
         given.pop("schedule", None) or optim.Cosine(3e-2, 20),
-        step=step,
+        step=given.pop("step", step),
+        validation_step=given.pop("validation_step", None),
     )
     training = SupervisedTraining(
         folder,
@@ -316,7 +374,12 @@ def history(folder: Path) -> dict[str, Any]:
             for s in names
         }
         ends = {s: ((last := reader.last(*s)) and last[::3], reader.best(*s)[::2]) for s in names}
-        tables = {(a.name, a.step): a.data for a in reader.artefacts("table") if a.step is not None}
+        artefacts = {
+            (kind, a.name, a.step): a.data
+            for kind in ("table", "image", "histogram")
+            for a in reader.artefacts(kind)
+            if a.step is not None
+        }
         state = reader.state()
     with contextlib.closing(sqlite3.connect(folder / "run.db")) as connection:
         view = connection.execute(
@@ -324,7 +387,7 @@ def history(folder: Path) -> dict[str, Any]:
             " WHERE name NOT LIKE '%second%' AND name NOT LIKE '%wait%' ORDER BY name, split, step"
         ).fetchall()
     assert all(points[s] == tuple(map(list, zip(*sorted(by_attempt[s]), strict=True))) for s in names)
-    return {"points": points, "ends": ends, "tables": repr(tables), "view": view, "state": state}
+    return {"points": points, "ends": ends, "artefacts": repr(artefacts), "view": view, "state": state}
 
 
 def checkpoints(folder: Path) -> dict[str, Any]:

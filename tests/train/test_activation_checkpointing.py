@@ -174,3 +174,33 @@ def test_what_is_refused(tmp_path, pattern, words):
 def test_a_part_of_a_pattern_that_matches_nothing_is_a_warning():
     with pytest.warns(UserWarning, match=r"'decoder\.\*' in the pattern .* matches no module"):
         select_modules(net(), "layers.*|decoder.*")
+
+
+class Drifting(nn.Module):
+    """Outputs depend on a buffer that the forward pass changes, in place or by assigning another."""
+
+    def __init__(self, in_place: bool):
+        super().__init__()
+        self.linear, self.in_place = nn.Linear(4, 4), in_place
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x):
+        if self.in_place:
+            self.factor.mul_(2)
+        else:
+            self.factor = self.factor * 2
+        return torch.tanh(self.linear(x) * self.factor.clone())
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_pass_that_is_repeated_starts_from_the_same_buffers(in_place):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Drifting(in_place)), torch.randn(3, 4)
+    stored = Gradients.of(model(x).sum(), model)
+    model[0].factor = torch.ones(())
+    with checkpointed(model, "0"):
+        loss = model(x).sum()
+        repeated = [Gradients.of(loss, model, retain_graph=True), Gradients.of(loss, model)]
+    for gradients in repeated:
+        assert all(torch.equal(gradients[path], value) for path, value in stored.items())
+    assert model[0].factor == 2

@@ -84,6 +84,54 @@ def test_an_exception_is_an_event_and_ends_the_training(tmp_path):
     assert str(recorder.last.error) == "no more"
 
 
+def test_a_callback_that_fails_too_hides_neither_the_error_nor_other_callbacks(tmp_path):
+    class Failing:
+        def on_step(self, event):
+            raise RuntimeError("no more")
+
+        def on_error(self, event):
+            raise OSError("the disk is full")
+
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="no more") as caught:
+        train(tmp_path / "run", [Failing(), recorder])
+    assert recorder.seen[-1] == ("error", 1)
+    assert caught.value.__notes__ == ["Failing.on_error failed, too: OSError: the disk is full"]
+
+
+class Stateful:
+    def on_step(self, event):
+        pass
+
+    def state(self):
+        return {"seen": torch.ones(1)}
+
+
+class Losing:
+    def on_gradients(self, event):
+        event.gradients = None
+
+
+class Scaling:
+    def on_gradients(self, event):
+        event.gradients = {path: 2 * value for path, value in event.gradients.items()}
+
+
+@pytest.mark.parametrize(
+    ("callback", "where", "hint"),
+    [(Stateful(), r"Stateful\.state\(\)", r"tensor\.tolist\(\)"), (Losing(), "on_gradients", "NoneType")],
+)
+def test_what_callbacks_cannot_give(tmp_path, callback, where, hint):
+    with pytest.raises(DefinitionError, match=where) as caught:
+        train(tmp_path / "run", [callback])
+    assert caught.match(hint)
+
+
+def test_gradients_may_be_a_dict(tmp_path):
+    # With what an optimizer does not support itself, too.
+    train(tmp_path / "run", [Scaling()], clip_value=0.1, on_nan="skip")
+
+
 def test_a_callback_sees_the_step_and_may_replace_gradients(tmp_path):
     losses = []
 

@@ -90,6 +90,15 @@ def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_pat
     assert_equal_runs(folder, tmp_path / "whole")
 
 
+def test_a_training_stopped_by_bad_batches_goes_on_as_if_it_had_skipped_them(tmp_path):
+    whole = run(tmp_path / "whole", "skip")
+    folder = tmp_path / "run"
+    for attempt, step in enumerate([2, 5, 8]):
+        ended = run(folder, "skip", on_nan="stop", resume=attempt > 0, seed=attempt)
+        assert saved_steps(folder)[-1] == step
+    assert differences(ended.state, whole.state) == []
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["full", "refused"])
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -165,7 +174,7 @@ def test_a_validation_that_fails_is_run_again(tmp_path):
     valid = SETTINGS["validations"]()["valid"]
     with pytest.raises(DataError):
         run(folder, "validations", valid={"valid": valid["valid"], "again": Failing()})
-    assert saved_steps(folder)[-1] == 6
+    assert saved_steps(folder)[-1] == 4
     ended = run(folder, "validations", resume=True, seed=5)
     assert differences(ended.state, whole.state) == []
     assert_equal_runs(folder, tmp_path / "whole")

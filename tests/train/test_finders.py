@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from burnt import optim
+from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DataError
 from burnt.train import (
@@ -88,8 +88,9 @@ def test_a_search_stops_when_the_loss_diverges():
 def test_nothing_is_changed(find):
     subject = learner()
     model = subject.model
-    training = SupervisedTrainingOnce(subject)  # so that the optimizer has a state
-    training()
+    batch = next(iter(loader().epoch(0)))
+    # So that the optimizer has a state.
+    subject.optimizer.step(0.01, model, Gradients.of(step(model, batch).loss, model))
     model[2].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     record = subject.optimizer.into_record()
@@ -108,14 +109,103 @@ def test_nothing_is_changed(find):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class SupervisedTrainingOnce:
-    def __init__(self, subject):
-        self.subject = subject
+class Statistics(nn.Module):
+    """Assigns its buffer anew."""
 
-    def __call__(self):
-        from burnt.train.rate_finder import trial_update
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("mean", torch.zeros(4))
 
-        trial_update(self.subject, "float32", None)(list(loader().epoch(0)), 0.01, lambda output: None)
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+def test_a_buffer_that_is_assigned_is_put_back():
+    model = Statistics()
+    find_learning_rate(Learner(model, optim.Sgd(), 0.1, step=step), loader(), steps=10)
+    assert torch.equal(model.mean, torch.zeros(4))
+
+
+@pytest.mark.parametrize("find", [find_learning_rate, find_batch_size])
+def test_a_precision_is_that_of_a_training(find):
+    seen = set()
+
+    def watched(model, batch):
+        output = step(model, batch)
+        seen.add((model[0].weight.dtype, model[1].weight.dtype, output.outputs.dtype))
+        return output
+
+    subject = learner()
+    subject.step = watched
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    data = {find_learning_rate: loader(), find_batch_size: loader(count=4)}[find]
+    settings = {} if find is find_learning_rate else {"low": 2}
+    find(subject, data, precision="bf16-true", **settings)
+    assert seen == {(torch.bfloat16, torch.float32, torch.bfloat16)}
+    after = subject.model.state_dict()
+    for name, value in before.items():
+        assert after[name].dtype == value.dtype
+        assert torch.equal(after[name], value)
+
+
+def test_activations_are_checkpointed_in_the_search_of_sizes():
+    calls = []
+    subject = learner()
+    subject.model[2].register_forward_pre_hook(lambda *args: calls.append(1))
+    subject.model[0].forward = lambda x, inner=subject.model[0].forward: (calls.append(0), inner(x))[1]
+    find_batch_size(subject, loader(count=2), low=2, checkpoint_activations="0")
+    assert calls.count(0) == 2 * calls.count(1)
+
+
+def test_several_optimizers():
+    def manual(model, batch, optimizers):
+        output = step(model, batch)
+        rates.append((optimizers["0"].learning_rate, optimizers["*"].learning_rate))
+        optimizers["0"].step(output.loss, retain_graph=True)
+        optimizers["*"].step(output.loss)
+        return output
+
+    rates = []
+    several = Learner(
+        learner().model, {"0": optim.Sgd(), "*": optim.Sgd()}, {"0": 0.1, "*": 0.3}, manual, step
+    )
+    search = find_learning_rate(several, loader(), low=1e-3, high=1e-2, steps=10)
+    assert rates == [(rate, 0.3) for rate in search.rates]
+    del rates[:]
+    find_batch_size(several, loader(count=4), low=2)
+    assert set(rates) == {(0.0, 0.0)}
+    with pytest.raises(ConfigError, match="several optimizers accumulates gradients itself"):
+        find_learning_rate(several, loader(), accumulate=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"accumulate": 0}, "the number of batches of a step, at least 1"),
+        ({"precision": "float8"}, "precision='float8' does not exist"),
+    ],
+)
+def test_settings_of_a_step_are_checked_first(settings, message):
+    with pytest.raises(BurntError, match=message):
+        find_learning_rate(learner(), loader(), **settings)
+
+
+def test_windows_without_items_are_left_out_of_a_search():
+    def some(model, batch):
+        output = step(model, batch)
+        if len(counts) % 3:
+            output.loss, output.count = output.loss * math.nan, 0
+        counts.append(output.count)
+        return output
+
+    counts = []
+    subject = learner()
+    subject.step = some
+    search = find_learning_rate(subject, loader(), steps=12)
+    assert len(search.rates) == 4
+    assert all(map(math.isfinite, search.losses))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +230,20 @@ def test_a_search_without_batches():
     empty.batches = list(loader().epoch(0))
     with pytest.raises(DataError, match="batches= gave no batches"):
         find_learning_rate(learner(), empty)
+
+
+def test_a_search_goes_on_from_the_parameters_in_training(tmp_path):
+    torch.manual_seed(0)
+    subject = Learner(nn.Linear(4, 1), optim.Ema(optim.Sgd(), decay=0.99), 0.1, step=step)
+    data = loader(count=8)
+    SupervisedTraining(tmp_path, train=data, duration="4 epochs", monitor="off").run(subject)
+    averages = subject.model.weight.detach().clone()
+    search = find_learning_rate(subject, data, steps=10)
+    assert torch.equal(subject.model.weight, averages)
+    subject.optimizer.train(subject.model)
+    assert not torch.equal(subject.model.weight, averages)
+    expected = step(subject.model, next(iter(data.epoch(0)))).loss
+    assert search.losses[0] == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
 def test_batch_sizes_double_up_to_the_dataset():
@@ -229,6 +333,15 @@ def test_the_profiler_writes_a_trace_and_a_table(tmp_path, skip, steps, last):
     (table,) = RunReader(tmp_path / "run").artefacts("table", "profile")
     assert table.step == last
     assert "aten::addmm" in {row[0] for row in table.data["rows"]}
+
+
+@pytest.mark.parametrize("skip", [2, 5])
+def test_a_profiler_that_saw_no_step_says_so(tmp_path, capsys, skip):
+    SupervisedTraining(
+        tmp_path, train=loader(), duration="2 steps", callbacks=[Profiler(skip)], monitor="plain", check=False
+    ).run(learner())
+    assert f"Profiled nothing: fewer than {skip + 1} steps were done." in capsys.readouterr().out
+    assert not (tmp_path / "profile").exists()
 
 
 @pytest.mark.parametrize(("arguments", "where"), [({"skip": -1}, "skip"), ({"steps": 0}, "steps")])

@@ -15,6 +15,7 @@ from burnt.train import (
     EarlyStopping,
     Every,
     Interrupted,
+    KeepBest,
     KeepLast,
     Learner,
     Position,
@@ -250,6 +251,14 @@ def test_every_by_time_and_by_epochs(tmp_path, clock):
     result = run(tmp_path / "epochs", clock, duration="12 steps", checkpoint_every="1 step",
                  checkpoints=[Every("2 epochs")], validate_every="99 epochs")  # fmt: skip
     assert [saved.position.step for saved in result.checkpoints] == [6, 12]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+def test_keepers_keep_at_least_one(count):
+    for build in (KeepLast, lambda count: KeepBest("loss", count=count)):
+        with pytest.raises(ConfigError, match="at least 1") as caught:
+            build(count)
+        assert "checkpoints=None saves none" in str(caught.value)
 
 
 def test_every_needs_an_interval():

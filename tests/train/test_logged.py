@@ -14,6 +14,7 @@ from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import MetricError
 from burnt.train import Histogram, Image, Learner, RunReader, StepOutput, SupervisedTraining, Table
+from burnt.train.store.reader import text_of
 
 
 def loader(count: int) -> Loader:
@@ -55,6 +56,63 @@ def train(folder, step=step, **settings):
 def rows(reader, name, split):
     points = reader.points(name, split)
     return list(zip(points.steps, points.values, strict=True))
+
+
+def test_what_is_logged_has_names(tmp_path):
+    def wrong(model, batch):
+        output = plain_step(model, batch)
+        output.log = ["x"]
+        return output
+
+    with pytest.raises(MetricError, match="these values cannot be logged"):
+        train(tmp_path / "run", wrong, check=False)
+
+
+def plain_step(model: nn.Module, batch: Batch) -> StepOutput:
+    return StepOutput(model(batch.x).square().mean(), targets=batch.y)
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"checkpoint_activations": "inner"}])
+def test_one_artefact_of_a_name_in_a_step(tmp_path, settings):
+    class Telling(nn.Linear):
+        def forward(self, x):
+            burnt.log(told=f"{float(x):g}")
+            return super().forward(x)
+
+    model = nn.Sequential()
+    model.add_module("inner", Telling(1, 1))
+
+    class Twice:
+        def on_step(self, event):
+            for word in "ab":
+                burnt.log(called=word)
+
+    training = SupervisedTraining(
+        tmp_path, train=loader(8), duration="1 epoch", log_every=2, monitor="off", check=False,
+        callbacks=[Twice()], **settings,
+    )  # fmt: skip
+    training.run(Learner(model, optim.Sgd(), 0.0, step=plain_step))
+    steps = [2, 4] if "accumulate" in settings else [2, 4, 6, 8]
+    reader = RunReader(tmp_path)
+    first = {a.step: text_of(a.data) for a in reader.artefacts("table", "told")}
+    batches = settings.get("accumulate", 1)
+    assert [a.step for a in reader.artefacts("table", "told")] == steps
+    assert first == {step: f"{(step - 1) * batches}" for step in steps}
+    assert len(reader.artefacts("table", "called")) == 2 * (8 // batches)
+
+
+def test_texts_are_recorded(tmp_path):
+    def telling(model, batch):
+        output = step(model, batch)
+        burnt.log(told=f"item\t{float(batch.x):g}\nis 5 \u00b5m")
+        return output
+
+    reader = train(tmp_path / "run", telling)
+    told = {a.step: text_of(a.data) for a in reader.artefacts("table", "told")}
+    assert told == {step: f"item\t{step - 1}\nis 5 \u00b5m" for step in (4, 8)}
+    (valid,) = reader.artefacts("table", "valid/told")
+    assert text_of(valid.data).startswith("item\t0")
+    assert all(text_of(a.data) is None for a in reader.artefacts() if "told" not in a.name)
 
 
 def test_scalars_are_means_between_readings(tmp_path):
@@ -104,7 +162,7 @@ def test_outside_of_a_training_nothing_happens(tmp_path):
     [
         (torch.zeros(2, 3), "a Tensor of shape (2, 3)", "log(**{'x': value.mean()})"),
         (np.zeros(4), "a ndarray of shape (4,)", "burnt.train.Histogram(value)"),
-        ("text", "a str", None),
+        (["text"], "a list", None),
         (torch.tensor(1j), "a Tensor of shape ()", "value.mean()"),
     ],
 )

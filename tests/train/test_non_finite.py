@@ -45,7 +45,7 @@ def steep(model, batch) -> StepOutput:
     return StepOutput(output.loss + steep, output.outputs, output.targets)
 
 
-def train(folder, how=step, optimizer=None, **settings):
+def train(folder, how=step, optimizer=None, model=None, **settings):
     training = SupervisedTraining(
         folder,
         **{
@@ -59,7 +59,7 @@ def train(folder, how=step, optimizer=None, **settings):
             **settings,
         },
     )
-    return training.run(Learner(net(), optimizer or optim.AdamW(), 0.01, step=how))
+    return training.run(Learner(model or net(), optimizer or optim.AdamW(), 0.01, step=how))
 
 
 def bad_steps(epochs: int = 2, accumulate: int = 1) -> list[int]:
@@ -139,6 +139,44 @@ def test_gradients_are_looked_at_too(tmp_path, cls, clip):
         assert [event.step for event in events] == bad_steps()
         assert {event.data["what"] for event in events} == {"a gradient"}
         assert {event.data["value"] for event in events} == {"nan or infinite"}
+
+
+class Assigning(nn.Module):
+    """Keeps statistics in a buffer that it assigns anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_buffers_that_are_assigned_are_put_back(tmp_path, accumulate):
+    model, loader = Assigning(), Loader(data(), 2)
+    train(tmp_path, model=model, train=loader, on_nan="skip", accumulate=accumulate, duration="1 epoch")
+    with RunReader(tmp_path) as reader:
+        # A bad micro-batch does not spoil the ones after it.
+        batches = [event.data["batches"] for event in reader.events("non_finite")]
+    assert batches == [[4], [7]]
+    assert model.mean.isfinite().all()
+
+
+def test_callbacks_get_each_step_with_the_output_of_its_last_batch(tmp_path):
+    seen = []
+
+    class Seen:
+        def on_step(self, event):
+            torch.testing.assert_close(event.output.targets, event.batch.y)
+            seen.append((event.training.position.step, event.skipped, bool(event.output.loss.isfinite())))
+
+    settings = {"train": Loader(data(), 2), "duration": "1 epoch", "callbacks": [Seen()]}
+    train(tmp_path, on_nan="skip", accumulate=2, **settings)
+    # Items 6 and 13 are in the batches 4 and 7, from 1.
+    assert seen == [(1, False, True), (2, True, False), (3, False, True), (4, True, True)]
 
 
 def test_stop_saves_the_last_good_parameters(tmp_path):

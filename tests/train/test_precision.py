@@ -113,7 +113,8 @@ def test_what_is_computed_and_stored_in_what(tmp_path, precision, computed, stor
     assert how.dtypes == {computed}
     assert result.model[0].weight.dtype == stored
     assert result.model[1].weight.dtype == result.model[1].running_mean.dtype == torch.float32
-    assert result.model[3].weight.dtype == stored
+    assert result.model[3].weight.dtype == torch.float32
+    assert result.model[4].weight.dtype == stored
     state = learner.optimizer.into_record().tensors
     assert state["0.weight/exp_avg"].dtype == stored
     # As good as float32, within the precision.
@@ -123,6 +124,26 @@ def test_what_is_computed_and_stored_in_what(tmp_path, precision, computed, stor
     assert evaluate(learner, Loader(data(), 24))["loss"] == pytest.approx(result.values["valid/loss"])
     update_batch_norm(learner, Loader(data(), 8))
     assert (tmp_path / "run" / "config.json").read_text().count(f'"precision": "{precision}"') == 1
+
+
+class Summed(nn.Module):
+    """The norm of a sum, with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.position, self.norm = nn.Parameter(torch.zeros(6)), nn.LayerNorm(6)
+
+    def forward(self, x):
+        return self.norm(x + self.position)
+
+
+@pytest.mark.parametrize("first", [burnt.nn.LayerNorm(6), burnt.nn.RmsNorm(6), nn.GroupNorm(2, 6), Summed()])
+def test_whole_bfloat16_takes_float32_into_norms(tmp_path, first):
+    # The batch itself, what a matmul returns, and the sum of both.
+    model = nn.Sequential(first, burnt.nn.Linear(6, 8), nn.LayerNorm(8), burnt.nn.Linear(8, 3))
+    result, _ = train(tmp_path, model=model, precision="bfloat16 whole", duration="1 epoch", check=True)
+    assert result.model[2].weight.dtype == torch.float32
+    assert result.model[3].weight.dtype == torch.bfloat16
 
 
 def test_a_whole_bfloat16_training_goes_on_and_loads(tmp_path):

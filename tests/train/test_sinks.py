@@ -33,7 +33,9 @@ from burnt.train import (
     WandB,
 )
 from burnt.train.metrics import ConfusionMatrix
-from burnt.train.sinks import Records, Run, Sink, base
+from burnt.train.sinks import Records, Run, Sink, base, tensorboard
+from burnt.train.store import Artefact
+from burnt.train.store import tensorboard as encoding
 from tests import forked
 
 DATA = TensorDataset(x=torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), y=torch.arange(12) % 2)
@@ -312,6 +314,11 @@ def test_tensorboard_reads_what_was_written_also_after_a_kill_and_a_resume(tmp_p
     assert {"config", "valid/confusion", "events/epoch"} <= set(tags["tensors"])
     text = board.Tensors("config")[0].tensor_proto.string_val[0].decode()
     assert json.loads(text.strip("`").removeprefix("json"))["config"]["lr"] == 0.1
+
+
+def test_a_text_is_a_text_in_tensorboard() -> None:
+    told = Artefact(1, "table", "told", 3, 5.0, 1, {"columns": ["text"], "rows": [["two\nlines"]]})
+    assert tensorboard._artefact_record(told) == encoding.text("told", 3, 5.0, "two\nlines")
 
 
 KILLED = """

@@ -290,7 +290,7 @@ REFUSED = {
     "strategy": Looked(UnsupportedError, "strategy='ddp' does not exist", "auto or single", strategy="ddp"),
     "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "plain or off", monitor="web"),
     "duration": Looked(ConfigError, "a duration needs a number and a unit", "'10'", duration="10"),
-    "log_every": Looked(ConfigError, "in        log_every", "above 0", log_every=0),
+    "log_every": Looked(ConfigError, "in        log_every", "at least 1", log_every=0),
     "clip_norm": Looked(ConfigError, "in        clip_norm", "-1.0", clip_norm=-1.0),
     "config": Looked(RunError, "the config cannot be written as JSON", config={"f": step}),
 }

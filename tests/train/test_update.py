@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.errors import ConfigError
+from burnt.errors import BurntError, ConfigError, DefinitionError
 from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput, SupervisedTraining
 from burnt.train.update import WindowGradients
 
@@ -341,10 +341,24 @@ def test_the_norm_is_logged_when_asked_for(tmp_path):
         assert "gradient_norm" not in {series.name for series in run.series()}
 
 
+@pytest.mark.parametrize("count", [-1, 2.0, torch.tensor(3)])
+def test_a_count_is_a_number_of_items(count):
+    with pytest.raises(DefinitionError, match="a StepOutput needs a number of items") as caught:
+        StepOutput(torch.tensor(0.5), count=count)
+    assert ("hint      int(count)" in str(caught.value)) == isinstance(count, torch.Tensor)
+
+
+def test_a_loss_is_no_float():
+    with pytest.raises(BurntError, match="gradients need a loss with a graph"):
+        Gradients.of(0.5, nn.Linear(1, 1))
+
+
 def test_settings_that_are_refused(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        train(tmp_path / "run", clip_value=0.0)
-    assert "in        clip_value" in str(caught.value)
+    for name, value in (("clip_value", 0.0), ("clip_norm", "1.0"), ("log_every", 2.5)):
+        with pytest.raises(ConfigError) as caught:
+            train(tmp_path / "run", **{name: value})
+        assert f"in        {name}" in str(caught.value)
+        assert f"found     {value!r}" in str(caught.value)
     with pytest.raises(ConfigError, match="at least 1"):
         train(tmp_path / "run", accumulate=0)
     with pytest.raises(TypeError, match="accumulate=4"):

@@ -118,6 +118,40 @@ def test_interrupted_in_any_set_all_are_validated_anew(tmp_path, interrupt_at):
     assert points(tmp_path / "run") == points(tmp_path / "whole")
 
 
+def test_each_set_may_have_an_interval_of_its_own(tmp_path):
+    # Four steps an epoch; at the end all are validated.
+    settings = {"duration": "7 steps", "validate_every": {"rotated": "3 steps"}, "validate_first": True}
+    Run(tmp_path / "run", stopping=EarlyStopping(Loss(), "9 epochs", "rotated"), **settings)
+    assert points(tmp_path / "run")["clean", "loss"][0] == [0, 4, 7]
+    assert points(tmp_path / "run")["rotated", "loss"][0] == [0, 3, 6, 7]
+    with RunReader(tmp_path / "run") as run:
+        assert [event.step for event in run.events("stopping")] == [0, 3, 6, 7]
+
+
+# Both sets are validated first, with 7 batches; the third batch of the second set alone is number 10.
+def test_an_interrupted_validation_repeats_the_sets_that_were_due(tmp_path):
+    settings = {"duration": "7 steps", "validate_every": {"rotated": "3 steps"}, "validate_first": True}
+    whole, folder = Run(tmp_path / "whole", **settings), tmp_path / "run"
+    assert Run(folder, interrupt_at=10, **settings).result is None
+    second = Run(folder, resume=True, init_seed=9, **settings)
+    assert torch.equal(second.model.weight, whole.model.weight)
+    assert points(folder) == points(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        ({"rotatd": "3 steps"}, "did you mean 'rotated'?"),
+        ({"clean": "3"}, "in        validate_every['clean']"),
+        ("often", "in        validate_every"),
+    ],
+)
+def test_intervals_of_sets_that_make_no_sense(tmp_path, every, message):
+    with pytest.raises(ConfigError) as caught:
+        Run(tmp_path / "run", validate_every=every)
+    assert message in str(caught.value)
+
+
 def test_the_first_set_is_monitored_by_default(tmp_path):
     plateau = Plateau(0.05, "loss", patience=9)
     stopping = EarlyStopping("accuracy", patience="9 epochs")

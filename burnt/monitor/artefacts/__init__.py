@@ -1,4 +1,4 @@
-"""Artefacts of a run: confusion matrices, scores by class, histograms and images.
+"""Artefacts of a run: confusion matrices, scores by class, histograms, images and texts.
 
 widgets  the artefact view and the step slider
 render   artefacts as lines of styled text

@@ -1,4 +1,4 @@
-"""Draw confusion matrices, scores by class, histograms and images as styled text. No Textual.
+"""Draw confusion matrices, scores by class, histograms, images and texts as styled text. No Textual.
 
 Each function draws for a given size. Without colours, shades are drawn as characters.
 """
@@ -6,10 +6,11 @@ Each function draws for a given size. Without colours, shades are drawn as chara
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from burnt.monitor.artefacts.png import Image, fit
 from burnt.monitor.format import clean
@@ -22,6 +23,7 @@ __all__ = [
     "draw_confusion_matrix",
     "draw_histogram",
     "draw_image",
+    "draw_text",
     "is_class_scores",
     "is_confusion_matrix",
 ]
@@ -401,3 +403,21 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
     text = _truncate(text, width)
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
+
+
+# --- texts
+
+
+def draw_text(text: str, width: int) -> Lines:
+    """Draw a text with its lines, wrapped at words.
+
+    Args:
+        text: the text.
+        width: maximum width of the lines.
+    """
+    lines: Lines = []
+    for line in text.splitlines():
+        wrapped = textwrap.wrap(clean(line.expandtabs(4)), width) or [""]
+        # Wide characters take two cells.
+        lines += [[StyledText(part)] for one in wrapped for part in chop_cells(one, width) or [""]]
+    return lines

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from burnt.train.sinks.base import How, Records, Run, Sink, require_package
-from burnt.train.store.reader import Artefact
+from burnt.train.store.reader import Artefact, text_of
 
 __all__ = ["MLflow"]
 
@@ -92,6 +92,9 @@ class MLflow(Sink):
 
     def _log_artefact(self, artefact: Artefact) -> None:
         name = f"{_key(artefact.name)}-{artefact.step or 0:08d}"
+        if (text := text_of(artefact.data)) is not None:
+            self._client.log_text(self._id, text, f"texts/{name}.txt")
+            return
         if artefact.kind != "image":
             self._client.log_dict(self._id, artefact.data, f"{artefact.kind}s/{name}.json")
             return

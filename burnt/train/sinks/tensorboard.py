@@ -11,7 +11,7 @@ from typing import BinaryIO, ClassVar
 
 from burnt.train.sinks.base import How, Records, Run, Sink
 from burnt.train.store import tensorboard as encoding
-from burnt.train.store.reader import Artefact, Event
+from burnt.train.store.reader import Artefact, Event, text_of
 
 __all__ = ["TensorBoard"]
 
@@ -100,6 +100,8 @@ def _artefact_record(artefact: Artefact) -> bytes:
         return encoding.image(name, step, artefact.time, data, width, height)
     if artefact.kind == "histogram":
         return encoding.histogram(name, step, artefact.time, data["counts"], data["edges"])
+    if (only_text := text_of(data)) is not None:
+        return encoding.text(name, step, artefact.time, only_text)
     rows = [data["columns"], ["---"] * len(data["columns"]), *data["rows"][:_MAX_TABLE_ROWS]]
     lines = (" | ".join("" if cell is None else str(cell) for cell in row) for row in rows)
     text = "\n".join(f"| {line} |" for line in lines)

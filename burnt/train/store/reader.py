@@ -147,6 +147,18 @@ class Artefact(NamedTuple):
     data: Any
 
 
+def text_of(table: Any) -> str | None:
+    """Return the text of a table that holds only a text, as `burnt.log` records one; None for any other.
+
+    >>> text_of({"columns": ["text"], "rows": [["two\\nlines"]]})
+    'two\\nlines'
+    """
+    match table:
+        case {"columns": ["text"], "rows": [[str(text)]]}:
+            return text
+    return None
+
+
 class ArtefactName(NamedTuple):
     """An artefact without its data."""
 

@@ -25,6 +25,7 @@ from burnt.monitor.artefacts.render import (
     draw_confusion_matrix,
     draw_histogram,
     draw_image,
+    draw_text,
     is_class_scores,
     is_confusion_matrix,
 )
@@ -246,6 +247,14 @@ def test_classes_have_bars_and_numbers() -> None:
     narrow = text(draw_class_scores(table, 45)).splitlines()
     assert "█" not in narrow[1]
     assert max(map(len, narrow)) <= 45
+
+
+def test_texts_are_wrapped_at_words_and_keep_their_lines() -> None:
+    told = "Once upon a time\n\n\tthere was\x1b a \u732b\u732b\u732b\u732b\u732b\u732b"
+    assert text(draw_text(told, 11)).splitlines() == [
+        "Once upon a", "time", "", "    there", "was\\x1b a", "\u732b\u732b\u732b\u732b\u732b", "\u732b"
+    ]  # fmt: skip
+    assert draw_text("", 11) == []
 
 
 # --- histograms
@@ -639,6 +648,19 @@ def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
         shown = " ".join(" ".join(strip.text for strip in app.screen._compositor.render_strips()).split())
         assert all(f"word{number}" in shown for number in range(60))
         assert "score: 2.5" in shown
+
+    drive(tmp_path / "run", test)
+
+
+def test_a_text_is_drawn_in_full(tmp_path: Path) -> None:
+    told = " ".join(f"word{number}" for number in range(60))
+    with RunWriter.create(tmp_path / "run") as run:
+        run.record_table("told", ["text"], [[told]], 1)
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        shown = " ".join(strip.text for strip in app.screen._compositor.render_strips()).split()
+        assert {f"word{number}" for number in range(60)} <= set(shown)
 
     drive(tmp_path / "run", test)
 

@@ -1,4 +1,4 @@
-"""Recorded artefacts: confusion matrices, scores by class, histograms, images and other tables."""
+"""Recorded artefacts: confusion matrices, scores by class, histograms, images, texts and other tables."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from burnt.monitor.artefacts.render import (
     draw_confusion_matrix,
     draw_histogram,
     draw_image,
+    draw_text,
     is_class_scores,
     is_confusion_matrix,
 )
@@ -40,6 +41,7 @@ from burnt.monitor.ui.keymap import ARTEFACTS, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
 from burnt.train.store import Artefact, ArtefactName
+from burnt.train.store.reader import text_of
 
 __all__ = ["ArtefactsPane"]
 
@@ -160,6 +162,8 @@ class ArtefactsPane(Pane):
                 if is_confusion_matrix(content)
                 else _draw_class_scores
                 if is_class_scores(content)
+                else _draw_text
+                if text_of(content) is not None
                 else None
             )
             if draw is not None:
@@ -324,6 +328,10 @@ def _draw_confusion_matrix(table: dict[str, Any], width: int, height: int, color
 
 def _draw_class_scores(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
     return draw_class_scores(table, width)
+
+
+def _draw_text(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
+    return draw_text(text_of(table) or "", width)
 
 
 def _draw_histogram(data: Sequence[Any], index: int, width: int, height: int, colors: bool) -> Lines:
