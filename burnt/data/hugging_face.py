@@ -88,7 +88,8 @@ class HuggingFaceDataset:
             )
         scalar = {"Value", "ClassLabel"}
         is_custom = dataset.format["type"] == "custom"
-        self._has_take = not is_custom and all(
+        # In another format, such as numpy's, whole columns are no tensors.
+        self._has_take = dataset.format["type"] in (None, "torch") and all(
             type(features.get(name)).__name__ in scalar for name in self._fields.values()
         )
         if not is_custom:

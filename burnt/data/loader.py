@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
+from burnt.data.adapt import as_dataset
 from burnt.data.batch import collate
 from burnt.data.batch import pin as pin_memory
 from burnt.data.buckets import Buckets, as_buckets
@@ -86,7 +87,8 @@ class Loader(Generic[B]):
     the order nor what the transforms draw.
 
     Args:
-        dataset: the items; a method ``__getitems__(indices)`` returns a list of them, and otherwise
+        dataset: the items: anything with a length and items by index, a tensor or array, whose items are its
+            rows, or a dataframe. A method ``__getitems__(indices)`` returns a list of items, and otherwise
             ``take(indices)`` whole batches, if it has one of these.
         batch_size: the number of items in a batch; of rows, with `pack`.
         batcher: turns a list of items into a batch; `collate` by default, `Pad` for items of different
@@ -153,14 +155,19 @@ class Loader(Generic[B]):
         prefetch: int | None = None,
         pin: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise DataError("batch_size is too small", expected="batch_size of at least 1", found=batch_size)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise DataError(
+                "batch_size is no number of items",
+                expected="batch_size of at least 1",
+                found=repr(batch_size),
+            )
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise DataError(
                 "a Loader needs a dataset with a length and items by index",
                 found=type(dataset).__name__,
                 hint="StreamLoader is for what can only be iterated",
             )
+        dataset = as_dataset(dataset)
         if len(dataset) == 0:
             raise DataError(
                 "the dataset is empty",
@@ -313,7 +320,13 @@ class Loader(Generic[B]):
             if not self.shuffle:
                 return torch.arange(len(self.dataset))
             return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
-        indices = self.sampler.indices(epoch)
+        indices = torch.as_tensor(self.sampler.indices(epoch))
+        if len(indices) != len(self.sampler):
+            raise DataError(
+                f"{type(self.sampler).__name__} gives another number of indices than its length",
+                expected=len(self.sampler),
+                found=f"{len(indices)} in epoch {epoch}",
+            )
         low, high = (int(bound) for bound in torch.aminmax(indices))
         if low < 0 or high >= len(self.dataset):
             raise DataError(
