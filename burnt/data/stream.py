@@ -139,7 +139,7 @@ class StreamLoader(Generic[B]):
             )
         shards = len(dataset.shards) if isinstance(dataset, Shards) else 1
         for name, value, is_valid, expected in (
-            ("batch_size", batch_size, batch_size >= 1, "at least 1"),
+            ("batch_size", batch_size, isinstance(batch_size, int) and batch_size >= 1, "at least 1"),
             ("shuffle", shuffle, shuffle is not True and shuffle >= 0, "a number of items, such as 1000"),
             ("lanes", lanes, lanes is None or 1 <= lanes <= shards, f"1 to {shards}, the number of shards"),
         ):
@@ -315,6 +315,7 @@ class _StreamReader:
         self.lanes = lanes
         self.initial_state: Any = None
         self.restored_epoch: int | None = None
+        self.is_midway = False  # whether the dataset, which has a state, was left before its end
         self._open: dict[tuple[int, int], _Lane] = {}
 
     def __call__(self, task: tuple[int, int, int, int, Any], cell: Cell) -> Any:
@@ -322,7 +323,8 @@ class _StreamReader:
         try:
             if opening is not None:
                 position, in_use = opening
-                for key in [key for key in self._open if key[0] not in in_use]:
+                # Of this lane alone: other threads may be ahead, with iterators that are not in the list yet.
+                for key in [key for key in list(self._open) if key[1] == lane and key[0] not in in_use]:
                     self._open.pop(key, None)
                 self._open[iterator, lane] = _Lane(self, epoch, lane, position, cell)
             elif (iterator, lane) not in self._open:
@@ -446,9 +448,11 @@ class _Lane:
             if has_state(dataset):
                 self._restore(dataset)
                 skipped = 0
+            self._reader.is_midway = True
             for item in itertools.islice(dataset, skipped, None):
                 at["items"] += 1
                 yield item
+            self._reader.is_midway = False
             return
         while at["shard"] < len(self._shards):
             for item in itertools.islice(dataset.read(self._shards[at["shard"]]), at["item"], None):
@@ -462,8 +466,9 @@ class _Lane:
         reader, source = self._reader, self._at["source"]
         if reader.initial_state is None:
             reader.initial_state = encode_state(dataset.state_dict(), dataset)
-        if source is None and reader.restored_epoch == self._epoch:
-            # Those of Hugging Face start every iteration from the state that they were given, in its epoch.
+        if source is None and (reader.is_midway or reader.restored_epoch == self._epoch):
+            # One that was left midway may go on there. Those of Hugging Face start every iteration from the
+            # state that they were given, in its epoch.
             source = reader.initial_state
         if source is not None:
             dataset.load_state_dict(decode_state(source))
