@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.data.transport import pickled, receive, send
+from burnt.data.transport import pickled, receive, send, unpickled
 from burnt.data.workers import WorkerPool
 from burnt.errors import DataError, UnsupportedError
 from tests import forked
@@ -240,6 +240,39 @@ def test_what_cannot_be_sent_from_a_worker_is_an_error():
         next(iter(Loader(Items(act={0: fail}), 1, workers=1)))
 
 
+class WithArguments(DataError):
+    """An error of a user, which a pickle of it calls with its message alone."""
+
+    def __init__(self, code, path):
+        super().__init__(f"code {code} of {path}")
+
+
+class NotAgain:
+    def __reduce__(self):
+        return int, ("x",)
+
+
+def test_what_cannot_be_received_from_a_worker_is_an_error_of_its_batch_alone():
+    def fail():
+        raise WithArguments(7, "a.png")
+
+    loader = Loader(Items(act={5: fail}), 4, workers=1)
+    with pytest.raises(DataError, match="a worker process could not return a batch") as caught:
+        list(loader)
+    assert caught.value.where == "batch 1 of epoch 0, counted from 0: items 4, 5, 6, 7 of Items"
+    assert caught.value.found.startswith("WithArguments: code 7 of a.png")
+    loader = Loader(range(4), 2, workers=1, batcher=lambda items: NotAgain() if items[0] else items)
+    batches = loader.epoch(0)
+    assert next(batches) == [0, 1]
+    pids = [child.pid for child in children()]
+    with pytest.raises(DataError, match="a batch of a worker process cannot be unpickled") as caught:
+        next(batches)
+    assert caught.value.where == "batch 1 of epoch 0, counted from 0: items 2, 3 of range"
+    assert caught.value.found == "ValueError: invalid literal for int() with base 10: 'x'"
+    assert next(loader.epoch(0)) == [0, 1]
+    assert [child.pid for child in children()] == pids
+
+
 def segfault():
     faulthandler.disable()  # pytest's would print where this worker is
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -446,7 +479,7 @@ def there_and_back(value):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         send(ours, pickled(value))
-        return receive(theirs)
+        return unpickled(receive(theirs))
 
 
 @pytest.mark.sample(5)
@@ -501,7 +534,7 @@ def test_messages_wait_for_no_receiver_and_keep_no_file_open():
         for number in range(100):
             send(ours, pickled(torch.full((10_000,), number)))
         before = len(os.listdir("/proc/self/fd"))
-        kept = [receive(theirs) for _ in range(100)]
+        kept = [unpickled(receive(theirs)) for _ in range(100)]
         assert [int(value[-1]) for value in kept] == list(range(100))
         assert len(os.listdir("/proc/self/fd")) <= before
         ours.close()
