@@ -106,9 +106,9 @@ class DataframeDataset(Table):
         options = Options(columns, types, label, categories, missing)
         schema = Schema.create(options, names, "the dataframe")
         used = schema.used
-        table = (
-            frame.select(used) if isinstance(frame, arrow.Table) else arrow.table(frame[used]).select(used)
-        )
+        table = frame.select(used) if isinstance(frame, arrow.Table) else _converted(frame, used)
+        if not table.num_rows:
+            raise DataError("there are no rows", where="the dataframe")
         known = _categories(schema, lambda column: _distinct(table[column]))
         kinds = _kinds(schema, table.schema, lambda column: _has_gaps(table[column]))
         super().__init__(_entries(table, schema, kinds, known, self.place), known, schema)
@@ -175,11 +175,10 @@ class ParquetDataset:
         self._starts = torch.tensor([0, *(group.length for group in self._groups)]).cumsum(0)
         if len(self) == 0:
             raise DataError("there are no rows", where=self._paths[0])
-        arrow_schema = self._files[0].get().schema_arrow
+        schemas = [file.get().schema_arrow for file in self._files]
         options = Options(columns, types, label, categories, missing)
-        self._schema = Schema.create(options, _names(arrow_schema), self._paths[0])
-        for file, handle in zip(self._paths, self._files, strict=True):
-            names = handle.get().schema_arrow.names
+        self._schema = Schema.create(options, _names(schemas[0]), self._paths[0])
+        for file, names in zip(self._paths, (schema.names for schema in schemas), strict=True):
             absent = [column for column in self._schema.used if column not in names]
             if absent:
                 raise DataError(
@@ -189,11 +188,11 @@ class ParquetDataset:
                     found=f"no column {absent[0]!r} in {', '.join(names)}",
                 )
         self._known = _categories(self._schema, self._distinct)
-        self._kinds = _kinds(self._schema, arrow_schema, self._may_have_gaps)
+        self._kinds = _kinds(self._schema, schemas[0], self._may_have_gaps)
         self.categories = {column: known.values for column, known in self._known.items()}
         self._classes = self._schema.class_names(self._known)
         self._has_take = all(
-            column in self._known or _has_one_shape(kind, arrow_schema.field(column).type)
+            column in self._known or _have_one_shape(kind, [schema.field(column).type for schema in schemas])
             for column, kind in self._kinds.items()
         )
         self._memory = memory
@@ -307,6 +306,20 @@ class _Group(NamedTuple):
     length: int
 
 
+def _converted(frame: Any, columns: list[str]) -> pyarrow.Table:
+    """Return columns of a dataframe as a table of Arrow."""
+    import pyarrow
+
+    try:
+        return pyarrow.table(frame[columns]).select(columns)
+    except (pyarrow.ArrowException, TypeError) as error:  # a column of objects of several types
+        raise DataError(
+            "a column of the dataframe cannot be converted to one type",
+            found=" ".join(map(str, error.args)),
+            hint="frame[column].astype(str) makes it text; or select others by columns=",
+        ) from error
+
+
 def _open(path: str) -> Any:
     with _reading(path):
         return _pyarrow("a ParquetDataset").parquet.ParquetFile(path)
@@ -324,7 +337,10 @@ def _reading(where: str) -> Iterator[None]:
 
 def _names(columns: Any) -> list[Any]:
     """Return the names of the columns of a schema or frame, without the index of a pandas frame."""
-    names = columns.names if hasattr(columns, "names") else columns.columns
+    names = list(columns.names if hasattr(columns, "names") else columns.columns)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError("two columns have the same name", found=repr(twice))
     return [name for name in names if not str(name).startswith("__index_level_")]
 
 
@@ -336,7 +352,7 @@ def _categories(schema: Schema, distinct: Callable[[str], list[Any]]) -> dict[st
 
 
 def _distinct(cells: pyarrow.ChunkedArray) -> list[Any]:
-    return [value for value in cells.unique().to_pylist() if value is not None]
+    return [value for value in cells.unique().to_pylist() if value is not None and value == value]  # NaN
 
 
 def _has_gaps(cells: pyarrow.ChunkedArray) -> bool:
@@ -377,13 +393,16 @@ def _kind(found: pyarrow.DataType) -> Kind:
     return FLOAT if types.is_floating(found) or types.is_decimal(found) else OBJECT
 
 
-def _has_one_shape(kind: Kind, found: pyarrow.DataType) -> bool:
-    """Whether all cells of a kind, from an Arrow type, have the same shape."""
+def _have_one_shape(kind: Kind, found: list[pyarrow.DataType]) -> bool:
+    """Whether all cells of a kind, from Arrow types, have the same shape."""
     import pyarrow
 
     if isinstance(kind, Vector):
-        is_fixed: bool = pyarrow.types.is_fixed_size_list(found)
-        return is_fixed and not isinstance(_kind(found.value_type), Vector)
+        return (
+            all(pyarrow.types.is_fixed_size_list(type_) for type_ in found)
+            and len({type_.list_size for type_ in found}) == 1
+            and not any(isinstance(_kind(type_.value_type), Vector) for type_ in found)
+        )
     return kind is not OBJECT
 
 
@@ -448,19 +467,36 @@ def _column(
     if not isinstance(_kind(type_), np.dtype):
         raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
     values = array.fill_null(pyarrow.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
-    if fill is not None:
-        values = values.astype(np.result_type(values, np.asarray(fill)))
-        values[gaps] = fill
-    return Numbers(_fitting(values, kind, name, where))
+    if fill is None:
+        return Numbers(_fitting(values, kind, name, where))
+    values = values.copy()
+    values[gaps] = 0  # in place of NaN
+    cells = _fitting(values, kind, name, where)
+    # By itself: one array of both would round large integers beside a float.
+    cells[gaps] = _fitting(np.array([fill]), kind, name, lambda _: where(int(gaps[0])))
+    return Numbers(cells)
 
 
-def _as_python(fill: Any, cell: pyarrow.Scalar) -> Any:
+def _as_python(fill: Any, cell: pyarrow.Scalar, index: int) -> Any:
     value = cell.as_py()
     return fill if value is None else value
 
 
-def _as_tensor(dtype: np.dtype[Any], cell: pyarrow.Scalar) -> Tensor:
-    return torch.from_numpy(np.array(cell.as_py(), dtype))
+def _as_tensor(
+    dtype: np.dtype[Any], column: str, where: Callable[[int], str], cell: pyarrow.Scalar, index: int
+) -> Tensor:
+    """Return lists of lists as a tensor; raise a DataError if they are not of one length and dtype."""
+    cells = cell.as_py()
+    try:
+        values = np.array(cells)
+        if values.dtype == object:  # decimal numbers, or a null among them
+            if None in values.ravel().tolist():
+                raise ValueError("a null")
+            values = values.astype(np.float64)
+    except ValueError:
+        expected = f"{name_of(Vector(dtype))}, of lists of one length without nulls"
+        raise bad_cell(where(index), column, expected, cells) from None
+    return torch.from_numpy(_fitting(values, dtype, column, lambda _: where(index)))
 
 
 def _fitting(
@@ -472,7 +508,8 @@ def _fitting(
     differs = np.isinf(cells) & ~np.isinf(values) if dtype.kind == "f" else cells != values
     if differs.any():
         index = int(np.flatnonzero(differs)[0])
-        raise bad_cell(where(index), column, f"{name_of(dtype)} that fits {dtype}", values[index].item())
+        found = values.ravel()[index].item()
+        raise bad_cell(where(index), column, f"{name_of(dtype)} that fits {dtype}", found)
     return cells
 
 
@@ -510,7 +547,7 @@ def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Cal
 
     found = array.type
     if isinstance(_kind(found.value_type), Vector):
-        return Objects(array, partial(_as_tensor, dtype))
+        return Objects(array, partial(_as_tensor, dtype, column, where))
     if pyarrow.types.is_fixed_size_list(found):
         offsets = np.arange(len(array) + 1) * found.list_size
     else:
@@ -524,6 +561,8 @@ def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Cal
     if flat.null_count:
         index = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
         raise bad_cell(where_flat(index), column, name_of(Vector(dtype)), "a null among the numbers")
+    if pyarrow.types.is_decimal(flat.type):
+        flat = flat.cast(pyarrow.float64())
     values = _fitting(flat.to_numpy(zero_copy_only=False), dtype, column, where_flat)
     if pyarrow.types.is_fixed_size_list(found):
         return Numbers(values.reshape(len(array), found.list_size))

@@ -10,6 +10,7 @@ import codecs
 import csv
 import gc
 import gzip
+import io
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,6 +114,7 @@ class CsvDataset(Table):
             raise DataError("delimiter= must be one character", found=repr(delimiter))
         try:
             encoding = codecs.lookup(encoding).name
+            io.TextIOWrapper(io.BytesIO(), encoding)  # refuses those that are not of text, such as base64
         except LookupError:
             raise DataError("encoding= is unknown to Python", found=repr(encoding)) from None
         self._files = [_File(file, delimiter, header, skip, encoding) for file in files]
@@ -133,6 +135,8 @@ class CsvDataset(Table):
         self._rows: NDArray[np.int64] | None = None
         if missing == "drop" and absent:
             self._rows = np.delete(np.arange(sum(file.num_rows for file in self._files)), absent)
+            if not len(self._rows):
+                raise DataError("every row lacks a value, so that none is left", where=self._files[0].path)
             table = {name: _rows_of(column, self._rows) for name, column in table.items()}
         super().__init__(stack(table, schema, self.place), known, schema)
 
@@ -245,15 +249,15 @@ class _File:
     def _bad_encoding(self, error: UnicodeDecodeError) -> DataError:
         """Return the error for bytes that are not text, with their line, which `error` lacks."""
         decoder = codecs.getincrementaldecoder(self._encoding)()
-        line = 1
+        line = 0
         with gzip.open(self.path) if self.path.endswith(".gz") else open(self.path, "rb") as file:
             for data in file:
+                line += 1
                 try:
                     decoder.decode(data)
                 except UnicodeDecodeError as found:
                     error = found
                     break
-                line += 1
         return bad_cell(
             f"{self.path}, line {line}",
             None,
@@ -454,7 +458,7 @@ class _Reader:
             return None
         if self.kind is INT and field.strip("+- ").isdigit() and abs(int(field)) >= 1 << 63:
             return f"a number that fits {INT}"
-        return name_of(kind) if self.kind is INT and _CODES.search(field) else None
+        return "a number without leading zeros" if self.kind is INT and _CODES.search(field) else None
 
     def column(self, files: list[_File]) -> Column:
         """Return the whole column, its missing cells filled in.
@@ -521,7 +525,8 @@ def _parse_as(fields: list[str], kind: Kind) -> NDArray[Any]:
             raise ValueError("NaN stands for a missing value")
         with np.errstate(over="ignore"):
             values = wide.astype(kind, copy=False)
-        if (np.isinf(values) != np.isinf(wide)).any():
+        # Infinity is a value if it is named, as inf; 1e999 does not fit.
+        if any("n" not in fields[row].lower() for row in np.flatnonzero(np.isinf(values))):
             raise OverflowError
         return values
     whole = np.array(list(map(int, fields)), np.int64)

@@ -84,11 +84,17 @@ class Categories:
     @classmethod
     def found(cls, values: Iterable[Any]) -> Categories:
         """Return the categories of values found in a column: integers by size, others by their text."""
-        distinct = list(set(values))
+        distinct = set(values)
+
+        # Values that are equal as numbers or as text need a further key: the order of a set of texts is
+        # another one in each process.
+        def by_text(value: Any) -> Any:
+            return str(value), type(value).__name__
+
         try:
-            return cls(sorted(distinct, key=int))
-        except (TypeError, ValueError):
-            return cls(sorted(distinct, key=str))
+            return cls(sorted(distinct, key=lambda value: (int(value), *by_text(value))))
+        except (TypeError, ValueError, OverflowError):
+            return cls(sorted(distinct, key=by_text))
 
     @property
     def names(self) -> list[str]:

@@ -114,11 +114,11 @@ class Lists:
 
 
 class Objects:
-    """Any other cells, each of which `read` turns into a value of Python when it is used."""
+    """Any other cells: ``read(cell, index)`` turns each into a value of Python when it is used."""
 
     fixed_shape = False
 
-    def __init__(self, cells: Any, read: Callable[[Any], Any]) -> None:
+    def __init__(self, cells: Any, read: Callable[[Any, int], Any]) -> None:
         self.cells = cells
         self.read = read
 
@@ -131,7 +131,7 @@ class Objects:
         return len(self.cells)
 
     def __getitem__(self, index: int) -> Any:
-        return self.read(self.cells[index])
+        return self.read(self.cells[index], index)
 
     def take(self, indices: Indices) -> list[Any]:
         """Return the cells at indices."""
@@ -214,6 +214,9 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        index %= len(self)
         return {name: column[index] for name, column in self._columns.items()}
 
     def column(self, name: str) -> Any:
