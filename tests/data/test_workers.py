@@ -84,13 +84,13 @@ def has_ended(pid):
 @pytest.fixture(autouse=True)
 def nothing_stays():
     yield
-    gc.collect()
-    assert children() == []
+    if multiprocessing.active_children():
+        gc.collect()  # of a loader that an error's traceback holds
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, "1 process", "1 thread", "3 threads"])
-@pytest.mark.sample(4)
+@pytest.mark.sample(keep=("1 process", "3 threads"))
 def test_workers_change_no_batch(workers):
     def loader(**settings):
         return Loader(Items(), 4, shuffle=True, seed=7, item_transform=jitter, transform=scale, **settings)
@@ -199,7 +199,7 @@ def traceback_of(error):
     return traceback.format_exception(error)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_errors_of_other_parts_name_the_batch(workers):
     def fail(*_):
         raise RuntimeError("boom")
@@ -286,7 +286,7 @@ def segfault():
         (lambda: os._exit(3), ["ended with exit code 3"]),
     ],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_a_worker_that_dies_says_what_it_was_reading(act, words):
     loader = Loader(Items(act={14: act}), 4, workers=2)
     with pytest.raises(DataError) as caught:
@@ -321,14 +321,14 @@ def test_iterators_of_one_loader_share_its_workers_and_may_be_dropped():
 
 
 def test_workers_ignore_signals_of_the_training_and_end_with_the_loader():
-    loader = Loader(Items(), 4, workers=2)
+    loader = Loader(Items(), 4, workers=1)
     batches = loader.epoch(0)
     next(batches)
     for child in children():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             child.send_signal(number)
     assert len(list(batches)) == 7
-    assert len(children()) == 2
+    assert len(children()) == 1
     del batches, loader
     gc.collect()
     assert children() == []
@@ -336,7 +336,7 @@ def test_workers_ignore_signals_of_the_training_and_end_with_the_loader():
 
 def test_close_interrupts_a_long_item_and_what_waits_for_it(monkeypatch):
     monkeypatch.setattr("burnt.data.workers._SECONDS_TO_END", 0.05)
-    loader = Loader(Items(act={4: lambda: time.sleep(60)}), 4, workers=2)
+    loader = Loader(Items(act={4: lambda: time.sleep(60)}), 4, workers=1)
     batches = loader.epoch(0)
     next(batches)
     start = time.monotonic()
@@ -348,7 +348,7 @@ def test_close_interrupts_a_long_item_and_what_waits_for_it(monkeypatch):
 
 @pytest.mark.parametrize("name", ["send", "receive"])
 def test_an_interrupt_between_two_messages_shifts_no_batch(name, monkeypatch):
-    loader = Loader(Items(), 4, workers=2)
+    loader = Loader(Items(), 4, workers=1)
     batches = loader.epoch(0)
     next(batches)
     exchange = {"send": send, "receive": receive}[name]
@@ -429,7 +429,7 @@ def test_workers_end_with_the_process_however_it_ends_and_in_silence(end, code):
 
 def test_workers_end_before_multiprocessing_waits_for_them():
     def use(connection):
-        loader = Loader(Items(), 4, workers=2)
+        loader = Loader(Items(), 4, workers=1)
         next(loader.epoch(0))
         connection.send([worker.pid for worker in multiprocessing.active_children()])
         globals()["kept"] = loader  # not collected, as a module's would not be
@@ -438,13 +438,13 @@ def test_workers_end_before_multiprocessing_waits_for_them():
     process = multiprocessing.get_context("fork").Process(target=use, args=(theirs,))
     process.start()
     pids = ours.recv()
-    assert len(pids) == 2
+    assert len(pids) == 1
     process.join(20)
     assert process.exitcode == 0
     await_end(pids)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_workers_end_with_a_process_that_is_killed(number):
     ours, theirs = socket.socketpair()
     child = os.fork()
