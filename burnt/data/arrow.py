@@ -16,6 +16,7 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
+from burnt.data.dataset import checked_index
 from burnt.data.files import Handle, Paths, find_files
 from burnt.data.schema import (
     BOOL,
@@ -25,6 +26,7 @@ from burnt.data.schema import (
     TEXT,
     Categories,
     Kind,
+    Labelled,
     Options,
     Schema,
     Vector,
@@ -118,7 +120,7 @@ class DataframeDataset(Table):
         return f"the dataframe, row {index}"
 
 
-class ParquetDataset:
+class ParquetDataset(Labelled):
     """Rows of Parquet files, read one row group at a time, when a row of it is used for the first time.
 
     Row groups that have been read stay in memory, converted as in a `DataframeDataset`, up to `memory` bytes
@@ -205,20 +207,11 @@ class ParquetDataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if there is a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
-
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        number, row = self._find(index % len(self))
+        number, row = self._find(checked_index(index, len(self)))
         return self._table(number)[row]
 
     def column(self, name: str) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 from burnt._hints import explain_arguments
 from burnt.data.adapt import as_dataset
 from burnt.data.batch import Batch, collate
-from burnt.data.dataset import Dataset
+from burnt.data.dataset import Dataset, checked_index
 from burnt.data.item_store import ItemStore
 from burnt.data.table import take_across
 from burnt.errors import DataError, quantity
@@ -384,7 +384,7 @@ class _Cached(_Over[T]):
         self._items = items
 
     def __getitem__(self, index: int) -> T:
-        index = _checked(operator.index(index), len(self))
+        index = checked_index(operator.index(index), len(self))
         item: T = self._items.get(index, _ABSENT)
         if item is _ABSENT:
             item = self._items[index] = self.dataset[index]
@@ -445,7 +445,7 @@ class _Concatenation(Generic[T]):
         return int(self._starts[-1])
 
     def _find(self, index: int) -> tuple[Any, int]:
-        index = _checked(index, len(self))
+        index = checked_index(index, len(self))
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return self.datasets[number], index - int(self._starts[number])
 
@@ -483,7 +483,7 @@ class _Windows:
         return self._count
 
     def __getitem__(self, index: int) -> Any:
-        start = _checked(index, len(self)) * self._stride
+        start = checked_index(index, len(self)) * self._stride
         return self._window(start, min(start + self._size, len(self.dataset)))
 
     @property
@@ -563,12 +563,6 @@ def _entries_of(column: Any, indices: Indices) -> Any:
 def _require_take(dataset: Any) -> None:
     """Raise an AttributeError if a dataset has no `take`: the property of one that reads from it has none."""
     dataset.take  # noqa: B018
-
-
-def _checked(index: int, length: int) -> int:
-    if not -length <= index < length:
-        raise IndexError(f"index {index} of {quantity(length, 'item')}")
-    return index + length if index < 0 else index
 
 
 def _place(dataset: Any, index: int) -> str:

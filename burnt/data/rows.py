@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from burnt.data.batch import collate
+from burnt.data.dataset import checked_index
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -21,6 +22,7 @@ from burnt.data.schema import (
     TEXT,
     Categories,
     Kind,
+    Labelled,
     Options,
     Schema,
     Vector,
@@ -35,7 +37,7 @@ __all__ = ["RowDataset"]
 _SAMPLED = 1000
 
 
-class RowDataset(ABC):
+class RowDataset(Labelled, ABC):
     """Items that are rows of values of Python, each converted to the types of its columns when it is read.
 
     Attributes:
@@ -63,13 +65,6 @@ class RowDataset(ABC):
             for entry, names in schema.fields.items()
             if not isinstance(names, str)
         }
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if there is a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -103,9 +98,7 @@ class RowDataset(ABC):
         return collate([self[index][name] for index in range(len(self))])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        index %= len(self)
+        index = checked_index(index, len(self))
         row = self._read(index)
         item = {}
         for entry, names in self._schema.fields.items():

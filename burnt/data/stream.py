@@ -25,6 +25,7 @@ from burnt.data.batch import collate
 from burnt.data.batch import pin as pin_memory
 from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.data.state import decode_state, encode_state, has_state
+from burnt.data.transforms.adapters import as_transform
 from burnt.data.workers import Cell, WorkerPool
 from burnt.errors import BurntError, DataError
 
@@ -154,9 +155,10 @@ class StreamLoader(Generic[B]):
         self.drop_last = drop_last
         self.lanes = lanes or min(shards, 8)
         self.pin = pin
-        self._item_transform = item_transform
-        self._transform = transform
-        self._batcher = batcher
+        if item_transform is not None:
+            item_transform = as_transform(item_transform)
+        if transform is not None:
+            transform = as_transform(transform)
         reader = _StreamReader(
             dataset, batch_size, batcher, shuffle, seed, drop_last, item_transform, transform, self.lanes
         )

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from burnt.data.batch import Batch
-from burnt.data.schema import Categories, Schema, check_entry, shorten
+from burnt.data.dataset import checked_index
+from burnt.data.schema import Categories, Labelled, Schema, check_entry, shorten
 from burnt.errors import DataError
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
@@ -186,7 +187,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-class Table:
+class Table(Labelled):
     """Items from columns in memory: dicts of NumPy scalars, texts and tensors.
 
     Attributes:
@@ -199,13 +200,6 @@ class Table:
         self._classes = schema.class_names(categories)
 
     @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if the table has a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
-
-    @property
     def nbytes(self) -> int:
         """The memory in use."""
         return sum(column.nbytes for column in self._columns.values())
@@ -214,9 +208,7 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        index %= len(self)
+        index = checked_index(index, len(self))
         return {name: column[index] for name, column in self._columns.items()}
 
     def column(self, name: str) -> Any:
