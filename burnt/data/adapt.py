@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.data.arrow import DataframeDataset
+from burnt.data.dataframe import DataframeDataset
 from burnt.data.hugging_face import HuggingFaceDataset
 from burnt.errors import DataError
 
