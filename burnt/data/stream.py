@@ -38,7 +38,7 @@ class StreamLoader(Generic[B]):
     Args:
         dataset: `Shards`, or an object that can be iterated once per epoch. ``set_epoch`` is called if it has
             one. One with a state belongs to one loader: those of Hugging Face keep a position that they were
-            put to.
+            put to. An epoch begins where the dataset was at first, also if the one before was left midway.
         batch_size: the number of items in a batch.
         batcher: turns a list of items into a batch; `collate` by default.
         shuffle: the number of items that are read and shuffled at a time; 0 keeps the order. The order of the
