@@ -8,7 +8,9 @@ a buffer that is refilled item by item could hold items from anywhere before.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -51,6 +53,17 @@ class Shards:
     def __iter__(self) -> Iterator[Any]:
         for shard in self.shards:
             yield from self.read(shard)
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of the shards and, of paths, texts and integers, a digest of their names.
+
+        The folders of paths are left out: the data may be somewhere else when a run is resumed.
+        """
+        names = [os.path.basename(s) if isinstance(s, str | os.PathLike) else s for s in self.shards]
+        if not all(isinstance(name, str | int) for name in names):
+            return {"count": len(names)}
+        digest = hashlib.blake2b("\0".join(map(str, names)).encode("utf-8", "surrogateescape"), digest_size=8)
+        return {"count": len(names), "names": digest.hexdigest()}
 
 
 START: Position = {

@@ -174,7 +174,7 @@ class StreamLoader(Generic[B]):
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
             "lanes": self.lanes,
-            "shards": len(self.dataset.shards) if isinstance(self.dataset, Shards) else None,
+            "shards": self.dataset.state() if isinstance(self.dataset, Shards) else None,
         }
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -422,10 +423,20 @@ def test_a_stream_that_became_shorter_is_not_resumed():
 def test_what_decides_the_order_is_in_the_state():
     base = loader(shuffle=5).state()
     assert json.loads(json.dumps(base)) == base
-    assert base == {"seed": 3, "shuffle": 5, "batch_size": 4, "drop_last": False, "lanes": 3, "shards": 6}
+    shards = base.pop("shards")
+    assert base == {"seed": 3, "shuffle": 5, "batch_size": 4, "drop_last": False, "lanes": 3}
+    base["shards"] = shards
+    assert shards["count"] == 6
+    names = [
+        Shards(parts, range).state()
+        for parts in (["x/a", "x/b"], [Path("y/a"), Path("y/b")], ["x/b", "x/a"], ["x/a", "x/c"], [{}, {}])
+    ]
+    assert names[0] == names[1]
+    assert len({str(name) for name in names}) == 4
+    assert names[4] == {"count": 2}
     assert loader(shuffle=5, workers=2, prefetch=1, pin=True).state() == base
     assert loader().num_batches() is None
-    assert as_loader(loader(), "train").state()["shards"] == 6
+    assert as_loader(loader(), "train").state()["shards"] == shards
 
 
 @pytest.mark.parametrize(
