@@ -165,7 +165,10 @@ class Loader(Generic[B]):
                 found=type(dataset).__name__,
                 hint="StreamLoader is for what can only be iterated",
             )
-        dataset = as_dataset(dataset)
+        if not hasattr(
+            dataset, "__getitems__"
+        ):  # as datasets of Hugging Face do, whose items stay as they are
+            dataset = as_dataset(dataset)
         if len(dataset) == 0:
             raise DataError(
                 "the dataset is empty",

@@ -302,7 +302,10 @@ def test_hugging_face_formats_and_selections_are_kept():
     assert [row["n"].tolist() for row in ragged.__getitems__([1, 0])] == [1, 3]
     arrays = posts().select_columns(["x"]).with_format("numpy")
     assert not hasattr(HuggingFaceDataset(arrays), "take")
-    assert next(iter(Loader(arrays, 3))).x.tolist() == [0.5, 1, 2]
+    assert next(iter(Loader(HuggingFaceDataset(arrays), 3))).x.tolist() == [0.5, 1, 2]
+    seen = []
+    list(Loader(posts(), 3, item_transform=lambda row, generator: seen.append(row["ids"]) or {"n": row["n"]}))
+    assert seen == [[1], [2, 3], []]  # in the dataset's own format
     assert [row["n"].tolist() for row in select(ragged, [1, 1, 0]).__getitems__([2, 0])] == [3, 1]
     assert not hasattr(HuggingFaceDataset(posts(), columns=["n"]), "__getitems__")
     arrays = HuggingFaceDataset(posts().with_format("numpy"), columns=["x"])
