@@ -54,7 +54,7 @@ make_venv() {
 # constraints: the versions to install. Of the oldest torch and Triton that burnt supports, numpy is the last whose
 # deprecations Triton's interpreter does not trip over; of the newest, nothing is said.
 constraints() {
-    local others='^(torch|triton|triton-viz|numpy)=='
+    local others='^(torch|torchvision|triton|triton-viz|numpy)=='
     case "$BURNT_VERSIONS" in
         tested) cat "$ROOT/constraints.txt" ;;
         oldest) grep -vE "$others" "$ROOT/constraints.txt"; printf '%s\n' 'torch==2.11.0' 'triton==3.6.0' 'numpy<2.4' ;;
@@ -79,4 +79,22 @@ install() {
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$VENV/constraints.txt" \
         --editable "$ROOT[$extras]" || die "burnt could not be installed (see above)"
     printf '%s' "$wanted" >"$stamp"
+}
+
+# install_torchvision: the one whose transforms those of burnt are compared with, into a folder that the tests which
+# want it put on the path. In the venv itself, transformers would import it, and fail: beside a torch for CPUs, PyPI's
+# wheels lack the CUDA libraries of their operators, which the transforms do without. Of other torches, none is named.
+install_torchvision() {
+    local wanted folder="$VENV/torchvision"
+    wanted="$(constraints | grep '^torchvision==')" || return 0
+    if [ -f "$folder/.installed" ] && [ "$(cat "$folder/.installed")" = "$wanted" ]; then
+        return
+    fi
+    say "installing $wanted for the tests of transforms"
+    rm -rf "$folder"
+    if "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" "$wanted"; then
+        printf '%s' "$wanted" >"$folder/.installed"
+    else
+        printf 'warning: the tests that compare with it are skipped\n' >&2
+    fi
 }

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.data.arrow import DataframeDataset
+from burnt.data.dataframe import DataframeDataset
 from burnt.data.hugging_face import HuggingFaceDataset
 from burnt.errors import DataError
 
@@ -19,7 +19,8 @@ def as_dataset(source: Any) -> Any:
     """Return a dataset with items by index, and `take` only if that means a batch of the items at indices.
 
     `datasets.Dataset`, dataframes, tensors and arrays have a `take`, or an index, that means something else,
-    so they are wrapped. Everything else with a length and items by index is returned as it is.
+    so they are wrapped; a series becomes a list. Everything else with a length and items by index is returned
+    as it is.
 
     Raises:
         DataError: it has no length or no items by index.
@@ -28,8 +29,12 @@ def as_dataset(source: Any) -> Any:
     tensor([[4, 5],
             [0, 1]])
     """
+    if isinstance(source, np.ndarray) and source.dtype.kind not in "biufc":
+        return list(source)  # of texts or objects, which no tensor holds
     if isinstance(source, Tensor | np.ndarray):
-        return _Rows(source)
+        return Rows(source)
+    if hasattr(source, "to_frame") and hasattr(source, "to_list"):  # a series of pandas or polars
+        return source.to_list()
     if hasattr(source, "select_columns") and hasattr(source, "with_format"):
         return HuggingFaceDataset(source)
     if hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__getitems__"):
@@ -44,7 +49,7 @@ def as_dataset(source: Any) -> Any:
     return source
 
 
-class _Rows:
+class Rows:
     """The entries of a tensor or array along its first axis."""
 
     def __init__(self, values: Any) -> None:

@@ -1,22 +1,16 @@
-"""Parquet files and dataframes as datasets, by way of Arrow: pyarrow is imported when it is used."""
+"""Columns of Arrow as those of a `Table`: types, missing values, categories. pyarrow is imported lazily."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from burnt._hints import explain_arguments
-from burnt.data.batch import Batch
-from burnt.data.files import Handle, Paths, find_files
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -25,23 +19,30 @@ from burnt.data.schema import (
     TEXT,
     Categories,
     Kind,
-    Options,
     Schema,
     Vector,
     bad_cell,
-    check_entry,
     name_of,
 )
-from burnt.data.table import Column, Lists, Numbers, Objects, Table, Text, stack, take_across
+from burnt.data.table import Column, Lists, Numbers, Objects, Text, stack
 from burnt.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["DataframeDataset", "ParquetDataset"]
+__all__ = [
+    "column_kinds",
+    "column_names",
+    "distinct_values",
+    "find_categories",
+    "have_one_shape",
+    "import_pyarrow",
+    "read_entries",
+]
 
 
-def _pyarrow(purpose: str) -> Any:
+def import_pyarrow(purpose: str) -> Any:
+    """Return the module `pyarrow`; raise a DataError that names the extra if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -52,298 +53,32 @@ def _pyarrow(purpose: str) -> Any:
     return pyarrow
 
 
-class DataframeDataset(Table):
-    """Rows of a dataframe of pandas or polars, a table of pyarrow, or anything else that exports Arrow.
-
-    The columns are converted once: numbers to NumPy arrays, text to UTF-8. Integers become int64 and floats
-    float32, unless `types` declares others. Lists of a fixed size (`fixed_size_list`, polars' `Array`) become
-    tensors ``[k]``; with lists of different lengths there is no `take`, and a loader's `batcher` pads them.
-    The index of a pandas frame is left out.
-
-    Args:
-        frame: the dataframe.
-        columns: the columns to keep; or a mapping from each entry of an item to its column, or to several
-            columns that are stacked to one tensor ``[k]``.
-        types: types of columns: int, float, bool, str, a dtype of torch, or object for values of Python.
-        label: the column with the class of each row: it becomes the number of the class, int64, and
-            `classes` the list of names, sorted.
-        categories: further columns whose values become numbers; or a mapping from columns to all their
-            values in order.
-        missing: what is done for nulls, and for NaN: ``"error"``; ``"nan"``, for numbers; or a mapping from
-            columns to the value that is filled in.
-
-    Raises:
-        DataError: a column does not exist, or a cell is missing or does not fit its type.
-
-    >>> import pandas
-    >>> frame = pandas.DataFrame({"rooms": [2, 5, 3], "kind": ["flat", "house", "flat"]})
-    >>> flats = DataframeDataset(frame, label="kind")
-    >>> flats.take(torch.tensor([1, 2])).kind, flats.classes
-    (tensor([1, 0]), ['flat', 'house'])
-    """
-
-    @explain_arguments()
-    def __init__(
-        self,
-        frame: Any,
-        *,
-        columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-        types: Mapping[str, Any] | None = None,
-        label: str | None = None,
-        categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
-        missing: str | Mapping[str, Any] = "error",
-    ) -> None:
-        arrow = _pyarrow("a DataframeDataset")
-        if not hasattr(frame, "__arrow_c_stream__"):
-            raise DataError(
-                "this is no dataframe",
-                expected="a DataFrame of pandas or polars, or a table of pyarrow",
-                found=type(frame).__name__,
-            )
-        names = _names(frame.schema if isinstance(frame, arrow.Table) else frame)
-        if not all(isinstance(column, str) for column in names):
-            raise DataError("the columns of a dataframe need names", found=repr(names))
-        options = Options(columns, types, label, categories, missing)
-        schema = Schema.create(options, names, "the dataframe")
-        used = schema.used
-        table = (
-            frame.select(used) if isinstance(frame, arrow.Table) else arrow.table(frame[used]).select(used)
-        )
-        known = _categories(schema, lambda column: _distinct(table[column]))
-        kinds = _kinds(schema, table.schema, lambda column: _has_gaps(table[column]))
-        super().__init__(_entries(table, schema, kinds, known, self.place), known, schema)
-
-    def place(self, index: int) -> str:
-        """Return the place of an item, ``"the dataframe, row 7"``, counted from 0."""
-        return f"the dataframe, row {index}"
-
-
-class ParquetDataset:
-    """Rows of Parquet files, read one row group at a time, when a row of it is used for the first time.
-
-    Row groups that have been read stay in memory, converted as in a `DataframeDataset`, up to `memory` bytes
-    in each process; beyond that, those that were not used for longest are dropped. A shuffled order over more
-    than that reads row groups again and again: write smaller ones, or select fewer columns.
-
-    Args:
-        path: a file, a pattern such as ``"part-*.parquet"``, or a list of these, with the same columns.
-        columns: the columns to read; or a mapping from each entry of an item to its column, or to several
-            columns that are stacked to one tensor ``[k]``. Others are not read from the file.
-        types: types of columns: int, float, bool, str, a dtype of torch, or object for values of Python.
-        label: the column with the class of each row: it becomes the number of the class, int64, and
-            `classes` the list of names, sorted. The column is read once to find them, unless `categories`
-            has them.
-        categories: further columns whose values become numbers; or a mapping from columns to all their
-            values in order.
-        missing: what is done for nulls, and for NaN: ``"error"``; ``"nan"``, for numbers; or a mapping from
-            columns to the value that is filled in.
-        memory: bytes of row groups that are kept.
-
-    Raises:
-        DataError: a file is missing or damaged, or a cell is missing or does not fit its type.
-
-    >>> import pathlib, tempfile, pyarrow, pyarrow.parquet
-    >>> path = pathlib.Path(tempfile.mkdtemp(), "flats.parquet")
-    >>> pyarrow.parquet.write_table(pyarrow.table({"rooms": [2, 5, 3], "area": [51.5, 120, 80]}), path)
-    >>> ParquetDataset(path, columns={"x": ["rooms", "area"]})[1]
-    {'x': tensor([  5., 120.])}
-    """
-
-    @explain_arguments()
-    def __init__(
-        self,
-        path: Paths,
-        *,
-        columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
-        types: Mapping[str, Any] | None = None,
-        label: str | None = None,
-        categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
-        missing: str | Mapping[str, Any] = "error",
-        memory: int = 1 << 30,
-    ) -> None:
-        _pyarrow("a ParquetDataset")
-        self._paths = find_files(path)
-        self._files = [Handle(_open, file) for file in self._paths]
-        self._groups: list[_Group] = []
-        for number, handle in enumerate(self._files):
-            metadata = handle.get().metadata
-            first_row = 0
-            for group in range(metadata.num_row_groups):
-                length = metadata.row_group(group).num_rows
-                self._groups.append(_Group(number, group, first_row, length))
-                first_row += length
-        self._starts = torch.tensor([0, *(group.length for group in self._groups)]).cumsum(0)
-        if len(self) == 0:
-            raise DataError("there are no rows", where=self._paths[0])
-        arrow_schema = self._files[0].get().schema_arrow
-        options = Options(columns, types, label, categories, missing)
-        self._schema = Schema.create(options, _names(arrow_schema), self._paths[0])
-        for file, handle in zip(self._paths, self._files, strict=True):
-            names = handle.get().schema_arrow.names
-            absent = [column for column in self._schema.used if column not in names]
-            if absent:
-                raise DataError(
-                    "the files have different columns",
-                    where=file,
-                    expected=f"{', '.join(self._schema.used)}, as in {self._paths[0]}",
-                    found=f"no column {absent[0]!r} in {', '.join(names)}",
-                )
-        self._known = _categories(self._schema, self._distinct)
-        self._kinds = _kinds(self._schema, arrow_schema, self._may_have_gaps)
-        self.categories = {column: known.values for column, known in self._known.items()}
-        self._classes = self._schema.class_names(self._known)
-        self._has_take = all(
-            column in self._known or _has_one_shape(kind, arrow_schema.field(column).type)
-            for column, kind in self._kinds.items()
-        )
-        self._memory = memory
-        self._tables: OrderedDict[int, Table] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tables": OrderedDict(), "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if there is a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        number, row = self._find(index % len(self))
-        return self._table(number)[row]
-
-    def column(self, name: str) -> Any:
-        """Return a whole column, read from the files: a tensor ``[n, ...]``, or a list of other cells.
-
-        Raises:
-            DataError: there is no such column.
-        """
-        check_entry(name, self._schema.fields)
-        parts = [self._table(number).column(name) for number in range(len(self._groups))]
-        return torch.cat(parts) if isinstance(parts[0], Tensor) else [cell for part in parts for cell in part]
-
-    @property
-    def take(self) -> Callable[[Tensor], Batch]:
-        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch.
-
-        There is none if cells differ in shape: a loader's `batcher` then gets the items, to pad them.
-        """
-        if not self._has_take:
-            raise AttributeError("the cells of a column differ in shape")
-        return self._take
-
-    def _take(self, indices: Tensor) -> Batch:
-        batch: Batch = take_across(self._take_of_group, self._starts, indices)
-        return batch
-
-    def _take_of_group(self, number: int, indices: Tensor) -> Batch:
-        return self._table(number).take(indices)
-
-    def place(self, index: int) -> str:
-        """Return the file and row of an item, counted from 0, ``"flats.parquet, row 7"``."""
-        number, row = self._find(index)
-        return self._place(number, row)
-
-    def _place(self, number: int, row: int) -> str:
-        group = self._groups[number]
-        return f"{self._paths[group.file]}, row {group.first_row + row}"
-
-    def _find(self, index: int) -> tuple[int, int]:
-        number = int(torch.searchsorted(self._starts, index, right=True)) - 1
-        return number, index - int(self._starts[number])
-
-    def _table(self, number: int) -> Table:
-        """Return the rows of a row group, from memory if they were used before."""
-        with self._lock:
-            table = self._tables.get(number)
-            if table is None:
-                cells = self._read(number, self._schema.used)
-                where = partial(self._place, number)
-                columns = _entries(cells, self._schema, self._kinds, self._known, where)
-                table = self._tables[number] = Table(columns, self._known, self._schema)
-                while len(self._tables) > 1 and sum(t.nbytes for t in self._tables.values()) > self._memory:
-                    self._tables.popitem(last=False)
-            self._tables.move_to_end(number)
-            return table
-
-    def _read(self, number: int, columns: list[str]) -> pyarrow.Table:
-        group = self._groups[number]
-        path = self._paths[group.file]
-        with _reading(f"{path}, row group {group.number}"):
-            return self._files[group.file].get().read_row_group(group.number, columns=columns)
-
-    def _distinct(self, column: str) -> list[Any]:
-        groups = range(len(self._groups))
-        return list({value for group in groups for value in _distinct(self._read(group, [column])[column])})
-
-    def _may_have_gaps(self, column: str) -> bool:
-        """Whether a column has nulls, as far as the files tell."""
-        for group in self._groups:
-            metadata = self._files[group.file].get().metadata.row_group(group.number)
-            chunks = (metadata.column(number) for number in range(metadata.num_columns))
-            chunk = next(chunk for chunk in chunks if chunk.path_in_schema == column)
-            statistics = chunk.statistics
-            if statistics is None or not statistics.has_null_count or statistics.null_count:
-                return True
-        return False
-
-
-class _Group(NamedTuple):
-    """A row group: its file, its number there, the number of its first row there, and its length."""
-
-    file: int
-    number: int
-    first_row: int
-    length: int
-
-
-def _open(path: str) -> Any:
-    with _reading(path):
-        return _pyarrow("a ParquetDataset").parquet.ParquetFile(path)
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError("the file cannot be read", where=where, found=str(error)) from error
-
-
-def _names(columns: Any) -> list[Any]:
+def column_names(columns: Any) -> list[Any]:
     """Return the names of the columns of a schema or frame, without the index of a pandas frame."""
-    names = columns.names if hasattr(columns, "names") else columns.columns
+    names = list(columns.names if hasattr(columns, "names") else columns.columns)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError("two columns have the same name", found=repr(twice))
     return [name for name in names if not str(name).startswith("__index_level_")]
 
 
-def _categories(schema: Schema, distinct: Callable[[str], list[Any]]) -> dict[str, Categories]:
+def find_categories(schema: Schema, distinct: Callable[[str], list[Any]]) -> dict[str, Categories]:
+    """Return the categories of columns: the given ones, or those of ``distinct(column)``."""
     return {
         column: Categories.found(distinct(column)) if given is None else given
         for column, given in schema.categories.items()
     }
 
 
-def _distinct(cells: pyarrow.ChunkedArray) -> list[Any]:
-    return [value for value in cells.unique().to_pylist() if value is not None]
+def distinct_values(cells: pyarrow.ChunkedArray) -> list[Any]:
+    """Return the distinct values of a column, without nulls and NaN."""
+    return [value for value in cells.unique().to_pylist() if value is not None and value == value]
 
 
-def _has_gaps(cells: pyarrow.ChunkedArray) -> bool:
-    return bool(cells.null_count)
-
-
-def _kinds(schema: Schema, arrow_schema: pyarrow.Schema, has_gaps: Callable[[str], bool]) -> dict[str, Kind]:
+def column_kinds(
+    schema: Schema, arrow_schema: pyarrow.Schema, has_gaps: Callable[[str], bool]
+) -> dict[str, Kind]:
+    """Return what the cells of each column become; ``has_gaps(column)`` is whether it has nulls."""
     kinds = {}
     for column in schema.used:
         kind = schema.kinds.get(column, _kind(arrow_schema.field(column).type))
@@ -377,23 +112,38 @@ def _kind(found: pyarrow.DataType) -> Kind:
     return FLOAT if types.is_floating(found) or types.is_decimal(found) else OBJECT
 
 
-def _has_one_shape(kind: Kind, found: pyarrow.DataType) -> bool:
-    """Whether all cells of a kind, from an Arrow type, have the same shape."""
+def have_one_shape(kind: Kind, found: list[pyarrow.DataType]) -> bool:
+    """Whether all cells of a kind, from Arrow types, have the same shape."""
     import pyarrow
 
     if isinstance(kind, Vector):
-        is_fixed: bool = pyarrow.types.is_fixed_size_list(found)
-        return is_fixed and not isinstance(_kind(found.value_type), Vector)
+        return (
+            all(pyarrow.types.is_fixed_size_list(type_) for type_ in found)
+            and len({type_.list_size for type_ in found}) == 1
+            and not any(isinstance(_kind(type_.value_type), Vector) for type_ in found)
+        )
     return kind is not OBJECT
 
 
-def _entries(
+def read_entries(
     table: pyarrow.Table,
     schema: Schema,
     kinds: Mapping[str, Kind],
     known: Mapping[str, Categories],
     where: Callable[[int], str],
 ) -> dict[str, Column]:
+    """Return the entries of the items of a table of Arrow.
+
+    Args:
+        table: the rows.
+        schema: which columns become which entries.
+        kinds: what the cells of each column become.
+        known: the categories of columns.
+        where: ``where(index)`` is the place of a row, for messages.
+
+    Raises:
+        DataError: a cell is missing, or does not fit its type.
+    """
     columns = {
         name: _column(table[name], name, schema, kinds[name], known.get(name), where)
         for name in table.column_names
@@ -448,19 +198,36 @@ def _column(
     if not isinstance(_kind(type_), np.dtype):
         raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
     values = array.fill_null(pyarrow.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
-    if fill is not None:
-        values = values.astype(np.result_type(values, np.asarray(fill)))
-        values[gaps] = fill
-    return Numbers(_fitting(values, kind, name, where))
+    if fill is None:
+        return Numbers(_fitting(values, kind, name, where))
+    values = values.copy()
+    values[gaps] = 0  # in place of NaN
+    cells = _fitting(values, kind, name, where)
+    # By itself: one array of both would round large integers beside a float.
+    cells[gaps] = _fitting(np.array([fill]), kind, name, lambda _: where(int(gaps[0])))
+    return Numbers(cells)
 
 
-def _as_python(fill: Any, cell: pyarrow.Scalar) -> Any:
+def _as_python(fill: Any, cell: pyarrow.Scalar, index: int) -> Any:
     value = cell.as_py()
     return fill if value is None else value
 
 
-def _as_tensor(dtype: np.dtype[Any], cell: pyarrow.Scalar) -> Tensor:
-    return torch.from_numpy(np.array(cell.as_py(), dtype))
+def _as_tensor(
+    dtype: np.dtype[Any], column: str, where: Callable[[int], str], cell: pyarrow.Scalar, index: int
+) -> Tensor:
+    """Return lists of lists as a tensor; raise a DataError if they are not of one length and dtype."""
+    cells = cell.as_py()
+    try:
+        values = np.array(cells)
+        if values.dtype == object:  # decimal numbers, or a null among them
+            if None in values.ravel().tolist():
+                raise ValueError("a null")
+            values = values.astype(np.float64)
+    except ValueError:
+        expected = f"{name_of(Vector(dtype))}, of lists of one length without nulls"
+        raise bad_cell(where(index), column, expected, cells) from None
+    return torch.from_numpy(_fitting(values, dtype, column, lambda _: where(index)))
 
 
 def _fitting(
@@ -472,7 +239,8 @@ def _fitting(
     differs = np.isinf(cells) & ~np.isinf(values) if dtype.kind == "f" else cells != values
     if differs.any():
         index = int(np.flatnonzero(differs)[0])
-        raise bad_cell(where(index), column, f"{name_of(dtype)} that fits {dtype}", values[index].item())
+        found = values.ravel()[index].item()
+        raise bad_cell(where(index), column, f"{name_of(dtype)} that fits {dtype}", found)
     return cells
 
 
@@ -510,7 +278,7 @@ def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Cal
 
     found = array.type
     if isinstance(_kind(found.value_type), Vector):
-        return Objects(array, partial(_as_tensor, dtype))
+        return Objects(array, partial(_as_tensor, dtype, column, where))
     if pyarrow.types.is_fixed_size_list(found):
         offsets = np.arange(len(array) + 1) * found.list_size
     else:
@@ -524,6 +292,8 @@ def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Cal
     if flat.null_count:
         index = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
         raise bad_cell(where_flat(index), column, name_of(Vector(dtype)), "a null among the numbers")
+    if pyarrow.types.is_decimal(flat.type):
+        flat = flat.cast(pyarrow.float64())
     values = _fitting(flat.to_numpy(zero_copy_only=False), dtype, column, where_flat)
     if pyarrow.types.is_fixed_size_list(found):
         return Numbers(values.reshape(len(array), found.list_size))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnt.errors import DataError
 
-__all__ = ["Batch", "Mover", "collate", "move", "pin"]
+__all__ = ["Batch", "Mover", "clone", "collate", "move", "pin"]
 
 
 class Batch:
@@ -93,6 +93,11 @@ def move(value: Any, device: torch.device) -> Any:
     Copies from pinned memory to an accelerator are asynchronous.
     """
     return _apply(value, lambda part: part.to(device, non_blocking=True), lambda part: part.to(device))
+
+
+def clone(value: Any) -> Any:
+    """Copy the tensors of a batch, or of any container of tensors."""
+    return _apply(value, Tensor.clone, lambda part: part)
 
 
 def pin(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from burnt.data.samplers import _array, _digest
+from burnt.data.samplers import _array, _digest, read_lengths
 from burnt.errors import DataError
 
 __all__ = ["Buckets"]
@@ -64,7 +64,7 @@ class Buckets:
     def prepare(self, dataset: Any, batch_size: int) -> None:
         """Assign the items to buckets; called by the `Loader`."""
         if callable(self._lengths):
-            self._lengths = [self._lengths(dataset[index]) for index in range(len(dataset))]
+            self._lengths = read_lengths(dataset, self._lengths)
         lengths = _array(self._lengths, "the lengths of buckets", np.int64)
         if len(lengths) != len(dataset) or lengths.min() < 0:
             raise DataError(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from burnt.data.batch import Batch
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
-__all__ = ["Dataset", "InMemoryDataset", "TensorDataset"]
+__all__ = ["Dataset", "InMemoryDataset", "TensorDataset", "checked_index"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -28,6 +28,17 @@ class Dataset(Protocol[T_co]):
     def __getitem__(self, index: int, /) -> T_co:
         """Return the item at an index below the length."""
         ...
+
+
+def checked_index(index: int, length: int) -> int:
+    """Return an index from 0 on; a negative one counts from the end.
+
+    Raises:
+        IndexError: there is no such item.
+    """
+    if not -length <= index < length:
+        raise IndexError(f"index {index} of {quantity(length, 'item')}")
+    return index + length if index < 0 else index
 
 
 class InMemoryDataset(Generic[T]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -127,10 +128,16 @@ def _decoding(source: Any) -> Iterator[Image.Image]:
     """Open and decode a picture; whatever fails in the block becomes a DataError that names the file."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     pillow = import_pillow(name)
-    if isinstance(source, pillow.Image):
-        yield source
-        return
+    if not isinstance(source, bytes | bytearray | memoryview | pillow.Image) and name is None:
+        raise DataError(
+            "this is no picture", expected="a path, bytes or an image of Pillow", found=type(source).__name__
+        )
     try:
+        if isinstance(source, pillow.Image):
+            name = getattr(source, "filename", "") or "an image of Pillow"
+            source.load()  # opened and not read yet, perhaps
+            yield source
+            return
         with (
             open(source, "rb") if name is not None else io.BytesIO(source) as file,
             pillow.open(file) as image,
@@ -163,8 +170,11 @@ def _describe(error: Exception) -> str:
 def _upright(image: Image.Image) -> Image.Image:
     from PIL import ImageOps
 
-    # exif_transpose copies every image; most have no orientation, or that of no change.
-    turned = image.getexif().get(_ORIENTATION, 1) != 1
+    try:
+        # exif_transpose copies every image; most have no orientation, or that of no change.
+        turned = image.getexif().get(_ORIENTATION, 1) != 1
+    except (SyntaxError, OSError, ValueError, struct.error):  # damaged metadata of pixels that are not
+        return image
     return ImageOps.exif_transpose(image) if turned else image
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
-from burnt.data.schema import check_entry
+from burnt.data.schema import Labelled, check_entry
 from burnt.errors import DataError, nearest
 
 __all__ = ["HuggingFaceDataset"]
 
 
-class HuggingFaceDataset:
+class HuggingFaceDataset(Labelled):
     """A `datasets.Dataset`, whose rows become dicts of tensors and texts.
 
     It reads in the dataset's format of torch (integers become int64, floats float32), unless it has another
@@ -88,19 +88,13 @@ class HuggingFaceDataset:
             )
         scalar = {"Value", "ClassLabel"}
         is_custom = dataset.format["type"] == "custom"
-        self._has_take = not is_custom and all(
+        # In another format, such as numpy's, whole columns are no tensors.
+        self._has_take = dataset.format["type"] in (None, "torch") and all(
             type(features.get(name)).__name__ in scalar for name in self._fields.values()
         )
         if not is_custom:
             dataset = dataset.select_columns(list(dict.fromkeys(self._fields.values())))
         self.dataset = dataset.with_format("torch") if dataset.format["type"] is None else dataset
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if there is a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
 
     def __len__(self) -> int:
         return len(self.dataset)

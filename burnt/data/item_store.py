@@ -71,10 +71,28 @@ class ItemStore:
         with self._using():
             statement = "SELECT item FROM items WHERE number = ?"
             row = self._database.get().execute(statement, (number,)).fetchone()
-        return default if row is None else _decode(row[0])
+        if row is None:
+            return default
+        try:
+            return _decode(row[0])
+        except (msgspec.DecodeError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                "an item of the cache is damaged",
+                where=f"{self._path}, item {number}",
+                found=str(error),
+                hint="delete the file",
+            ) from error
 
     def __setitem__(self, number: int, item: Any) -> None:
-        data = _encode(item)
+        try:
+            data = _encode(item)
+        except (TypeError, OverflowError, UnicodeEncodeError) as error:
+            raise DataError(
+                "an item cannot be cached on disk",
+                where=f"item {number}",
+                found=str(error),
+                hint="map it to values of MessagePack, such as integers of 64 bits; or cache it in memory",
+            ) from error
         with self._using():
             self._database.get().execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (number, data))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from typing import Any
@@ -89,18 +90,27 @@ class JsonLinesDataset(RowDataset):
             ) from error
         try:
             row = msgspec.json.decode(data)
-        except UnicodeDecodeError:
-            raise bad_cell(self.place(index), None, "text in UTF-8", repr(data.strip())) from None
-        except msgspec.DecodeError as error:
-            if len(data) < end - start:
-                raise DataError(
-                    "the file became shorter after it was opened", where=self._paths[number]
-                ) from None
-            hint = "a JSON array is no file of JSON lines" if data[:1] == b"[" and start == 0 else None
-            raise bad_cell(self.place(index), None, "a JSON object", str(error), hint) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._unreadable(index, data, error) from None
         if not isinstance(row, dict):
             raise bad_cell(self.place(index), None, "a JSON object", data.decode().strip())
         return row
+
+    def _unreadable(self, index: int, data: bytes, error: Exception) -> DataError:
+        """Return the error for a row that is not JSON."""
+        number, start, _ = self._range(index)
+        if os.path.getsize(self._paths[number]) != self._starts[number][-1]:
+            return DataError(
+                "the file was changed after it was opened",
+                where=self.place(index),
+                hint="make a new dataset of it",
+            )
+        if isinstance(error, UnicodeDecodeError):
+            return bad_cell(self.place(index), None, "text in UTF-8", repr(data.strip()))
+        if isinstance(error, RecursionError):
+            return bad_cell(self.place(index), None, "JSON of less depth", repr(data.strip()))
+        hint = "a JSON array is no file of JSON lines" if data[:1] == b"[" and start == 0 else None
+        return bad_cell(self.place(index), None, "a JSON object", str(error), hint)
 
     def _range(self, index: int) -> tuple[int, int, int]:
         """Return the number of a row's file, and where the row starts and ends in it."""

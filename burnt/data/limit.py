@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from burnt.data.batch import clone
 from burnt.data.loader import EpochLoader
 from burnt.errors import DataError
 
@@ -116,7 +117,8 @@ class RepeatedLoader(Generic[B]):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """Return the batches, which are those of every epoch, from the batch numbered `start` on."""
-        return iter(self._batches()[start:])
+        # Copies, since a step may change its batch in place.
+        return (clone(batch) for batch in self._batches()[start:])
 
     def state(self) -> dict[str, Any]:
         """Return the loader's settings, and the number of batches."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
+from burnt.data.adapt import as_dataset
 from burnt.data.batch import collate
 from burnt.data.batch import pin as pin_memory
 from burnt.data.buckets import Buckets, as_buckets
@@ -19,12 +19,11 @@ from burnt.data.dataset import Dataset
 from burnt.data.pack import Pack
 from burnt.data.samplers import Sampler, as_sampler
 from burnt.data.seeds import numpy_generator, torch_generator
-from burnt.data.state import decode_state, encode_state, has_state
 from burnt.data.transforms.adapters import as_transform
 from burnt.data.workers import Cell, WorkerPool
 from burnt.errors import BurntError, DataError, quantity
 
-__all__ = ["EpochLoader", "IterableLoader", "Loader", "ResumableIterator", "ResumableLoader", "as_loader"]
+__all__ = ["EpochLoader", "Loader", "ResumableIterator", "ResumableLoader"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -86,7 +85,8 @@ class Loader(Generic[B]):
     the order nor what the transforms draw.
 
     Args:
-        dataset: the items; a method ``__getitems__(indices)`` returns a list of them, and otherwise
+        dataset: the items: anything with a length and items by index, a tensor or array, whose items are its
+            rows, or a dataframe. A method ``__getitems__(indices)`` returns a list of items, and otherwise
             ``take(indices)`` whole batches, if it has one of these.
         batch_size: the number of items in a batch; of rows, with `pack`.
         batcher: turns a list of items into a batch; `collate` by default, `Pad` for items of different
@@ -153,14 +153,22 @@ class Loader(Generic[B]):
         prefetch: int | None = None,
         pin: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise DataError("batch_size is too small", expected="batch_size of at least 1", found=batch_size)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise DataError(
+                "batch_size is no number of items",
+                expected="batch_size of at least 1",
+                found=repr(batch_size),
+            )
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise DataError(
                 "a Loader needs a dataset with a length and items by index",
                 found=type(dataset).__name__,
                 hint="StreamLoader is for what can only be iterated",
             )
+        if not hasattr(
+            dataset, "__getitems__"
+        ):  # as datasets of Hugging Face do, whose items stay as they are
+            dataset = as_dataset(dataset)
         if len(dataset) == 0:
             raise DataError(
                 "the dataset is empty",
@@ -313,7 +321,13 @@ class Loader(Generic[B]):
             if not self.shuffle:
                 return torch.arange(len(self.dataset))
             return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
-        indices = self.sampler.indices(epoch)
+        indices = torch.as_tensor(self.sampler.indices(epoch))
+        if len(indices) != len(self.sampler):
+            raise DataError(
+                f"{type(self.sampler).__name__} gives another number of indices than its length",
+                expected=len(self.sampler),
+                found=f"{len(indices)} in epoch {epoch}",
+            )
         low, high = (int(bound) for bound in torch.aminmax(indices))
         if low < 0 or high >= len(self.dataset):
             raise DataError(
@@ -447,125 +461,3 @@ class _Reader:
 def _takes(dataset: object) -> bool:
     # Datasets of Hugging Face have __getitems__, and a take() that returns the first items.
     return hasattr(dataset, "take") and not hasattr(dataset, "__getitems__")
-
-
-class IterableLoader(Generic[B]):
-    """Any iterable of batches, such as torch's DataLoader, as the Learner wants it.
-
-    A resumed run continues where it was if the iterable has ``state_dict`` and ``load_state_dict``, as
-    torchdata's StatefulDataLoader and the datasets of Hugging Face do. With others it goes through the
-    batches that it has had (`replays`), since an iterable cannot skip. A DataLoader gives them as it did,
-    since the Learner puts the global random states back for it; one with a ``generator`` of its own need not.
-    ``set_epoch`` of the iterable or its samplers is called where there is one.
-
-    >>> list(IterableLoader([10, 20, 30]).epoch(0, start=1))
-    [20, 30]
-    """
-
-    def __init__(self, batches: Iterable[B]) -> None:
-        self.batches = batches
-
-    @property
-    def replays(self) -> bool:
-        """Whether a resumed run goes through the earlier batches of its epoch again."""
-        # A list needs no reading, and neither does what stands for one.
-        return not has_state(self.batches) and not isinstance(self.batches, list | tuple)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
-        """The batches of an epoch, those before `start` served and dropped at once."""
-        self._set_epoch(epoch)
-        batches = self._iterator()
-        for _ in itertools.islice(batches, start):
-            pass
-        return batches
-
-    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[B]:
-        """The batches of an epoch from a position on that its iterator's `state` returned.
-
-        Raises:
-            DataError: the iterable has no ``load_state_dict``, unlike the one that the state is of.
-        """
-        if not has_state(self.batches):
-            raise DataError(
-                f"{type(self.batches).__name__} cannot continue from a stored position",
-                expected="the methods state_dict and load_state_dict, as when the position was stored",
-                hint="resume with the same loader, or start a new run",
-            )
-        self._set_epoch(epoch)
-        self.batches.load_state_dict(decode_state(dict(state)))  # type: ignore[attr-defined]
-        return self._iterator()
-
-    def num_batches(self) -> int | None:
-        """How many batches an epoch has, if the iterable has a length."""
-        try:
-            return len(self.batches)  # type: ignore[arg-type]
-        except TypeError:
-            return None
-
-    def state(self) -> dict[str, Any]:
-        """The number of batches, all that is known of an iterable."""
-        return {"batches": self.num_batches()}
-
-    def _set_epoch(self, epoch: int) -> None:
-        parts: list[Any] = [self.batches]
-        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
-        for part in parts:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
-
-    def _iterator(self) -> Iterator[B]:
-        if not has_state(self.batches):
-            return iter(self.batches)
-        batches = _StatefulIterator(self.batches)
-        batches.state()  # what a checkpoint cannot hold is an error now, not at the first checkpoint
-        return batches
-
-
-class _StatefulIterator(Generic[B]):
-    """Batches of an iterable that knows its position."""
-
-    def __init__(self, source: Iterable[B]) -> None:
-        self._source: Any = source
-        self._batches = iter(source)
-
-    def __iter__(self) -> Iterator[B]:
-        return self
-
-    def __next__(self) -> B:
-        return next(self._batches)
-
-    def state(self) -> dict[str, Any]:
-        """The position after the last batch, as JSON."""
-        state: dict[str, Any] = encode_state(self._source.state_dict(), self._source)
-        return state
-
-
-def as_loader(source: Any, name: str) -> EpochLoader[Any]:
-    """A loader, or any iterable of batches, as the Learner wants it.
-
-    Args:
-        source: what the user gave.
-        name: what it is called in messages, ``"train"``.
-
-    Raises:
-        DataError: an iterator, which ends after one epoch, or nothing that can be iterated; or no batches.
-    """
-    if callable(getattr(source, "epoch", None)) and callable(getattr(source, "num_batches", None)):
-        loader: EpochLoader[Any] = source
-    elif isinstance(source, Iterator):
-        raise DataError(
-            f"{name}= is an iterator, which can be gone through only once",
-            expected="a burnt.data.Loader, a DataLoader or a list of batches",
-            found=type(source).__name__,
-        )
-    elif isinstance(source, Iterable) and not isinstance(source, str | Tensor | Mapping):
-        loader = IterableLoader(source)
-    else:
-        raise DataError(
-            f"{name}= gives no batches",
-            expected="a burnt.data.Loader, a DataLoader or a list of batches",
-            found=type(source).__name__,
-        )
-    if loader.num_batches() == 0:
-        raise DataError(f"{name}= has no batches", hint="is its dataset empty?")
-    return loader

@@ -9,29 +9,33 @@ from __future__ import annotations
 
 import builtins
 import math
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.adapt import as_dataset
-from burnt.data.batch import Batch, collate
 from burnt.data.dataset import Dataset
 from burnt.data.item_store import ItemStore
-from burnt.data.table import take_across
+from burnt.data.views import (
+    ArrayWindows,
+    Cached,
+    Concatenation,
+    DatasetWindows,
+    Mapped,
+    Selection,
+    note_place,
+)
 from burnt.errors import DataError, quantity
 
 __all__ = ["cache", "chunks", "concat", "filter", "map", "sample", "select", "shuffle", "split", "windows"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-Indices = NDArray[np.int64]
 
 
 def map(dataset: Dataset[T], function: Callable[[T], R]) -> Dataset[R]:
@@ -48,7 +52,7 @@ def map(dataset: Dataset[T], function: Callable[[T], R]) -> Dataset[R]:
     (10, 9)
     """
     _check_callable(function, "map")
-    return _Mapped(as_dataset(dataset), function)
+    return Mapped(as_dataset(dataset), function)
 
 
 def filter(dataset: Dataset[T], predicate: Callable[[T], Any]) -> Dataset[T]:
@@ -69,9 +73,9 @@ def filter(dataset: Dataset[T], predicate: Callable[[T], Any]) -> Dataset[T]:
             if predicate(item):
                 kept.append(index)
         except Exception as error:
-            _note(error, "while filtering", dataset, index)
+            note_place(error, "while filtering", dataset, index)
             raise
-    return _Selection(dataset, np.array(kept, np.int64))
+    return Selection(dataset, np.array(kept, np.int64))
 
 
 def select(
@@ -87,6 +91,7 @@ def select(
     Raises:
         DataError: an index is out of range, or a mask has another length than the dataset.
 
+    >>> import torch
     >>> list(select("abcdef", [5, 0, 0])), list(select("abcdef", slice(2)))
     (['f', 'a', 'a'], ['a', 'b'])
     >>> list(select("abc", torch.tensor([True, False, True])))
@@ -95,7 +100,7 @@ def select(
     dataset = as_dataset(dataset)
     length = len(dataset)
     if isinstance(indices, slice):
-        return _Selection(dataset, np.arange(length, dtype=np.int64)[indices])
+        return Selection(dataset, np.arange(length, dtype=np.int64)[indices])
     chosen = np.asarray(indices)
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iub"):
         raise DataError(
@@ -106,7 +111,7 @@ def select(
     if chosen.dtype.kind == "b":
         if len(chosen) != length:
             raise DataError("a mask needs the length of its dataset", expected=length, found=len(chosen))
-        return _Selection(dataset, np.flatnonzero(chosen))
+        return Selection(dataset, np.flatnonzero(chosen))
     chosen = chosen.astype(np.int64)
     outside = chosen[(chosen < -length) | (chosen >= length)]
     if len(outside):
@@ -115,7 +120,7 @@ def select(
             expected=f"below {length}, the number of items",
             found=int(outside[0]),
         )
-    return _Selection(dataset, np.where(chosen < 0, chosen + length, chosen))
+    return Selection(dataset, np.where(chosen < 0, chosen + length, chosen))
 
 
 @explain_arguments(
@@ -162,7 +167,7 @@ def split(
     else:
         order = _random(seed).permutation(length) if shuffle else np.arange(length)
         parts = np.split(order, np.cumsum(counts)[:-1])
-    return [_Selection(dataset, part) for part in parts]
+    return [Selection(dataset, part) for part in parts]
 
 
 def chunks(dataset: Dataset[T], count: int) -> list[Dataset[T]]:
@@ -178,7 +183,7 @@ def chunks(dataset: Dataset[T], count: int) -> list[Dataset[T]]:
             expected=f"1 to {len(dataset)}, the number of items",
             found=count,
         )
-    return [_Selection(dataset, part) for part in np.array_split(np.arange(len(dataset)), count)]
+    return [Selection(dataset, part) for part in np.array_split(np.arange(len(dataset)), count)]
 
 
 def shuffle(dataset: Dataset[T], seed: int = 0) -> Dataset[T]:
@@ -188,7 +193,7 @@ def shuffle(dataset: Dataset[T], seed: int = 0) -> Dataset[T]:
     ['a', 'b', 'c', 'd']
     """
     dataset = as_dataset(dataset)
-    return _Selection(dataset, _random(seed).permutation(len(dataset)))
+    return Selection(dataset, _random(seed).permutation(len(dataset)))
 
 
 def sample(
@@ -247,7 +252,7 @@ def sample(
         with np.errstate(divide="ignore"):
             arrivals = random.exponential(size=length) / shares
         chosen = np.argsort(arrivals, kind="stable")[:count]
-    return _Selection(dataset, chosen.astype(np.int64))
+    return Selection(dataset, chosen.astype(np.int64))
 
 
 def windows(source: Any, size: int, *, stride: int = 1, drop_last: bool = True) -> Dataset[Any]:
@@ -267,6 +272,7 @@ def windows(source: Any, size: int, *, stride: int = 1, drop_last: bool = True) 
     Raises:
         DataError: a size or stride below 1, or no window at all.
 
+    >>> import torch
     >>> list(windows(torch.arange(7), 3, stride=2))
     [tensor([0, 1, 2]), tensor([2, 3, 4]), tensor([4, 5, 6])]
     >>> list(windows(range(5), 3, stride=3, drop_last=False))
@@ -289,7 +295,7 @@ def windows(source: Any, size: int, *, stride: int = 1, drop_last: bool = True) 
         raise DataError(
             "there is no full window", expected=f"at least {size} items", found=length, hint="drop_last=False"
         )
-    kind = _ArrayWindows if is_array else _DatasetWindows
+    kind = ArrayWindows if is_array else DatasetWindows
     return kind(source, size, stride, count)
 
 
@@ -315,7 +321,7 @@ def concat(*datasets: Dataset[T]) -> Dataset[T]:
                     found=other,
                     hint="categories= of a dataset sets the order of its classes and categories",
                 )
-    return _Concatenation(sources)
+    return Concatenation(sources)
 
 
 def cache(dataset: Dataset[T], path: str | os.PathLike[str] | None = None, *, key: str = "") -> Dataset[T]:
@@ -340,261 +346,7 @@ def cache(dataset: Dataset[T], path: str | os.PathLike[str] | None = None, *, ke
     (2, 2)
     """
     dataset = as_dataset(dataset)
-    return _Cached(dataset, {} if path is None else ItemStore(path, len(dataset), key))
-
-
-_ABSENT: Any = object()
-
-
-class _Over(Generic[T]):
-    """A dataset that reads from another one, and has its classes and categories."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    @property
-    def classes(self) -> list[str]:
-        names: list[str] = self.dataset.classes
-        return names
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[Any]]:
-        names: Mapping[str, Sequence[Any]] = self.dataset.categories
-        return names
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def place(self, index: int) -> str:
-        """Return where an item comes from, ``"houses.csv, line 7"``."""
-        return _place(self.dataset, index)
-
-
-class _Mapped(_Over[R]):
-    def __init__(self, dataset: Any, function: Callable[[Any], R]) -> None:
-        super().__init__(dataset)
-        self._function = function
-
-    def __getitem__(self, index: int) -> R:
-        item = self.dataset[index]
-        try:
-            return self._function(item)
-        except Exception as error:
-            _note(error, "while mapping", self.dataset, index)
-            raise
-
-
-class _Cached(_Over[T]):
-    def __init__(self, dataset: Any, items: dict[int, T] | ItemStore) -> None:
-        super().__init__(dataset)
-        self._items = items
-
-    def __getitem__(self, index: int) -> T:
-        index = _checked(operator.index(index), len(self))
-        item: T = self._items.get(index, _ABSENT)
-        if item is _ABSENT:
-            item = self._items[index] = self.dataset[index]
-        return item
-
-
-class _Selection(_Over[T]):
-    """Items of a dataset by their indices in it; a selection of a selection reads from the dataset itself."""
-
-    def __init__(self, dataset: Any, indices: Indices) -> None:
-        super().__init__(dataset)
-        self.indices = indices
-        if isinstance(dataset, _Selection):
-            self.indices = dataset.indices[indices]
-            self.dataset = dataset.dataset
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> T:
-        item: T = self.dataset[int(self.indices[index])]
-        return item
-
-    @property
-    def take(self) -> Callable[[Tensor], Any]:
-        _require_take(self.dataset)
-        return self._take
-
-    def _take(self, indices: Tensor) -> Any:
-        return self.dataset.take(torch.from_numpy(self.indices[indices.numpy()]))
-
-    @property
-    def column(self) -> Callable[[str], Any]:
-        """``column(name)`` returns a whole column of a table: a tensor, or a list."""
-        whole = self.dataset.column
-        return lambda name: _entries_of(whole(name), self.indices)
-
-    @property
-    def __getitems__(self) -> Callable[[Sequence[int]], list[T]]:
-        several: Callable[[list[int]], list[T]] = self.dataset.__getitems__
-        return lambda indices: several(self.indices[np.asarray(indices)].tolist())
-
-    def place(self, index: int) -> str:
-        return _place(self.dataset, int(self.indices[index]))
-
-
-class _Concatenation(Generic[T]):
-    def __init__(self, datasets: Sequence[Any]) -> None:
-        self.datasets = datasets
-        self._starts = np.cumsum([0, *(len(dataset) for dataset in self.datasets)])
-
-    @property
-    def classes(self) -> list[str]:
-        names: list[str] = next((d for d in self.datasets if hasattr(d, "classes")), self.datasets[0]).classes
-        return names
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[Any]]:
-        named = (dataset for dataset in self.datasets if hasattr(dataset, "categories"))
-        names: Mapping[str, Sequence[Any]] = next(named, self.datasets[0]).categories
-        return names
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def _find(self, index: int) -> tuple[Any, int]:
-        index = _checked(index, len(self))
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self.datasets[number], index - int(self._starts[number])
-
-    def __getitem__(self, index: int) -> T:
-        dataset, place = self._find(index)
-        item: T = dataset[place]
-        return item
-
-    @property
-    def take(self) -> Callable[[Tensor], Any]:
-        for dataset in self.datasets:
-            _require_take(dataset)
-        return self._take
-
-    def _take(self, indices: Tensor) -> Any:
-        return take_across(self._take_of, torch.from_numpy(self._starts), indices)
-
-    def _take_of(self, number: int, indices: Tensor) -> Any:
-        return self.datasets[number].take(indices)
-
-    def place(self, index: int) -> str:
-        return _place(*self._find(index))
-
-
-class _Windows:
-    """Windows of a source: their starts are `stride` apart, and the last one may be shorter."""
-
-    def __init__(self, source: Any, size: int, stride: int, count: int) -> None:
-        self.dataset = source
-        self._size = size
-        self._stride = stride
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Any:
-        start = _checked(index, len(self)) * self._stride
-        return self._window(start, min(start + self._size, len(self.dataset)))
-
-    @property
-    def take(self) -> Callable[[Tensor], Any]:
-        if (self._count - 1) * self._stride + self._size > len(self.dataset):
-            raise AttributeError("the last window is shorter")
-        self._require_take()
-        return self._take
-
-    def _take(self, indices: Tensor) -> Any:
-        return self._gather(indices[:, None] * self._stride + torch.arange(self._size))
-
-    def _window(self, start: int, stop: int) -> Any:
-        raise NotImplementedError
-
-    def _gather(self, places: Tensor) -> Any:
-        """Return the entries at places, ``[n, size]``."""
-        raise NotImplementedError
-
-    def _require_take(self) -> None:
-        """Raise an AttributeError if the source has no `take`."""
-
-
-class _ArrayWindows(_Windows):
-    def _window(self, start: int, stop: int) -> Tensor:
-        return _as_tensor(self.dataset[start:stop])
-
-    def _gather(self, places: Tensor) -> Tensor:
-        source = self.dataset
-        if isinstance(source, Tensor):
-            return source[places.to(source.device)]
-        return _as_tensor(source[places.numpy()])
-
-
-class _DatasetWindows(_Windows):
-    @property
-    def classes(self) -> list[str]:
-        names: list[str] = self.dataset.classes
-        return names
-
-    def place(self, index: int) -> str:
-        return f"the window from {_place(self.dataset, index * self._stride)}"
-
-    def _window(self, start: int, stop: int) -> Any:
-        if hasattr(self.dataset, "take"):
-            return self.dataset.take(torch.arange(start, stop))
-        return collate([self.dataset[index] for index in range(start, stop)])
-
-    def _gather(self, places: Tensor) -> Any:
-        return _fold(self.dataset.take(places.flatten()), places.shape)
-
-    def _require_take(self) -> None:
-        _require_take(self.dataset)
-
-
-def _as_tensor(values: Any) -> Tensor:
-    if isinstance(values, Tensor):
-        return values
-    return torch.from_numpy(np.array(values, np.int64 if values.dtype.kind in "iu" else values.dtype))
-
-
-def _fold(batch: Any, shape: torch.Size) -> Any:
-    """Return a batch of ``n * size`` items as one of n windows."""
-    if isinstance(batch, Tensor):
-        return batch.view(*shape, *batch.shape[1:])
-    if isinstance(batch, Batch):
-        return Batch(**{name: _fold(getattr(batch, name), shape) for name in batch})
-    return [batch[start : start + shape[1]] for start in range(0, len(batch), shape[1])]
-
-
-def _entries_of(column: Any, indices: Indices) -> Any:
-    if isinstance(column, Tensor):
-        return column[torch.from_numpy(indices)]
-    return [column[index] for index in indices.tolist()]
-
-
-def _require_take(dataset: Any) -> None:
-    """Raise an AttributeError if a dataset has no `take`: the property of one that reads from it has none."""
-    dataset.take  # noqa: B018
-
-
-def _checked(index: int, length: int) -> int:
-    if not -length <= index < length:
-        raise IndexError(f"index {index} of {quantity(length, 'item')}")
-    return index + length if index < 0 else index
-
-
-def _place(dataset: Any, index: int) -> str:
-    place = getattr(dataset, "place", None)
-    return f"item {index}" if place is None else place(index)
-
-
-def _note(error: Exception, doing: str, dataset: Any, index: int) -> None:
-    """Add the place of an item to an error that is about to be raised."""
-    try:
-        place = _place(dataset, index)
-    except (DataError, OSError):  # the file is gone
-        place = f"item {index}"
-    error.add_note(f"{doing} {place}")
+    return Cached(dataset, {} if path is None else ItemStore(path, len(dataset), key))
 
 
 def _check_callable(function: Any, name: str) -> None:

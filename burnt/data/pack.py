@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt.data.batch import Batch
-from burnt.data.samplers import _array, _digest
+from burnt.data.samplers import _array, _digest, read_lengths
 from burnt.errors import DataError
 
 __all__ = ["Pack", "segment_mask", "segment_starts"]
@@ -77,7 +77,7 @@ class Pack:
     def prepare(self, dataset: Any) -> None:
         """Take the lengths of the documents; called by the `Loader`."""
         if self._lengths is None:
-            self._lengths = [self._document_length(dataset[index]) for index in range(len(dataset))]
+            self._lengths = read_lengths(dataset, self._document_length)
         self._lengths = _array(self._lengths, "the lengths of documents", np.int64)
         if len(self._lengths) != len(dataset) or self._lengths.min() < 0 or not self._lengths.any():
             raise DataError(

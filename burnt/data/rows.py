@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from burnt.data.batch import collate
+from burnt.data.dataset import checked_index
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -21,6 +22,7 @@ from burnt.data.schema import (
     TEXT,
     Categories,
     Kind,
+    Labelled,
     Options,
     Schema,
     Vector,
@@ -35,7 +37,7 @@ __all__ = ["RowDataset"]
 _SAMPLED = 1000
 
 
-class RowDataset(ABC):
+class RowDataset(Labelled, ABC):
     """Items that are rows of values of Python, each converted to the types of its columns when it is read.
 
     Attributes:
@@ -63,13 +65,6 @@ class RowDataset(ABC):
             for entry, names in schema.fields.items()
             if not isinstance(names, str)
         }
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if there is a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -103,9 +98,7 @@ class RowDataset(ABC):
         return collate([self[index][name] for index in range(len(self))])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        index %= len(self)
+        index = checked_index(index, len(self))
         row = self._read(index)
         item = {}
         for entry, names in self._schema.fields.items():
@@ -125,11 +118,14 @@ class RowDataset(ABC):
         cell = self._converters[column](value)
         if cell is None and value is not None:
             declared = column in self._schema.kinds
-            wider = "float" if kind is INT and type(value) is float else "object"
+            expected, wider = name_of(kind), "float" if kind is INT and type(value) is float else "object"
+            if isinstance(kind, np.dtype) and _is_too_large(value, kind):
+                expected += f" that fits {kind}"
+                wider = "torch.float64" if kind is FLOAT else wider
             raise bad_cell(
                 self.place(index),
                 column,
-                name_of(kind) if declared else f"{name_of(kind)}, as in the first rows",
+                expected if declared else f"{expected}, as in the first rows",
                 value,
                 None if declared else f"types={{{column!r}: {wider}}} declares the type",
             )
@@ -213,7 +209,8 @@ def _as_float(type_: type, largest: float, value: Any) -> Any:
     if type(value) is not float and type(value) is not int:
         return None
     # float32 would turn 1e39 into infinity.
-    return type_(value) if abs(value) <= largest or math.isinf(value) or value != value else None
+    is_finite = type(value) is int or math.isfinite(value)
+    return type_(value) if not is_finite or abs(value) <= largest else None
 
 
 def _as_int(type_: type, value: Any) -> Any:
@@ -234,4 +231,13 @@ def _as_tensor(dtype: np.dtype[Any], value: Any) -> torch.Tensor | None:
         return None
     if array.size and array.dtype.kind not in ("i" if dtype.kind == "i" else "if"):
         return None
-    return torch.from_numpy(array.astype(dtype))
+    with np.errstate(over="ignore"):
+        numbers = array.astype(dtype)
+    if dtype.kind == "f" and (np.isinf(numbers) & ~np.isinf(array)).any():
+        return None
+    return torch.from_numpy(numbers)
+
+
+def _is_too_large(value: Any, kind: np.dtype[Any]) -> bool:
+    """Whether a number is of the right type, but out of its range."""
+    return (type(value) is int and kind.kind != "b") or (type(value) is float and kind.kind == "f")

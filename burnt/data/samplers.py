@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from burnt.data.seeds import numpy_generator, seed_of, torch_generator
-from burnt.errors import DataError
+from burnt.errors import BurntError, DataError
 
 __all__ = ["ClassBalanced", "Sampler", "SubsetSampler", "TorchSampler", "WeightedSampler", "as_sampler"]
 
@@ -46,7 +46,9 @@ class SubsetSampler:
     tensor([7, 3, 5])
     """
 
-    def __init__(self, indices: Sequence[int] | Tensor, *, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self, indices: Sequence[int] | Tensor | np.ndarray[Any, Any], *, shuffle: bool = True, seed: int = 0
+    ) -> None:
         self._indices = _array(indices, "indices", np.int64)
         self._digest = _digest(self._indices)
         self.shuffle = shuffle
@@ -229,14 +231,18 @@ def as_sampler(sampler: Any, seed: int) -> Sampler:
     """Return a sampler as a `Loader` uses it.
 
     Args:
-        sampler: a `Sampler`, one of torch, or an iterable of indices with a length.
+        sampler: a `Sampler`, one of torch, indices in their order, or another iterable of indices with a
+            length.
         seed: the seed of samplers of torch.
 
     Raises:
         DataError: it is none of these, or gives batches.
     """
-    if isinstance(sampler, Sampler):
+    # torch's SubsetRandomSampler has an attribute of this name.
+    if isinstance(sampler, Sampler) and callable(sampler.indices):
         return sampler
+    if isinstance(sampler, list | tuple | range | Tensor | np.ndarray):
+        return SubsetSampler(sampler, shuffle=False)
     if isinstance(sampler, torch.utils.data.BatchSampler):
         raise DataError(
             "sampler= gives batches of indices",
@@ -251,6 +257,27 @@ def as_sampler(sampler: Any, seed: int) -> Sampler:
         expected="an object with indices(epoch) and a length, a sampler of torch, or a list of indices",
         found=type(sampler).__name__,
     )
+
+
+def read_lengths(dataset: Any, length: Callable[[Any], int]) -> list[int]:
+    """Return the length of every item, for which each is read once.
+
+    Raises:
+        DataError: an item has none; the message names it.
+    """
+    lengths = []
+    for index in range(len(dataset)):
+        try:
+            lengths.append(length(dataset[index]))
+        except Exception as error:  # of the dataset or of a function of the user: anything
+            where = f"item {index} of {type(dataset).__name__}"
+            if isinstance(error, BurntError):
+                error.origin += (where,)
+                raise
+            raise DataError(
+                "the length of an item cannot be found", where=where, found=f"{type(error).__name__}: {error}"
+            ) from error
+    return lengths
 
 
 def _array(values: Any, name: str, dtype: type[np.generic]) -> np.ndarray[Any, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from burnt.errors import DataError, nearest
 
-__all__ = ["Categories", "Kind", "Options", "Schema", "bad_cell", "check_entry"]
+__all__ = ["Categories", "Kind", "Labelled", "Options", "Schema", "bad_cell", "check_entry"]
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,17 @@ class Categories:
     @classmethod
     def found(cls, values: Iterable[Any]) -> Categories:
         """Return the categories of values found in a column: integers by size, others by their text."""
-        distinct = list(set(values))
+        distinct = set(values)
+
+        # Values that are equal as numbers or as text need a further key: the order of a set of texts is
+        # another one in each process.
+        def by_text(value: Any) -> Any:
+            return str(value), type(value).__name__
+
         try:
-            return cls(sorted(distinct, key=int))
-        except (TypeError, ValueError):
-            return cls(sorted(distinct, key=str))
+            return cls(sorted(distinct, key=lambda value: (int(value), *by_text(value))))
+        except (TypeError, ValueError, OverflowError):
+            return cls(sorted(distinct, key=by_text))
 
     @property
     def names(self) -> list[str]:
@@ -246,6 +252,19 @@ class Schema:
     def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
         """Return the names of the classes, those of `label`."""
         return None if self.label is None else categories[self.label].names
+
+
+class Labelled:
+    """A dataset that has the names of its classes if one of its columns is the label."""
+
+    _classes: list[str] | None
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes by their number, if there is a column of classes."""
+        if self._classes is None:
+            raise AttributeError("there are no classes: label= names their column")
+        return self._classes
 
 
 def _fields(names: Sequence[str], where: str, columns: Columns | None) -> dict[str, str | list[str]]:

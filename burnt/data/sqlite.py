@@ -126,7 +126,7 @@ class SqliteDataset(RowDataset):
         return len(self._rowids)
 
     def _read(self, index: int) -> Mapping[str, Any]:
-        with self._reading():
+        with self._reading(index):
             statement = f"SELECT * FROM {self._table} WHERE _rowid_ = ?"
             values = self._database.get().execute(statement, (int(self._rowids[index]),)).fetchone()
         if values is None:
@@ -149,13 +149,12 @@ class SqliteDataset(RowDataset):
         return f"{self._path}, {self._name}, {kind} {self._rowids[index]}"
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self, index: int | None = None) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise DataError(
-                "the database cannot be read", where=f"{self._path}, {self._name}", found=str(error)
-            ) from error
+            where = f"{self._path}, {self._name}" if index is None else self.place(index)
+            raise DataError("the database cannot be read", where=where, found=str(error)) from error
 
 
 def _quoted(name: str) -> str:

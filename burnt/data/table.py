@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from burnt.data.batch import Batch
-from burnt.data.schema import Categories, Schema, check_entry, shorten
+from burnt.data.dataset import checked_index
+from burnt.data.schema import Categories, Labelled, Schema, check_entry, shorten
 from burnt.errors import DataError
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
@@ -114,11 +115,11 @@ class Lists:
 
 
 class Objects:
-    """Any other cells, each of which `read` turns into a value of Python when it is used."""
+    """Any other cells: ``read(cell, index)`` turns each into a value of Python when it is used."""
 
     fixed_shape = False
 
-    def __init__(self, cells: Any, read: Callable[[Any], Any]) -> None:
+    def __init__(self, cells: Any, read: Callable[[Any, int], Any]) -> None:
         self.cells = cells
         self.read = read
 
@@ -131,7 +132,7 @@ class Objects:
         return len(self.cells)
 
     def __getitem__(self, index: int) -> Any:
-        return self.read(self.cells[index])
+        return self.read(self.cells[index], index)
 
     def take(self, indices: Indices) -> list[Any]:
         """Return the cells at indices."""
@@ -186,7 +187,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-class Table:
+class Table(Labelled):
     """Items from columns in memory: dicts of NumPy scalars, texts and tensors.
 
     Attributes:
@@ -199,13 +200,6 @@ class Table:
         self._classes = schema.class_names(categories)
 
     @property
-    def classes(self) -> list[str]:
-        """The names of the classes by their number, if the table has a column of classes."""
-        if self._classes is None:
-            raise AttributeError("there are no classes: label= names their column")
-        return self._classes
-
-    @property
     def nbytes(self) -> int:
         """The memory in use."""
         return sum(column.nbytes for column in self._columns.values())
@@ -214,6 +208,7 @@ class Table:
         return len(next(iter(self._columns.values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        index = checked_index(index, len(self))
         return {name: column[index] for name, column in self._columns.items()}
 
     def column(self, name: str) -> Any:

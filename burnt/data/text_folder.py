@@ -23,7 +23,7 @@ class TextFolder:
         folder: the folder that holds the folders of the classes, or the files.
         labels: False takes all files below `folder`, without labels.
         classes: as of `ImageFolder`.
-        suffixes: which files are read.
+        suffixes: which files are read, in lower or upper case.
         encoding: of all files. ``"utf-8"`` takes files with and without a byte order mark.
         allow_empty: whether a class may have no files.
 
@@ -63,6 +63,8 @@ class TextFolder:
     ) -> None:
         self.folder = Path(folder)
         self.encoding = encoding
+        suffixes = [suffixes] if isinstance(suffixes, str) else suffixes
+        suffixes = [suffix.lower() for suffix in suffixes]
         self.classes: list[str] = []
         self.paths: list[str] = []
         self.labels: list[int] | None = None

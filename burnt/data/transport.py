@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["pickled", "receive", "send"]
+__all__ = ["pickled", "receive", "send", "unpickled"]
 
 _ALIGNMENT = 64
 
@@ -55,8 +55,8 @@ def send(connection: socket.socket, parts: Sequence[memoryview]) -> None:
         os.close(descriptor)
 
 
-def receive(connection: socket.socket) -> Any:
-    """Wait for a message and return its value, whose tensors lie in the message's memory.
+def receive(connection: socket.socket) -> memoryview:
+    """Wait for a message, and return its memory.
 
     Raises:
         EOFError: the other side is gone.
@@ -75,7 +75,11 @@ def receive(connection: socket.socket) -> Any:
         memory = torch.from_file(f"/dev/fd/{descriptors[0]}", shared=True, size=size, dtype=torch.uint8)
     finally:
         os.close(descriptors[0])
-    view = memoryview(memory.numpy())  # type: ignore[arg-type]
+    return memoryview(memory.numpy())  # type: ignore[arg-type]
+
+
+def unpickled(view: memoryview) -> Any:
+    """Return the value of a message, whose tensors lie in the message's memory."""
     (count,) = struct.unpack_from("<Q", view)
     lengths = struct.unpack_from(f"<{count}Q", view, 8)
     offsets, _ = _layout(lengths)

@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 from burnt.data.seeds import seed_of
-from burnt.data.transport import pickled, receive, send
+from burnt.data.transport import pickled, receive, send, unpickled
 from burnt.errors import BurntError, DataError, UnsupportedError
 
 __all__ = ["Cell", "Target", "WorkerPool"]
@@ -230,10 +230,20 @@ class _Worker:
             raise DataError("the workers of the loader were closed while a batch was awaited")
         with self._in_step():
             try:
-                outcome = receive(self._connection)
+                message = receive(self._connection)
             except EOFError:
                 raise self._death() from None
-            self._pending.popleft().set(*outcome)
+            future = self._pending.popleft()
+        try:
+            future.set(*unpickled(message))
+        except Exception as error:  # of a class of the user
+            place = self._target.describe(future.task, -1)
+            unreadable = DataError(
+                "a batch of a worker process cannot be unpickled",
+                where=place,
+                found=f"{type(error).__name__}: {error}",
+            )
+            future.set(None, unreadable, "".join(traceback.format_exception(error)))
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -333,23 +343,28 @@ def _serve(connection: socket.socket, target: Target, cell: Cell) -> None:
     gc.freeze()  # a collection would write to, and so copy, all memory that is shared with the parent
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            task = receive(connection)
+            task = unpickled(receive(connection))
             cell[0] = -1
             try:
                 _seed_global_states(seed_of(*target.key(task)))
                 parts = pickled((target(task, cell), None, ""))
-            except Exception as error:
-                parts = _pickled_error(error)
+            except (
+                Exception
+            ) as error:  # of the user's dataset, or of a batch that cannot be pickled: anything
+                parts = _pickled_error(error, target.describe(task, -1))
             send(connection, parts)
 
 
-def _pickled_error(error: Exception) -> list[memoryview]:
+def _pickled_error(error: Exception, place: str) -> list[memoryview]:
+    """Return a message with the error, or with one of its text if that would not survive the way."""
     text = "".join(traceback.format_exception(error))
     if isinstance(error, BurntError):
-        with contextlib.suppress(Exception):  # its attributes, too, must be picklable
+        # A user's subclass may have attributes that cannot be pickled, or arguments that unpickling lacks.
+        with contextlib.suppress(Exception):
+            pickle.loads(pickle.dumps(error))
             return pickled((None, error, text))
     substitute = DataError(
-        "a worker process could not return a batch", found=f"{type(error).__name__}: {error}"
+        "a worker process could not return a batch", where=place, found=f"{type(error).__name__}: {error}"
     )
     return pickled((None, substitute, text))
 

@@ -102,6 +102,10 @@ def test_types_of_arrow():
         ({"a": [[1], [2, None]]}, {}, "1, column 'a'\n  expected  a list of integers\n  found     a null"),
         ({"a": [[1], None]}, {}, "1, column 'a'\n  expected  a list of integers\n  found     nothing"),
         ({"a": [[1], None]}, {"missing": {"a": [0]}}, "nothing\n  hint      missing= does not fill in lists"),
+        ({"a": [[[1], [2, 3]]]}, {}, "0, column 'a'\n  expected  a list of integers, of lists of one length"),
+        ({"a": [[[1.0]], [[None]]]}, {}, "1, column 'a'\n  expected  a list of numbers, of lists of one"),
+        ({"a": [[[1.0]], [[1e39]]]}, {}, "1, column 'a'\n  expected  a number that fits float32\n  found "),
+        ({"a": pyarrow.array([], pyarrow.int64())}, {}, "there are no rows\n  in        the dataframe"),
         ({"a": [1], "s": ["x"]}, {"columns": {"v": ["a", "s"]}}, "0, column 's'\n  expected  numbers"),
         ({"a": [1]}, {"columns": ["b"]}, "columns= names a column that does not exist\n  in        the data"),
         ({"a": ["x", None]}, {"missing": {"a": 0}}, "column 'a'\n  expected  text in missing=\n  found "),
@@ -120,11 +124,27 @@ def test_missing_values_are_filled_in():
     assert rows[1] == {"a": 0.5, "s": "x", "c": 0, "o": {}}
     assert type(DataframeDataset(table, columns=["a"], missing={"a": 7})[1]["a"]) is np.int64
     assert DataframeDataset(table, columns=["s"], types={"s": object})[0]["s"] is None
+    large = DataframeDataset(pyarrow.table({"a": [2**53 + 1, None]}), types={"a": int}, missing={"a": 0.0})
+    assert large.column("a").tolist() == [2**53 + 1, 0]
+    floats = DataframeDataset(pyarrow.table({"a": [2.0, float("nan")]}), types={"a": int}, missing={"a": 7})
+    assert floats.column("a").tolist() == [2, 7]
+    labels = DataframeDataset(pyarrow.table({"a": [2.0, float("nan")]}), label="a", missing={"a": 2.0})
+    assert (labels.classes, labels.column("a").tolist()) == (["2.0"], [0, 0])
+    decimals = pyarrow.table({"a": [[decimal.Decimal("1.5")]], "b": [[[decimal.Decimal("2.5")]]]})
+    assert DataframeDataset(decimals)[0] == {"a": torch.tensor([1.5]), "b": torch.tensor([[2.5]])}
 
 
 def test_what_is_no_dataframe():
     assert "this is no dataframe" in problem(DataframeDataset, {"a": [1]})
     assert "the columns of a dataframe need names" in problem(DataframeDataset, pandas.DataFrame([[1, 2]]))
+    mixed = problem(DataframeDataset, pandas.DataFrame({"a": [1, "x"]}))
+    assert (
+        "a column of the dataframe cannot be converted to one type\n  found     Could not convert 'x'"
+        in mixed
+    )
+    twice = pyarrow.table([[1], [2]], names=["a", "a"])
+    for frame in (twice, pandas.DataFrame([[1, 2]], columns=["a", "a"])):
+        assert problem(DataframeDataset, frame) == "two columns have the same name\n  found     'a'"
 
 
 def test_row_groups_are_read_when_they_are_used(parquet, monkeypatch):
@@ -182,6 +202,10 @@ def test_parquet_types_and_classes_are_the_same_in_every_group_and_file(parquet,
     assert not hasattr(ragged, "take")
     assert not hasattr(ragged, "classes")
     assert collate([ragged[1], ragged[1]]).ids.tolist() == [[2, 3], [2, 3]]
+    parquet({"v": pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.int64(), 2))}, "fixed-0.parquet")
+    parquet({"v": [[3]]}, "fixed-1.parquet")
+    assert hasattr(ParquetDataset(tmp_path / "fixed-0.parquet"), "take")
+    assert not hasattr(ParquetDataset(tmp_path / "fixed-*.parquet"), "take")
 
 
 def test_a_parquet_column_of_another_type_than_declared(parquet):
@@ -276,6 +300,12 @@ def test_hugging_face_formats_and_selections_are_kept():
     assert not hasattr(ragged, "take")
     assert (ragged[1]["ids"].tolist(), ragged[0]["n"]) == ([1], 3)
     assert [row["n"].tolist() for row in ragged.__getitems__([1, 0])] == [1, 3]
+    arrays = posts().select_columns(["x"]).with_format("numpy")
+    assert not hasattr(HuggingFaceDataset(arrays), "take")
+    assert next(iter(Loader(HuggingFaceDataset(arrays), 3))).x.tolist() == [0.5, 1, 2]
+    seen = []
+    list(Loader(posts(), 3, item_transform=lambda row, generator: seen.append(row["ids"]) or {"n": row["n"]}))
+    assert seen == [[1], [2, 3], []]  # in the dataset's own format
     assert [row["n"].tolist() for row in select(ragged, [1, 1, 0]).__getitems__([2, 0])] == [3, 1]
     assert not hasattr(HuggingFaceDataset(posts(), columns=["n"]), "__getitems__")
     arrays = HuggingFaceDataset(posts().with_format("numpy"), columns=["x"])

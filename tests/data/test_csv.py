@@ -40,8 +40,13 @@ def test_types_are_inferred_and_rows_have_them(write):
     assert flats[0] == {"rooms": 2, "area": 51.5, "kind": "flat", "sunny": True, "zip": "00501"}
     assert [type(cell) for cell in flats[1].values()] == [np.int64, np.float32, str, np.bool_, str]
     assert flats[-1] == flats[2]
-    with pytest.raises(IndexError):
-        flats[3]
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            flats[index]
+        with pytest.raises(IndexError):
+            CsvDataset(write(FLATS), columns=["kind"])[index]
+    infinite = CsvDataset(write("a\n1.5\ninf\n-Infinity\n", "infinite.csv"))
+    assert infinite.column("a").tolist() == [1.5, float("inf"), -float("inf")]
     batch = flats.take(torch.tensor([2, 0, 2]))
     assert (batch.rooms.dtype, batch.area.dtype, batch.sunny.dtype) == (
         torch.int64,
@@ -91,6 +96,13 @@ def test_classes_are_sorted_and_shared_with_validation_data(write):
     message = problem(write("kind\nflat\nhose\n", "more.csv"), categories={"kind": train.classes})
     assert "more.csv, line 3, column 'kind'" in message
     assert message.endswith("found     hose\n  hint      did you mean 'house'?")
+
+
+def test_classes_that_are_equal_as_numbers_have_one_order(write):
+    # A set of texts has another order in each process.
+    names = [zeros * "0" + digit for digit in "12" for zeros in range(4)] + ["+1"]
+    rows = CsvDataset(write("c\n" + "\n".join(names)), label="c")
+    assert rows.classes == ["+1", "0001", "001", "01", "1", "0002", "002", "02", "2"]
 
 
 def test_missing_values(write):
@@ -148,6 +160,9 @@ def test_missing_values(write):
          "  hint      types={'a': torch.float64} has a larger range"),
         ("a,b\n1,x\n2,3\n", {"columns": {"v": ["a", "b"]}}, "2, column 'b'\n  expected  numbers, true and"),
         (b"a\nx\ny\xe9\n", {}, "3\n  expected  text in utf-8\n  found     bytes e9\n  hint      encoding="),
+        (b"a\nx\ny\xc3", {}, "3\n  expected  text in utf-8\n  found     bytes c3"),  # ends in a character
+        ("a\n1.5\n1e999\n", {}, "3, column 'a'\n  expected  a number that fits float32\n  found     1e999"),
+        ("a\n1\n" + 5000 * "9", {}, "3, column 'a'\n  expected  a number that fits float32\n  found     999"),
         ("", {}, "the file is empty"),
         ("a,b\n", {}, "there are no rows"),
         ("a,a\n1,2\n", {}, "two columns have the same name\n  in        "),
@@ -163,6 +178,8 @@ def test_missing_values(write):
         ("a\n1\n", {"missing": "ignore"}, "expected  'error', 'nan', 'drop' or a mapping"),
         ("a\n1\n", {"missing": {"b": 0}}, "missing= names a column that does not exist"),
         ("a\n1\n", {"encoding": "utf-9"}, "encoding= is unknown to Python\n  found     'utf-9'"),
+        ("a\n1\n", {"encoding": "base64"}, "encoding= is unknown to Python\n  found     'base64'"),
+        ("a,b\n,1\n2,\n", {"missing": "drop"}, "every row lacks a value, so that none is left\n  in        "),
         ("a\n1\n", {"delimiter": "||"}, "delimiter= must be one character\n  found     '||'"),
         ("a\n1\n", {"header": "a"}, "header= must be true, false or a list of names"),
         ("1,2\n", {"header": ["a"]}, "line 1\n  expected  1 field: a\n  found     2 fields: 1,2"),
@@ -178,7 +195,7 @@ def test_faults_are_named(write, text, options, message):
     ("late", "expected"),
     [
         ("x", "a number, as in the rows before it"),
-        ("007", "a number, as in the rows before it"),
+        ("007", "a number without leading zeros, as in the rows before it"),
         (str(2**63), "a number that fits int64, as in the rows before it"),
     ],
 )

@@ -126,6 +126,25 @@ def test_what_cannot_be_decoded_is_named(content: bytes | None, words: list[str]
             read_image(content)
 
 
+def test_damaged_metadata_does_not_matter() -> None:
+    content = encoded(Image.fromarray(PIXELS), exif=b"Exif\0\0no TIFF header")
+    assert torch.equal(read_image(content).permute(1, 2, 0), torch.from_numpy(PIXELS))
+
+
+def test_an_image_that_pillow_has_only_opened_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "broken.png"
+    path.write_bytes(encoded(Image.fromarray(PIXELS)))
+    with Image.open(path) as image:
+        assert torch.equal(read_image(image).permute(1, 2, 0), torch.from_numpy(PIXELS))
+    path.write_bytes(encoded(Image.fromarray(PIXELS))[:60])
+    with Image.open(path) as image, pytest.raises(DataError, match="a picture cannot be decoded") as error:
+        read_image(image)
+    assert error.value.where == str(path)
+    with pytest.raises(DataError, match="this is no picture") as error:
+        read_image(5)  # type: ignore[arg-type]
+    assert error.value.found == "int"
+
+
 def test_masks_have_no_colours(tmp_path: Path) -> None:
     path = tmp_path / "mask.png"
     Image.new("RGB", (1, 1)).save(path)

@@ -144,7 +144,25 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         data.cache(range(3), tmp_path / "none" / "items.db")
 
 
-@pytest.mark.parametrize("item", [object(), Pair(1, 2), {"x": [range(3)]}, np.array(["text"])])
+@pytest.mark.parametrize(
+    "item",
+    [object(), Pair(1, 2), {"x": [range(3)]}, np.array(["text"]), 2**70, "\ud800"],
+)
 def test_items_that_cannot_be_stored(tmp_path, item):
     with pytest.raises(DataError, match="an item cannot be cached on disk"):
         data.cache([item], tmp_path / "items.db")[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\xc7\x01\x01\xc0", b"\xd4\x09\xc0"])
+def test_a_damaged_item_is_named(tmp_path, content):
+    path = tmp_path / "items.db"
+    assert list(data.cache(range(2), path)) == [0, 1]
+    database = sqlite3.connect(path)
+    database.execute("UPDATE items SET item = ? WHERE number = 1", (content,))
+    database.commit()
+    database.close()
+    damaged = data.cache(range(2), path)
+    assert damaged[0] == 0
+    with pytest.raises(DataError, match="an item of the cache is damaged") as caught:
+        damaged[1]
+    assert caught.value.where == f"{path}, item 1"

@@ -108,8 +108,11 @@ def test_missing_values(write):
         ('{"a": "x"}', {}, "found     x\n  hint      types={'a': object} declares the type"),
         ('{"a": true}', {}, "expected  an integer, as in the first rows\n  found     True"),
         ('{"a": "x"}', {"types": {"a": float}}, "column 'a'\n  expected  a number\n  found     x"),
-        ('{"a": 1e39}', {"types": {"a": float}}, "column 'a'\n  expected  a number\n  found     1e+39"),
-        ('{"a": 300}', {"types": {"a": torch.uint8}}, "column 'a'\n  expected  an integer\n  found     300"),
+        ('{"a": 1e39}', {"types": {"a": float}}, "expected  a number that fits float32\n  found     1e+39"),
+        ('{"a": 1' + 400 * "0" + "}", {"types": {"a": float}}, "expected  a number that fits float32\n"),
+        ('{"a": 1' + 30 * "0" + "}", {}, "expected  an integer that fits int64, as in the first rows\n"),
+        ('{"a": 300}', {"types": {"a": torch.uint8}}, "an integer that fits uint8\n  found     300"),
+        ('{"a": ' + 5000 * "[" + 5000 * "]" + "}", {}, "line 3\n  expected  JSON of less depth"),
         ('{"a": 9}', {"types": {"a": str}}, "line 1, column 'a'\n  expected  text\n  found     1"),
         ('{"a": 9}', {"types": {"a": bool}}, "line 3, column 'a'\n  expected  true or false\n  found     9"),
         ('{"a": 2}', {"categories": {"a": [1, 3]}}, "3, column 'a'\n  expected  one of 1, 3\n  found     2"),
@@ -202,9 +205,19 @@ def test_shards_blocks_threads_processes_and_pickles(write, tmp_path, monkeypatc
         assert not wrong
 
 
-def test_a_file_that_shrinks(write):
+def test_numbers_in_lists_fit_their_type(write):
+    rows = JsonLinesDataset(write('{"a": [1.5]}\n{"a": [1e300]}\n'))
+    with pytest.raises(DataError, match=r"line 2, column 'a'\n  expected  a list of numbers"):
+        rows[1]
+
+
+def test_a_file_that_changes(write):
     path = write(POSTS)
     posts = JsonLinesDataset(path)
     os.truncate(path, 20)
-    with pytest.raises(DataError, match="became shorter after it was opened"):
+    with pytest.raises(DataError, match="the file was changed after it was opened"):
+        posts[1]
+    posts = JsonLinesDataset(write('{"a": 1, "b": "x"}\n{"a": 2, "b": "y"}\n'))
+    write('{"a": 100, "b": "x"}\n{"a": 2, "b": "y"}\n')
+    with pytest.raises(DataError, match="the file was changed after it was opened"):
         posts[1]

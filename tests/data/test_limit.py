@@ -125,6 +125,13 @@ def test_batches_that_draw_from_the_global_random_states_are_the_same_in_another
     assert states[0] == (torch.rand(1).item(), random.random(), np.random.rand())
 
 
+def test_a_step_may_change_a_repeated_batch_in_place():
+    repeated = RepeatedLoader(Loader([{"x": 1.0}] * 4, 2), 2)
+    for epoch in range(2):
+        for batch in repeated.epoch(epoch):
+            assert batch.x.add_(1).tolist() == [2, 2]
+
+
 def test_an_iterable_that_ends_earlier():
     repeated = RepeatedLoader(IterableLoader(iterable := [1, 2]), 5)
     assert (repeated.num_batches(), list(repeated.epoch(3))) == (2, iterable)

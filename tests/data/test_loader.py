@@ -4,6 +4,9 @@ import json
 import random
 
 import numpy as np
+import pandas
+import polars
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -249,6 +252,22 @@ def test_as_loader_leaves_a_loader_alone_and_knows_no_length_of_a_stream():
     assert stream.num_batches() is None
 
 
+def test_tensors_arrays_and_frames_have_rows_as_items():
+    values = torch.arange(12.0).view(6, 2)
+    frame = pandas.DataFrame(values.numpy(), columns=["a", "b"], index=list("uvwxyz"))
+    for source in (values, values.numpy()):
+        for settings in ({}, {"item_transform": lambda item, generator: item}):
+            batches = Loader(source, 4, shuffle=True, **settings).epoch(3)
+            assert torch.equal(torch.cat(list(batches)), values[Loader(range(6), 4, shuffle=True).order(3)])
+    for made in (frame, polars.from_pandas(frame), pyarrow.Table.from_pandas(frame)):
+        (batch,) = Loader(made, 9)
+        assert torch.equal(torch.stack([batch.a, batch.b], 1), values)
+    for series in (frame["b"], polars.from_pandas(frame)["b"]):
+        (batch,) = Loader(series, 9)
+        assert batch.tolist() == [1, 3, 5, 7, 9, 11]
+    assert list(Loader(np.array(["u", "v"]), 2)) == [["u", "v"]]
+
+
 # messages
 
 
@@ -260,8 +279,9 @@ def test_as_loader_leaves_a_loader_alone_and_knows_no_length_of_a_stream():
             lambda: Loader(TensorDataset(x=torch.zeros(0, 3)), 2),
             ["the dataset is empty", "a TensorDataset of length 0"],
         ),
-        (lambda: Loader(range(3), 0), ["batch_size is too small", "batch_size of at least 1", "0"]),
-        (lambda: Loader(range(3), -1), ["batch_size is too small", "-1"]),
+        (lambda: Loader(range(3), 0), ["batch_size is no number of items", "batch_size of at least 1", "0"]),
+        (lambda: Loader(range(3), -1), ["batch_size is no number of items", "-1"]),
+        (lambda: Loader(range(3), None), ["batch_size is no number of items", "None"]),
         (
             lambda: Loader(range(3), 4, drop_last=True),
             ["an epoch would have no batch", "at least 4 items, with drop_last", "3 items"],

@@ -94,6 +94,17 @@ def test_set_epoch_reaches_the_sampler_and_lists_are_an_order():
     assert flat(Loader(range(10), 2, sampler=[7, 7, 1], drop_last=True)) == [7, 7]
 
 
+def test_a_sampler_of_torch_with_an_attribute_indices():
+    loader = Loader(range(9), 2, sampler=torch_data.SubsetRandomSampler([7, 3, 5]))
+    assert sorted(flat(loader.epoch(0))) == [3, 5, 7]
+    assert flat(loader.epoch(0)) == flat(loader.epoch(0))
+
+
+def test_an_order_that_is_given_is_in_the_state():
+    states = [Loader(range(9), 2, sampler=indices).state() for indices in ([1, 2], (2, 1), np.array([1, 2]))]
+    assert states[0] == states[2] != states[1]
+
+
 def test_weights_are_probabilities():
     weights = torch.tensor([0.0, 1.0, 2.0, 5.0])
     drawn = torch.bincount(WeightedSampler(weights, 40_000).indices(0), minlength=4) / 40_000
@@ -359,6 +370,14 @@ def test_settings_may_be_given_to_several_loaders():
 ITEMS = [[1, 2], [3]]
 
 
+class Short:
+    def __len__(self):
+        return 3
+
+    def indices(self, epoch):
+        return torch.tensor([0, 1])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -372,8 +391,20 @@ ITEMS = [[1, 2], [3]]
             lambda: next(iter(Loader(ITEMS, 1, sampler=[0, 2]))),
             ["an index that the dataset lacks", "0 to 1", "2"],
         ),
+        (
+            lambda: next(iter(Loader(ITEMS, 1, sampler=Short()))),
+            ["Short gives another number of indices than its length", "3", "2 in epoch 0"],
+        ),
+        (
+            lambda: Loader(ITEMS, 1, buckets=lambda item: 1 // (len(item) - 1)),
+            ["the length of an item cannot be found", "item 1 of list", "ZeroDivisionError"],
+        ),
+        (
+            lambda: Loader([[1], 7], 1, pack=Pack(2)),
+            ["the length of an item cannot be found", "item 1 of list", "TypeError"],
+        ),
         (lambda: next(iter(Loader(ITEMS, 1, sampler=[-1]))), ["an index that the dataset lacks", "-1"]),
-        (lambda: next(iter(Loader(ITEMS, 1, sampler=["a"]))), ["indices of list cannot be used", "int64"]),
+        (lambda: next(iter(Loader(ITEMS, 1, sampler=["a"]))), ["indices cannot be used", "int64"]),
         (lambda: WeightedSampler([1.0, -1.0]), ["cannot be probabilities", "negative"]),
         (lambda: WeightedSampler([0.0]), ["cannot be probabilities", "nothing above 0"]),
         (lambda: WeightedSampler([float("nan"), 1]), ["NaN"]),

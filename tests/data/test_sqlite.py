@@ -107,6 +107,13 @@ def test_faults(path, tmp_path):
     assert "text.db, table 'posts'\n  found     file is not a database" in problem(
         tmp_path / "text.db", "posts"
     )
+    database = sqlite3.connect(tmp_path / "latin.db")
+    database.execute("CREATE TABLE names (name)")
+    database.execute("INSERT INTO names VALUES ('a'), (CAST(X'ff41' AS TEXT))")
+    database.commit()
+    database.close()
+    message = problem(tmp_path / "latin.db", "names")
+    assert "latin.db, table 'names', rowid 2\n  found     Could not decode to UTF-8 column 'name'" in message
     gone = SqliteDataset(path, "posts", columns=["id"])
     database = sqlite3.connect(path)
     database.execute("DELETE FROM posts WHERE id = 5")

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnt.data import IterableLoader, Loader, Shards, StreamLoader, as_loader
+from burnt.data import IterableLoader, LimitedLoader, Loader, Shards, StreamLoader, as_loader
 from burnt.data.state import decode_state, encode_state
 from burnt.errors import DataError
 
@@ -209,6 +211,37 @@ def test_a_dataset_with_a_state_continues_by_it(shuffle):
     assert list(StreamLoader(Stateful(), 3, shuffle=shuffle).resume(1, 7, states[6])) == []
 
 
+@pytest.mark.parametrize("shuffle", [0, 6])
+def test_an_epoch_of_a_dataset_with_a_state_does_not_depend_on_the_one_that_was_left(shuffle):
+    def begin(epoch, dataset):
+        batches = StreamLoader(dataset, 3, shuffle=shuffle).epoch(epoch)
+        return [next(batches).tolist() for _ in range(2)]
+
+    stream = StreamLoader(Stateful(), 3, shuffle=shuffle)
+    for epoch in range(3):
+        batches = LimitedLoader(stream, 2).epoch(epoch)
+        assert [batch.tolist() for batch in batches] == begin(epoch, Stateful())
+    assert sorted(item for batch in stream.epoch(3) for item in batch.tolist()) == list(range(3000, 3020))
+
+
+def test_a_thread_that_is_behind_ends_no_lane_of_the_next_epoch():
+    gate = threading.Event()
+
+    def read(shard):
+        if shard == 1:
+            gate.wait(10)
+        yield from range(10 * shard, 10 * shard + 8)
+
+    stream = StreamLoader(Shards(range(4), read), 2, lanes=4, workers="2 threads", prefetch=2)
+    left = stream.epoch(0)
+    next(left)  # lanes 1 and 3 are still to be opened, by the same thread
+    batches = stream.epoch(1)
+    first = next(batches)
+    gate.set()
+    assert lists([first, *batches]) == lists(StreamLoader(Shards(range(4), read), 2, lanes=4).epoch(1))
+    stream.close()
+
+
 def test_other_iterables_are_replayed_and_say_so():
     class Plain:
         def __iter__(self):
@@ -390,10 +423,20 @@ def test_a_stream_that_became_shorter_is_not_resumed():
 def test_what_decides_the_order_is_in_the_state():
     base = loader(shuffle=5).state()
     assert json.loads(json.dumps(base)) == base
-    assert base == {"seed": 3, "shuffle": 5, "batch_size": 4, "drop_last": False, "lanes": 3, "shards": 6}
+    shards = base.pop("shards")
+    assert base == {"seed": 3, "shuffle": 5, "batch_size": 4, "drop_last": False, "lanes": 3}
+    base["shards"] = shards
+    assert shards["count"] == 6
+    names = [
+        Shards(parts, range).state()
+        for parts in (["x/a", "x/b"], [Path("y/a"), Path("y/b")], ["x/b", "x/a"], ["x/a", "x/c"], [{}, {}])
+    ]
+    assert names[0] == names[1]
+    assert len({str(name) for name in names}) == 4
+    assert names[4] == {"count": 2}
     assert loader(shuffle=5, workers=2, prefetch=1, pin=True).state() == base
     assert loader().num_batches() is None
-    assert as_loader(loader(), "train").state()["shards"] == 6
+    assert as_loader(loader(), "train").state()["shards"] == shards
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def test_cp1252_is_read_when_asked_for(tmp_path: Path) -> None:
         TextFolder(tmp_path, labels=False, encoding="utf-9")[0]
 
 
+def test_suffixes_are_one_or_several_in_any_case(tmp_path: Path) -> None:
+    for name in ("a.TXT", "b.md", "LICENSE", "t"):
+        (tmp_path / name).touch()
+    for suffixes, paths in ((".txt", ["a.TXT"]), ((".TXT", ".Md"), ["a.TXT", "b.md"])):
+        assert TextFolder(tmp_path, labels=False, suffixes=suffixes).paths == paths
+
+
 def test_folders_without_texts(folder: Path, tmp_path: Path) -> None:
     (folder / "none").mkdir()
     with pytest.raises(DataError) as error:

@@ -209,6 +209,7 @@ def adjust_hue(image: Tensor, shift: float) -> Tensor:
     """
     if image.shape[-3] == 1:
         return image
+    _check_colours(image)
     colours = to_float(image) if image.dtype == torch.uint8 else image
     low, high = torch.aminmax(colours, dim=-3, keepdim=True)
     spread = high - low
@@ -352,12 +353,14 @@ def rotate(
         expand: enlarge the result to hold all of the image.
         fill: the value outside of the image, or one for each channel.
     """
+    if expand and angle % 90 == 0:
+        return image.rot90(round(angle / 90), (-2, -1))  # exactly, where the sizes differ by an odd number
     turn = math.radians(angle)
     inverse = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     height, width = image.shape[-2:]
     size = height, width
     if expand:
-        # The tolerance keeps right angles, whose cosine is not quite 0, from adding a pixel.
+        # `_even_growth` has a tolerance, so that errors of rounding add no pixel.
         wide = abs(inverse[0, 0]) * width + abs(inverse[0, 1]) * height
         high = abs(inverse[1, 0]) * width + abs(inverse[1, 1]) * height
         size = _even_growth(high, height), _even_growth(wide, width)
@@ -395,11 +398,15 @@ def _luma(image: Tensor, whole: bool = False) -> Tensor:
     """The grey channel in floating point; with `whole`, without the fractions of bytes, as Pillow has it."""
     if image.shape[-3] == 1:
         return image if image.is_floating_point() else image.float()
-    if image.shape[-3] != 3:
-        raise DataError("an image has no colours", expected="3 channels, or 1", found=tuple(image.shape))
+    _check_colours(image)
     red, green, blue = (image.narrow(-3, channel, 1) for channel in range(3))
     grey = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])
     return grey.floor_() if whole and not image.is_floating_point() else grey
+
+
+def _check_colours(image: Tensor) -> None:
+    if image.shape[-3] != 3:
+        raise DataError("an image has no colours", expected="3 channels, or 1", found=tuple(image.shape))
 
 
 def check_bytes(image: Tensor) -> Tensor:

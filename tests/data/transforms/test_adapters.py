@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnt.data import Batch, transforms
+from burnt.data import Batch, Shards, StreamLoader, transforms
 from burnt.errors import DataError
 
 PICTURE = torch.randint(256, (3, 24, 31), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
@@ -79,6 +79,19 @@ def test_torchvision_mixes_batches(torchvision) -> None:
     images, labels = mix((batch.images, batch.labels), seeded())
     assert torch.equal(images, mixed.images)
     assert torch.equal(labels, mixed.labels)
+
+
+def test_streams_take_transforms_of_torchvision(torchvision) -> None:
+    pictures = [{"images": PICTURE, "labels": number} for number in range(4)]
+    settings: Any = {
+        "item_transform": torchvision.RandomCrop(8),
+        "transform": torchvision.RandomHorizontalFlip(),
+    }
+    (batch,) = StreamLoader(Shards([0], lambda _: pictures), 4, **settings).epoch(1)
+    assert batch.images.shape == (4, 3, 8, 8)
+    assert batch.labels.tolist() == [0, 1, 2, 3]
+    (again,) = StreamLoader(Shards([0], lambda _: pictures), 4, **settings).epoch(1)
+    assert torch.equal(again.images, batch.images)
 
 
 def test_torchvision_is_refused_in_threads(torchvision) -> None:

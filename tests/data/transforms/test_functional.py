@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from burnt.data.transforms import functional
+from burnt.data.transforms import RandomRotation, functional
 from burnt.errors import DataError
 
 GENERATOR = torch.Generator().manual_seed(7)
@@ -150,6 +150,8 @@ def test_grey_is_that_of_pillow() -> None:
     close(functional.grayscale(PICTURE), grey, 1)
     with pytest.raises(DataError, match="no colours"):
         functional.grayscale(PICTURE[:2])
+    with pytest.raises(DataError, match="no colours"):  # it would lose the alpha channel
+        functional.adjust_hue(torch.cat([PICTURE, PICTURE[:1]]), 0.1)
 
 
 SHIFTS = pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
@@ -262,6 +264,19 @@ def test_rotate_is_that_of_torchvision(torchvision, angle, expand) -> None:
     found = functional.rotate(image, angle, expand=expand)
     assert found.shape == wanted.shape
     assert different(found, wanted, 1e-3) < 0.01
+
+
+def test_right_angles_are_exact_for_every_size() -> None:
+    for size in ((2, 3), (5, 4), (1, 6), (3, 3)):
+        image = PICTURE[:, : size[0], : size[1]]
+        for angle in (-90, 0, 90, 180, 270, 450):
+            found = functional.rotate(image, angle, expand=True)
+            assert torch.equal(found, tensor(pillow(image).rotate(angle, expand=True))), (size, angle)
+    mask = PICTURE[0, :4, :7]
+    turned = RandomRotation((90, 90), expand=True)(
+        {"images": PICTURE[:, :4, :7], "masks": mask}, torch.Generator()
+    )
+    assert torch.equal(turned["masks"], turned["images"][0])
 
 
 def test_affine_is_that_of_pillow() -> None:
