@@ -7,7 +7,7 @@ checkpoints, by methods ``state() -> dict`` (JSON) and ``load_state(dict)``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from burnt.errors import DefinitionError, nearest
@@ -197,7 +197,7 @@ class Callbacks:
     """The callbacks of a training, in the order they were given.
 
     Raises:
-        DefinitionError: an object has none of the methods, or a misspelt one.
+        DefinitionError: they are no list; an object has none of the methods, or a misspelt one.
 
     >>> class Printer:
     ...     def on_end(self, event):
@@ -208,6 +208,10 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise DefinitionError(
+                "callbacks= takes a list", expected=f"[{callbacks!r}]", found=type(callbacks).__name__
+            )
         self.all = tuple(callbacks)
         self._methods: dict[type[Event], list[Callable[[Any], object]]] = {}
         for callback in self.all:

@@ -9,20 +9,22 @@ import os
 import platform
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from burnt import inspect, memory
 from burnt._hints import explain_arguments
 from burnt._json import parse_json
 from burnt._version import __version__
 from burnt.config import Config
-from burnt.data import LimitedLoader, RepeatedLoader, as_loader
+from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
 from burnt.data.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import (
@@ -247,22 +249,19 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        for name, value in (
-            ("log_every", log_every),
-            ("clip_norm", clip_norm),
-            ("clip_value", clip_value),
-        ):
-            if value is not None and not value > 0:
-                raise ConfigError(
-                    "a training setting is invalid", where=name, expected="above 0", found=value
-                )
+        for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if value is not None and not (isinstance(value, Real) and value > 0):
+                raise _invalid(name, "a number above 0", value)
+        if not isinstance(log_every, int) or log_every < 1:
+            raise _invalid("log_every", "a number of steps above 0", log_every)
         if not isinstance(accumulate, int) or accumulate < 1:
-            raise ConfigError(
-                "a training setting is invalid",
-                where="accumulate",
-                expected="the number of batches of a step, at least 1",
-                found=accumulate,
+            raise _invalid("accumulate", "the number of batches of a step, at least 1", accumulate)
+        if not isinstance(resume, bool):
+            raise _invalid(
+                "resume", "True: the run in the folder goes on from its newest checkpoint", resume
             )
+        if seed is not None and not isinstance(seed, Integral):
+            raise _invalid("seed", "a whole number, or None", seed)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
@@ -279,7 +278,7 @@ class SupervisedTraining:
         self.async_checkpoints = async_checkpoints
         self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
         self._sources: list[list[str | int] | None] = []
-        keepers = None if checkpoints is None else list(checkpoints)
+        keepers = None if checkpoints is None else _keepers(checkpoints)
         if keepers is not None and not keepers:
             keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
         self.keepers = keepers
@@ -779,16 +778,40 @@ class SupervisedTraining:
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 
+def _invalid(name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
+
+
+def _keepers(checkpoints: Any) -> list[Keeper]:
+    """Return the keepers of checkpoints as a list.
+
+    Raises:
+        ConfigError: they are no list, or one has no method `keep`.
+    """
+    if isinstance(checkpoints, Iterable):
+        keepers = list(checkpoints)
+        if all(callable(getattr(keeper, "keep", None)) for keeper in keepers):
+            return keepers
+    raise _invalid("checkpoints", 'a list such as [KeepLast(2), KeepBest("loss")], or None', checkpoints)
+
+
 def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
     """Return the validation loaders by split.
 
     Raises:
         DataError: one is no loader.
-        ConfigError: a name is that of the training split, or no text.
+        ConfigError: a name is that of the training split, or no text; several loaders have no names.
     """
     if valid is None:
         return {}
     if not isinstance(valid, Mapping):
+        if isinstance(valid, list | tuple) and any(isinstance(one, Loader | DataLoader) for one in valid):
+            raise ConfigError(
+                "several validation loaders need names",
+                where="valid",
+                expected='a dict, such as {"clean": loader, "noisy": other}',
+                found=f"a {type(valid).__name__} of {len(valid)}",
+            )
         return {"valid": as_loader(valid, "valid")}
     for name in valid:
         if not isinstance(name, str) or not name or "/" in name or name == "train":
