@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from burnt.errors import DefinitionError, nearest
 from burnt.gradients import Gradients
+from burnt.train.other_trainers import CALLBACK_METHODS
 from burnt.train.step import StepOutput
+from burnt.train.stopping import EarlyStopping
 
 if TYPE_CHECKING:
     from burnt.train.checkpoint import Saved
@@ -260,10 +262,17 @@ def _check(callback: Any) -> None:
     wrong = next((name for name in hooks if name not in HOOKS), None)
     if hooks and wrong is None:
         return
-    guess = nearest(wrong, HOOKS) if wrong is not None else None
+    hint = None
+    if wrong is not None:
+        guess = CALLBACK_METHODS.get(wrong) or nearest(wrong, HOOKS)
+        hint = f"did you mean {guess}?" if guess else None
+    elif callable(getattr(callback, "keep", None)):
+        hint = "what selects checkpoints belongs to checkpoints="
+    elif isinstance(callback, EarlyStopping):
+        hint = "it belongs to stopping="
     raise DefinitionError(
         f"{type(callback).__name__} is no callback",
         expected=f"an object with one or more of the methods {', '.join(HOOKS)}",
         found="none of them" if wrong is None else f"a method {wrong}",
-        hint=f"did you mean {guess}?" if guess else None,
+        hint=hint,
     )

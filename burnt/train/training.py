@@ -30,6 +30,7 @@ from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
     ConfigError,
+    DefinitionError,
     UnsupportedError,
     quantity,
 )
@@ -58,6 +59,7 @@ from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.non_finite import check_policy
 from burnt.train.optimizer_step import GradientRules
+from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.plateau import plateaus_of
 from burnt.train.precision import (
     autocast,
@@ -182,21 +184,7 @@ class SupervisedTraining:
     The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
 
-    @explain_arguments(
-        batch_size="the batch size belongs to the loader",
-        model="the model belongs to the Learner: run(Learner(model, ...))",
-        optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
-        loss="the loss is computed in the step of the Learner",
-        fast_dev_run="a method: training.quick_run(learner)",
-        gradient_clip_val="clip_norm=1.0 limits the norm, clip_value= each element",
-        max_grad_norm="clip_norm=1.0",
-        accumulate_grad_batches="accumulate=4",
-        gradient_accumulation_steps="accumulate=4",
-        detect_anomaly='on_nan="skip" or "stop"; with "raise", the default, the error names the step',
-        gradient_checkpointing='checkpoint_activations="decoder.layers.*", a pattern on paths of modules',
-        logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
-        num_workers="worker processes belong to the loader: train=Loader(..., workers=2)",
-    )
+    @explain_arguments(**TRAINER_OPTIONS)
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -257,9 +245,7 @@ class SupervisedTraining:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise _invalid("accumulate", "the number of batches of a step, at least 1", accumulate)
         if not isinstance(resume, bool):
-            raise _invalid(
-                "resume", "True: the run in the folder goes on from its newest checkpoint", resume
-            )
+            raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
         if seed is not None and not isinstance(seed, Integral):
             raise _invalid("seed", "a whole number, or None", seed)
         self.accumulate = accumulate
@@ -371,9 +357,16 @@ class SupervisedTraining:
             CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
-            DefinitionError: `burnt.load` or a command is just importing the code, which must not train again.
+            DefinitionError: `learner` is no Learner; or `burnt.load` or a command is just importing the code,
+                which must not train again.
         """
         refuse_while_importing()
+        if not isinstance(learner, Learner):
+            raise DefinitionError(
+                "a training runs a Learner",
+                expected="run(Learner(model, optimizer, schedule))",
+                found=type(learner).__name__,
+            )
         if (director := take_director()) is not None:
             directed: TrainingResult = director(self, learner)
             return directed

@@ -275,7 +275,11 @@ def test_as_loader_leaves_a_loader_alone_and_knows_no_length_of_a_stream():
         (lambda: as_loader("abc", "train"), ["train= gives no batches", "str"]),
         (
             lambda: as_loader(TensorDataset(x=torch.zeros(3)), "train"),
-            ["train= is a dataset, whose items are no batches", "TensorDataset", "Loader(dataset, batch_size"],
+            [
+                "train= is a dataset, whose items are no batches",
+                "TensorDataset",
+                "Loader(dataset, batch_size",
+            ],
         ),
         (lambda: as_loader({"a": [1]}, "train"), ["train= gives no batches", "dict"]),
         (lambda: as_loader([], "valid"), ["valid= has no batches", "is its dataset empty?"]),

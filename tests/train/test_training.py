@@ -285,7 +285,11 @@ REFUSED = {
         ({"checkpoints": "best"}, ConfigError, ["in        checkpoints", "[KeepLast(2),", "'best'"]),
         ({"checkpoints": 3}, ConfigError, ["in        checkpoints", "found     3"]),
         ({"checkpoints": KeepLast(1)}, ConfigError, ["in        checkpoints", "a list such as"]),
-        ({"valid": [loader(), loader()]}, ConfigError, ["several validation loaders need names", "a list of 2"]),
+        (
+            {"valid": [loader(), loader()]},
+            ConfigError,
+            ["validation loaders need names", "a list of 2"],
+        ),
         ({"callbacks": Profiler()}, DefinitionError, ["callbacks= takes a list", "found     Profiler"]),
     ],
 )
@@ -493,6 +497,23 @@ def test_what_the_look_tells_but_does_not_refuse(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "unused.weight will not be trained, because the loss does not depend on it" in output
     assert "not checked" not in output
+
+
+def test_a_model_is_no_learner(tmp_path):
+    with pytest.raises(DefinitionError, match="a training runs a Learner") as caught:
+        training(tmp_path / "run").run(net())
+    assert caught.value.found == "Sequential"
+
+
+def test_a_step_of_lightning_is_refused():
+    class Theirs(nn.Linear):
+        def training_step(self, batch, batch_idx): ...
+
+    with pytest.raises(
+        DefinitionError, match=r"Theirs\.training_step takes the number of the batch"
+    ) as caught:
+        Learner(Theirs(2, 2), optim.Sgd(), 0.1)
+    assert caught.value.expected == "training_step(self, batch) -> StepOutput"
 
 
 # when a run breaks
