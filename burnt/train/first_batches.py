@@ -77,12 +77,14 @@ def check_first_batches(
 
     Raises:
         ShapeError: a shape does not fit, or a loss is not a scalar.
+        MetricError: a metric does not take the output of the training step, or of a validation step.
         BurntError: no gradient reaches the parameters, or a validation step fails.
         DataError: a loader gives no batches.
     """
     rng = RandomStates.capture()
     try:
         found = _check_training_step(learner, train, position, loader_state, precision, message)
+        _check_training_metrics(metrics, found.output)
         inputs: list[Any] = []
         for split, loader in valid.items():
             inputs += _check_validation_step(steps, split, loader, metrics, precision)
@@ -197,6 +199,21 @@ def _check_metrics(
                 where=f"{type(metric).__name__}.update",
                 found=f"{type(error).__name__}: {error}, from {found!r}",
             ) from error
+
+
+def _check_training_metrics(metrics: Sequence[Metric], output: StepOutput | None) -> None:
+    """Update copies of the scalar metrics with the training step's output of meta tensors, if there is one."""
+    if output is None:
+        return
+    for metric in metrics:
+        if not metric.scalar:
+            continue
+        try:
+            metric.fresh().update(output)
+        except BurntError:
+            raise
+        except Exception:  # without values there may be any: then the first step tells
+            continue
 
 
 def _step_text(batch: Any, output: StepOutput | None) -> str:

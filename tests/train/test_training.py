@@ -174,6 +174,14 @@ REFUSED = {
         metrics=[Accuracy()],
         stopping=EarlyStopping("acuracy", "1 epoch"),
     ),
+    "targets of a metric": Looked(
+        MetricError,
+        "accuracy cannot find the class axis",
+        "labels.argmax(1) of probabilities",
+        metrics=[Accuracy()],
+        valid=None,
+        how=lambda model, batch: StepOutput(step(model, batch).loss, model(batch.x), batch.x[:, :3]),
+    ),
     "kept metric": Looked(
         MetricError, "KeepBest monitors a metric", "one of: loss", checkpoints=[KeepBest(Accuracy())]
     ),
@@ -765,9 +773,11 @@ def test_a_changed_plateau_is_reported_when_a_run_goes_on(tmp_path, capsys):
     assert again.evaluations == 1
 
 
-def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path):
+def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path, monkeypatch):
+    ours = learner()
+    monkeypatch.setattr(torch, "manual_seed", raising(ValueError("no number")))
     with pytest.raises(ValueError, match="no number"):
-        training(tmp_path / "run", seed="no number").run(learner())
+        training(tmp_path / "run", seed=1).run(ours)
     state, reason = ended(tmp_path / "run")
     assert state == "crashed"
     assert reason.startswith("ValueError")
