@@ -29,6 +29,8 @@ from burnt.train.target_shapes import TargetShapes
 
 __all__ = ["FirstBatches", "check_first_batches", "check_without_values"]
 
+_CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()\n"
+
 
 @dataclasses.dataclass
 class FirstBatches:
@@ -319,7 +321,8 @@ def _check_validation_step(
             "the validation step fails on its first batch",
             where=f"{type(steps.model).__name__}, {split}, {batch!r}"[:200],
             found=f"{type(error).__name__}: {error}",
-            hint="this check ran before the first training step; nothing was written",
+            hint=(_CLASSES if "Long" in str(error) else "")
+            + "this check ran before the first training step; nothing was written",
         ) from error
     finally:
         for hook in hooks:

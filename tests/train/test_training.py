@@ -252,6 +252,14 @@ REFUSED = {
         "squeeze(-1) the tensor of shape (5, 1)",
         how=lambda model, batch: squared_error(model(batch.x)[:, :1], batch.x.sum(1)),
     ),
+    "masks of bytes": Looked(
+        BurntError,
+        "expected scalar type Long but found Byte",
+        "masks.long()",
+        how=lambda model, batch: StepOutput(
+            F.cross_entropy(model(batch.x)[:, :, None, None], batch.y.byte()[:, None, None])
+        ),
+    ),
     "column and row, outputs not returned": Looked(
         ShapeError,
         "the loss compares each prediction with every target",
