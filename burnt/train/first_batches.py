@@ -18,7 +18,7 @@ from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensors_in
 from burnt.train.dry_run import ValuesNeeded
 from burnt.train.duration import Position
-from burnt.train.learner import Learner, Steps, checked_output
+from burnt.train.learner import Learner, StepFunction, Steps, checked_output
 from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.manual import CheckedOptimizers, CheckedSteps, Optimizers
 from burnt.train.metrics import Metric
@@ -135,7 +135,8 @@ def check_without_values(
     batch = next(iter(train.epoch(0)))
     scalars = [metric for metric in metrics if metric.scalar]
     with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
-    _check_metrics(scalars, output or with_values(), with_values, "training")
+    output = output or with_values()
+    _check_metrics(scalars, output, with_values, "training")
     shapes = {"train": _step_text(batch, output)}
     for split, loader in valid.items():
         shapes[split] = _check_validation_shapes(learner, split, loader, metrics, message)
@@ -173,9 +174,14 @@ def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
     device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
     if device.type == "meta":
         raise ValuesNeeded
-    step = learner.step if kind == "training" else learner.validation_step
-    with torch.no_grad():
-        output = step(learner.model, move(batch, device))
+    step: StepFunction = learner.step if kind == "training" else learner.validation_step
+    optimizers = learner.optimizer
+    if kind == "training" and isinstance(optimizers, Optimizers):
+        checked = CheckedOptimizers(optimizers, learner.model, CheckedSteps())
+        output = step(learner.model, move(batch, device), checked)
+    else:
+        with torch.no_grad():
+            output = step(learner.model, move(batch, device))
     return checked_output(output, step, kind)
 
 
@@ -218,11 +224,9 @@ def _check_training_metrics(metrics: Sequence[Metric], output: StepOutput | None
             continue
 
 
-def _step_text(batch: Any, output: StepOutput | None) -> str:
+def _step_text(batch: Any, output: StepOutput) -> str:
     given = named_tensors(batch, "batch")
     text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
-    if output is None:
-        return text
     size = max(batch_size_of(list(given.values())) or 0, 2)
     # The output is that of the last size that `inspect.check` tries, which is one more.
     shapes = []
@@ -261,6 +265,7 @@ def _check_training_step(
         return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
 
     step = recorder.recorded(target_shapes.recorded(call))
+    step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
     try:
         signature = recorder.signature().to_dict()

@@ -196,7 +196,7 @@ def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
         output: StepOutput = getattr(model, name)(batch, *optimizers)
         return output
 
-    call.__qualname__ = name
+    call.__name__ = call.__qualname__ = name
     return call
 
 

@@ -11,7 +11,6 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from numbers import Integral, Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -237,17 +236,14 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if value is not None and not (isinstance(value, Real) and value > 0):
-                raise _invalid(name, "a number above 0", value)
-        if not isinstance(log_every, int) or log_every < 1:
-            raise _invalid("log_every", "a number of steps above 0", log_every)
-        if not isinstance(accumulate, int) or accumulate < 1:
-            raise _invalid("accumulate", "the number of batches of a step, at least 1", accumulate)
-        if not isinstance(resume, bool):
-            raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
-        if seed is not None and not isinstance(seed, Integral):
+        _check_number("clip_norm", clip_norm, "a number above 0", optional=True)
+        _check_number("clip_value", clip_value, "a number above 0", optional=True)
+        _check_number("log_every", log_every, "a number of steps above 0", whole=True)
+        _check_number("accumulate", accumulate, "the number of batches of a step, at least 1", whole=True)
+        if isinstance(seed, float | str):
             raise _invalid("seed", "a whole number, or None", seed)
+        if resume not in (True, False):
+            raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
@@ -773,6 +769,16 @@ class SupervisedTraining:
 
 def _invalid(name: str, expected: str, found: object) -> ConfigError:
     return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
+
+
+def _check_number(
+    name: str, value: Any, expected: str, *, whole: bool = False, optional: bool = False
+) -> None:
+    """Refuse a setting that is no number above 0."""
+    if optional and value is None:
+        return
+    if not isinstance(value, int if whole else int | float) or not value > 0:
+        raise _invalid(name, expected, value)
 
 
 def _keepers(checkpoints: Any) -> list[Keeper]:
