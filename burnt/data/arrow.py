@@ -33,7 +33,7 @@ from burnt.data.schema import (
     name_of,
 )
 from burnt.data.table import Column, Lists, Numbers, Objects, Table, Text, stack, take_across
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
 if TYPE_CHECKING:
     import pyarrow
@@ -99,6 +99,7 @@ class DataframeDataset(Table):
                 "this is no dataframe",
                 expected="a DataFrame of pandas or polars, or a table of pyarrow",
                 found=type(frame).__name__,
+                hint="frame.collect() makes one of a LazyFrame" if hasattr(frame, "collect") else None,
             )
         names = _names(frame.schema if isinstance(frame, arrow.Table) else frame)
         if not all(isinstance(column, str) for column in names):
@@ -215,6 +216,9 @@ class ParquetDataset:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not -len(self) <= index < len(self):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnt.data.batch import Batch
 from burnt.data.schema import Categories, Schema, check_entry, shorten
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
 
@@ -212,6 +212,9 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {name: column[index] for name, column in self._columns.items()}

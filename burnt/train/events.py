@@ -87,7 +87,7 @@ class Started(Event):
 
 @dataclasses.dataclass
 class GradientsComputed(Event):
-    """The gradients of a step are known, before they are clipped.
+    """The gradients of a step are known, before they are clipped; of several optimizers, those of each step.
 
     Args:
         gradients: of the mean loss over the window, by path; a callback may assign others.

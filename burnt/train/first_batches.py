@@ -210,7 +210,7 @@ def _check_metrics(
 
 
 def _check_training_metrics(metrics: Sequence[Metric], output: StepOutput | None) -> None:
-    """Update copies of the scalar metrics with the training step's output of meta tensors, if there is one."""
+    """Update copies of the scalar metrics with a training step's output of meta tensors, if there is one."""
     if output is None:
         return
     for metric in metrics:

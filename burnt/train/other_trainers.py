@@ -16,9 +16,7 @@ _WORKERS = "worker processes belong to the loader: train=Loader(..., workers=2)"
 _VALIDATE = 'validate_every="500 steps" or "1 epoch"'
 _SAVE = 'checkpoint_every="500 steps" or "1 epoch"; checkpoints= selects those that stay'
 _PROGRESS = 'monitor="off", or "plain" for lines'
-_BEST = (
-    'stopping=EarlyStopping("loss", "3 epochs", restore_best=True); burnt.load(folder) has the best too'
-)
+_BEST = 'stopping=EarlyStopping("loss", "3 epochs", restore_best=True); burnt.load(folder) has the best too'
 
 TRAINER_OPTIONS = {
     "accumulate_grad_batches": _ACCUMULATE,
