@@ -80,10 +80,15 @@ def collate(items: Sequence[Any]) -> Any:
     except (RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
+        hint = "pad them, or pass your own batcher= to the loader"
+        if "batch must contain tensors" in str(error):  # such as dates
+            hint = (
+                "leave the entry out, convert it in item_transform=, or pass your own batcher= to the loader"
+            )
         raise DataError(
             "the items of a batch do not fit together",
             found=error.args[0] if isinstance(error, KeyError) else str(error),
-            hint="pad them, or pass your own batcher= to the loader",
+            hint=hint,
         ) from error
 
 

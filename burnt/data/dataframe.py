@@ -71,6 +71,7 @@ class DataframeDataset(Table):
                 "this is no dataframe",
                 expected="a DataFrame of pandas or polars, or a table of pyarrow",
                 found=type(frame).__name__,
+                hint="frame.collect() makes one of a LazyFrame" if hasattr(frame, "collect") else None,
             )
         names = column_names(frame.schema if isinstance(frame, arrow.Table) else frame)
         if not all(isinstance(column, str) for column in names):

@@ -10,7 +10,7 @@ from torch import Tensor
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
 from burnt.data.schema import Labelled, check_entry
-from burnt.errors import DataError, nearest
+from burnt.errors import DataError, nearest, quantity
 
 __all__ = ["HuggingFaceDataset"]
 
@@ -98,6 +98,9 @@ class HuggingFaceDataset(Labelled):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._entries(self.dataset[index])

@@ -114,10 +114,18 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
         name: what it is called in messages, ``"train"``.
 
     Raises:
-        DataError: an iterator, which ends after one epoch, or nothing that can be iterated; or no batches.
+        DataError: a dataset, whose items are no batches; an iterator, which ends after one epoch; nothing
+            that can be iterated; or no batches.
     """
     if callable(getattr(source, "epoch", None)) and callable(getattr(source, "num_batches", None)):
         loader: EpochLoader[Any] = source
+    elif _is_dataset(source):
+        raise DataError(
+            f"{name}= is a dataset, whose items are no batches",
+            expected="a burnt.data.Loader, a DataLoader or a list of batches",
+            found=type(source).__name__,
+            hint="Loader(dataset, batch_size=32) makes batches of it",
+        )
     elif isinstance(source, Iterator):
         raise DataError(
             f"{name}= is an iterator, which can be gone through only once",
@@ -135,3 +143,14 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
     if loader.num_batches() == 0:
         raise DataError(f"{name}= has no batches", hint="is its dataset empty?")
     return loader
+
+
+def _is_dataset(source: object) -> bool:
+    """Whether this has items by index and is no sequence of batches.
+
+    Datasets of Hugging Face and dataframes can be iterated too, by rows and by columns.
+    """
+    if not hasattr(source, "__getitem__") or isinstance(source, str | Mapping):
+        return False
+    is_table = hasattr(source, "select_columns") or hasattr(source, "__arrow_c_stream__")
+    return is_table or not isinstance(source, Iterable)

@@ -27,7 +27,7 @@ from burnt.data.dataset import checked_index
 from burnt.data.files import Handle, Paths, find_files
 from burnt.data.schema import Labelled, Options, Schema, check_entry
 from burnt.data.table import Table, take_across
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
 if TYPE_CHECKING:
     import pyarrow
@@ -124,6 +124,9 @@ class ParquetDataset(Labelled):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, row = self._find(checked_index(index, len(self)))

@@ -30,7 +30,7 @@ from burnt.data.schema import (
     check_entry,
     name_of,
 )
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
 __all__ = ["RowDataset"]
 
@@ -68,6 +68,9 @@ class RowDataset(Labelled, ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     @abstractmethod
     def _read(self, index: int) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
 from burnt.data.schema import Categories, Labelled, Schema, check_entry, shorten
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
 
@@ -206,6 +206,9 @@ class Table(Labelled):
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = checked_index(index, len(self))

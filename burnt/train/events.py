@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from burnt.errors import DefinitionError, nearest
 from burnt.gradients import Gradients
+from burnt.train.other_trainers import CALLBACK_METHODS
 from burnt.train.step import StepOutput
+from burnt.train.stopping import EarlyStopping
 
 if TYPE_CHECKING:
     from burnt.train.checkpoint import Saved
@@ -86,7 +88,7 @@ class Started(Event):
 
 @dataclasses.dataclass
 class GradientsComputed(Event):
-    """The gradients of a step are known, before they are clipped.
+    """The gradients of a step are known, before they are clipped; of several optimizers, those of each step.
 
     Args:
         gradients: of the mean loss over the window, by path; a callback may assign others.
@@ -200,7 +202,7 @@ class Callbacks:
     """The callbacks of a training, in the order they were given.
 
     Raises:
-        DefinitionError: an object has none of the methods, or a misspelt one.
+        DefinitionError: they are no list; an object has none of the methods, or a misspelt one.
 
     >>> class Printer:
     ...     def on_end(self, event):
@@ -211,6 +213,10 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise DefinitionError(
+                "callbacks= takes a list", expected=f"[{callbacks!r}]", found=type(callbacks).__name__
+            )
         self.all = tuple(callbacks)
         self._methods: dict[type[Event], list[Callable[[Any], object]]] = {}
         for callback in self.all:
@@ -288,10 +294,17 @@ def _check(callback: Any) -> None:
     wrong = next((name for name in hooks if name not in HOOKS), None)
     if hooks and wrong is None:
         return
-    guess = nearest(wrong, HOOKS) if wrong is not None else None
+    hint = None
+    if wrong is not None:
+        guess = CALLBACK_METHODS.get(wrong) or nearest(wrong, HOOKS)
+        hint = f"did you mean {guess}?" if guess else None
+    elif callable(getattr(callback, "keep", None)):
+        hint = "what selects checkpoints belongs to checkpoints="
+    elif isinstance(callback, EarlyStopping):
+        hint = "it belongs to stopping="
     raise DefinitionError(
         f"{type(callback).__name__} is no callback",
         expected=f"an object with one or more of the methods {', '.join(HOOKS)}",
         found="none of them" if wrong is None else f"a method {wrong}",
-        hint=f"did you mean {guess}?" if guess else None,
+        hint=hint,
     )

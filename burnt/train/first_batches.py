@@ -29,6 +29,8 @@ from burnt.train.target_shapes import TargetShapes
 
 __all__ = ["FirstBatches", "check_first_batches", "check_without_values"]
 
+_CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()\n"
+
 
 @dataclasses.dataclass
 class FirstBatches:
@@ -77,12 +79,14 @@ def check_first_batches(
 
     Raises:
         ShapeError: a shape does not fit, or a loss is not a scalar.
+        MetricError: a metric does not take the output of the training step, or of a validation step.
         BurntError: no gradient reaches the parameters, or a validation step fails.
         DataError: a loader gives no batches.
     """
     rng = RandomStates.capture()
     try:
         found = _check_training_step(learner, train, position, loader_state, precision, message)
+        _check_training_metrics(metrics, found.output)
         inputs: list[Any] = []
         for split, loader in valid.items():
             inputs += _check_validation_step(steps, split, loader, metrics, precision)
@@ -131,7 +135,8 @@ def check_without_values(
     batch = next(iter(train.epoch(0)))
     scalars = [metric for metric in metrics if metric.scalar]
     with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
-    _check_metrics(scalars, output or with_values(), with_values, "training")
+    output = output or with_values()
+    _check_metrics(scalars, output, with_values, "training")
     shapes = {"train": _step_text(batch, output)}
     for split, loader in valid.items():
         shapes[split] = _check_validation_shapes(learner, split, loader, metrics, message)
@@ -202,11 +207,24 @@ def _check_metrics(
             ) from error
 
 
-def _step_text(batch: Any, output: StepOutput | None) -> str:
+def _check_training_metrics(metrics: Sequence[Metric], output: StepOutput | None) -> None:
+    """Update copies of the scalar metrics with a training step's output of meta tensors, if there is one."""
+    if output is None:
+        return
+    for metric in metrics:
+        if not metric.scalar:
+            continue
+        try:
+            metric.fresh().update(output)
+        except BurntError:
+            raise
+        except Exception:  # without values there may be any: then the first step tells
+            continue
+
+
+def _step_text(batch: Any, output: StepOutput) -> str:
     given = named_tensors(batch, "batch")
     text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
-    if output is None:
-        return text
     size = max(batch_size_of(list(given.values())) or 0, 2)
     # The output is that of the last size that `inspect.check` tries, which is one more.
     shapes = []
@@ -245,6 +263,7 @@ def _check_training_step(
         return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
 
     step = recorder.recorded(target_shapes.recorded(call))
+    step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
     try:
         signature = recorder.signature().to_dict()
@@ -305,7 +324,8 @@ def _check_validation_step(
             "the validation step fails on its first batch",
             where=f"{type(steps.model).__name__}, {split}, {batch!r}"[:200],
             found=f"{type(error).__name__}: {error}",
-            hint="this check ran before the first training step; nothing was written",
+            hint=(_CLASSES if "Long" in str(error) else "")
+            + "this check ran before the first training step; nothing was written",
         ) from error
     finally:
         for hook in hooks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -179,7 +180,7 @@ def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
     """Return the step that calls the first of these methods which the model has.
 
     Raises:
-        DefinitionError: it has none of them.
+        DefinitionError: it has none of them, or that of a LightningModule, which wants a ``batch_idx``.
     """
     name = next((name for name in names if callable(getattr(model, name, None))), None)
     if name is None:
@@ -190,12 +191,20 @@ def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
             + ", or step=function",
             found="neither" if len(names) == 1 else "none of them",
         )
+    signature = inspect.signature(getattr(model, name))
+    if (index := signature.parameters.get("batch_idx")) is not None and index.default is index.empty:
+        raise DefinitionError(
+            f"{type(model).__name__}.{name} takes the number of the batch",
+            expected=f"{name}(self, batch) -> StepOutput",
+            found=f"{name}{signature}",
+            hint="training.position of a callback's event has the epoch and the batch",
+        )
 
     def call(model: torch.nn.Module, batch: Any, *optimizers: Any) -> StepOutput:
         output: StepOutput = getattr(model, name)(batch, *optimizers)
         return output
 
-    call.__qualname__ = name
+    call.__name__ = call.__qualname__ = name
     return call
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import MetricError
+from burnt.train.other_trainers import LOG_OPTIONS
 
 __all__ = ["Histogram", "Image", "StepLog", "Table", "log"]
 
@@ -172,7 +173,7 @@ class Recorder(Protocol):
 Artefact = Image | Table | Histogram
 
 
-def log(values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+def log(values: Mapping[str, Any] | None = None, /, *more: object, **named: Any) -> None:
     """Log values from a step, a model's forward pass or a callback. Outside of a training, do nothing.
 
     Args:
@@ -183,11 +184,20 @@ def log(values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         named: the same, for names that are identifiers.
 
     Raises:
-        MetricError: a value is something else, or a metric has this name.
+        MetricError: a value is something else, or a metric has this name; or the call is one of Lightning's
+            ``self.log``, whose options burnt does not have.
 
     >>> import burnt
     >>> burnt.log(gate=0.5)  # no training: nothing happens
     """
+    is_mapping = values is None or isinstance(values, Mapping)
+    if more or not is_mapping or not LOG_OPTIONS.isdisjoint(named):
+        raise MetricError(
+            "log takes names and their values, and no options",
+            expected="log(error=0.1) or log({'error/mean': 0.1})",
+            found=", ".join([*([] if values is None else [repr(values)]), *map("{}=".format, named)]),
+            hint="the mean since the last reading is recorded, and in a validation that of all its batches",
+        )
     active = _ACTIVE.get()
     if active is not None:
         active.add({**(values or {}), **named})

@@ -49,9 +49,14 @@ class RateSearch:
     losses: Sequence[float]
 
     @property
+    def _reach(self) -> int:
+        """How many losses before and after one are averaged with it."""
+        return max(len(self.losses) // 20, 1)
+
+    @property
     def smoothed(self) -> list[float]:
         """The means over the losses around each step, a tenth of them; a loss that is no number is a gap."""
-        smoothed, reach = [], max(len(self.losses) // 20, 1)
+        smoothed, reach = [], self._reach
         for i, loss in enumerate(self.losses):
             # As many before as after, so that the curve is not shifted to higher rates.
             reach_here = min(reach, i, len(self.losses) - 1 - i)
@@ -68,8 +73,13 @@ class RateSearch:
         smoothed = self.smoothed
         finite = [i for i, loss in enumerate(smoothed) if math.isfinite(loss)]
         lowest = min(finite, key=lambda i: smoothed[i], default=0)
-        # Rates grow by a constant factor, so differences are slopes over the logarithm of the rate.
-        slopes = {i: smoothed[i + 1] - smoothed[i - 1] for i in range(1, lowest)}
+        # Rates grow by a constant factor, so differences are slopes over the logarithm of the rate. They are
+        # those between whole windows: fewer losses are smoothed at the first rates, whose noise falls faster
+        # than any training.
+        reach = self._reach
+        ends = range(2 * reach, min(lowest, len(smoothed) - reach))
+        slopes = {i: smoothed[i + reach] - smoothed[i - reach] for i in ends}
+        slopes = {i: slope for i, slope in slopes.items() if math.isfinite(slope)}
         steepest = min(slopes, key=lambda i: slopes[i], default=None)
         return self.rates[steepest] if steepest is not None and slopes[steepest] < 0 else None
 

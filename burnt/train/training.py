@@ -16,19 +16,21 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from burnt import inspect, memory
 from burnt._hints import explain_arguments
 from burnt._json import parse_json
 from burnt._version import __version__
 from burnt.config import Config
-from burnt.data import LimitedLoader, RepeatedLoader, as_loader
+from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
 from burnt.data.loader import EpochLoader
 from burnt.data.names import category_names, check_same_names, class_names
 from burnt.device import as_device
 from burnt.errors import (
     CheckpointError,
     ConfigError,
+    DefinitionError,
     nearest,
     quantity,
 )
@@ -64,6 +66,7 @@ from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.non_finite import check_policy
 from burnt.train.optimizer_step import GradientRules
+from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.plateau import plateaus_of
 from burnt.train.precision import (
     autocast,
@@ -82,7 +85,7 @@ from burnt.train.store import RunWriter
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
-from burnt.train.update import check_accumulate, check_update
+from burnt.train.update import check_update
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
@@ -195,21 +198,7 @@ class SupervisedTraining:
     The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
 
-    @explain_arguments(
-        batch_size="the batch size belongs to the loader",
-        model="the model belongs to the Learner: run(Learner(model, ...))",
-        optimizer="the optimizer belongs to the Learner: run(Learner(model, optimizer, ...))",
-        loss="the loss is computed in the step of the Learner",
-        fast_dev_run="a method: training.quick_run(learner)",
-        gradient_clip_val="clip_norm=1.0 limits the norm, clip_value= each element",
-        max_grad_norm="clip_norm=1.0",
-        accumulate_grad_batches="accumulate=4",
-        gradient_accumulation_steps="accumulate=4",
-        detect_anomaly='on_nan="skip" or "stop"; with "raise", the default, the error names the step',
-        gradient_checkpointing='checkpoint_activations="decoder.layers.*", a pattern on paths of modules',
-        logger="every run is recorded in its folder: burnt runs, burnt monitor, burnt runs export",
-        num_workers="worker processes belong to the loader: train=Loader(..., workers=2)",
-    )
+    @explain_arguments(**TRAINER_OPTIONS)
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -262,12 +251,14 @@ class SupervisedTraining:
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
-        if not isinstance(log_every, int) or log_every < 1:
-            raise _invalid_setting("log_every", "a number of steps, at least 1", log_every)
-        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-                raise _invalid_setting(name, "a number above 0", limit)
-        check_accumulate(accumulate)
+        _check_number("clip_norm", clip_norm, "a number above 0", optional=True)
+        _check_number("clip_value", clip_value, "a number above 0", optional=True)
+        _check_number("log_every", log_every, "a number of steps above 0", whole=True)
+        _check_number("accumulate", accumulate, "the number of batches of a step, at least 1", whole=True)
+        if isinstance(seed, float | str):
+            raise _invalid("seed", "a whole number, or None", seed)
+        if resume not in (True, False):
+            raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
         self.log_every = log_every
@@ -377,9 +368,16 @@ class SupervisedTraining:
             CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
-            DefinitionError: `burnt.load` or a command is just importing the code, which must not train again.
+            DefinitionError: `learner` is no Learner; or `burnt.load` or a command is just importing the code,
+                which must not train again.
         """
         refuse_while_importing()
+        if not isinstance(learner, Learner):
+            raise DefinitionError(
+                "a training runs a Learner",
+                expected="run(Learner(model, optimizer, schedule))",
+                found=type(learner).__name__,
+            )
         if (director := take_director()) is not None:
             directed: TrainingResult = director(self, learner)
             return directed
@@ -779,16 +777,37 @@ class SupervisedTraining:
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 
+def _invalid(name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
+
+
+def _check_number(
+    name: str, value: Any, expected: str, *, whole: bool = False, optional: bool = False
+) -> None:
+    """Refuse a setting that is no number above 0."""
+    if optional and value is None:
+        return
+    if not isinstance(value, int if whole else int | float) or not value > 0:
+        raise _invalid(name, expected, value)
+
+
 def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
     """Return the validation loaders by split.
 
     Raises:
         DataError: one is no loader.
-        ConfigError: a name is that of the training split, or no text.
+        ConfigError: a name is that of the training split, or no text; several loaders have no names.
     """
     if valid is None:
         return {}
     if not isinstance(valid, Mapping):
+        if isinstance(valid, list | tuple) and any(isinstance(one, Loader | DataLoader) for one in valid):
+            raise ConfigError(
+                "several validation loaders need names",
+                where="valid",
+                expected='a dict, such as {"clean": loader, "noisy": other}',
+                found=f"a {type(valid).__name__} of {len(valid)}",
+            )
         return {"valid": as_loader(valid, "valid")}
     for name in valid:
         if not isinstance(name, str) or not name or "/" in name or name == "train":
@@ -821,10 +840,6 @@ def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Dura
         )
     every = {name: Duration.parse(text, f"validate_every[{name!r}]") for name, text in given.items()}
     return {split: every.get(split, Duration(1, "epochs")) for split in splits}
-
-
-def _invalid_setting(name: str, expected: str, found: object) -> ConfigError:
-    return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
 
 
 def _earlier_config(folder: Path) -> dict[str, Any]:

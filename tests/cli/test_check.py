@@ -92,6 +92,17 @@ def careful(config: Config) -> None:
     finally:
         print("tidied up")
 
+def alternating(config: Config) -> None:
+    def step(model, batch, optimizers):
+        loss = model(batch.x).square().mean()
+        burnt.log(size=loss.item())
+        optimizers["*"].step(loss)
+        return ClassificationOutput(loss.detach(), model(batch.x), batch.y)
+
+    train = Loader(TensorDataset(x=torch.randn(10, 3), y=torch.zeros(10, dtype=torch.int64)), 4)
+    learner = Learner(config.init(), {"*": optim.Sgd()}, 0.1, step=step)
+    SupervisedTraining("runs/net", train=train, duration="1 epoch", metrics=[Accuracy()]).run(learner)
+
 def other(config: Config) -> None:
     print("nothing to do")
 
@@ -189,6 +200,13 @@ def test_what_needs_values_is_run_with_them(capsys: pytest.CaptureFixture[str]) 
     assert (
         "AttributeError: 'ClassificationOutput' object has no attribute 'logits'" in capsys.readouterr().err
     )
+
+
+def test_a_step_of_several_optimizers_that_needs_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check("nets.py:alternating") == 0
+    printed = capsys.readouterr().out
+    assert "batch.x (4, 3), batch.y (4,) -> loss (), outputs (4, 4), targets (4,)" in printed
+    assert "  warning  not checked: step: RuntimeError: Tensor.item()" in printed
 
 
 LARGE = """

@@ -136,6 +136,9 @@ def test_missing_values_are_filled_in():
 
 def test_what_is_no_dataframe():
     assert "this is no dataframe" in problem(DataframeDataset, {"a": [1]})
+    lazy = polars.LazyFrame({"a": [1]})
+    assert "frame.collect() makes one of a LazyFrame" in problem(DataframeDataset, lazy)
+    assert repr(DataframeDataset(polars.DataFrame({"a": [1, 2]}))) == "DataframeDataset(2 rows)"
     assert "the columns of a dataframe need names" in problem(DataframeDataset, pandas.DataFrame([[1, 2]]))
     mixed = problem(DataframeDataset, pandas.DataFrame({"a": [1, "x"]}))
     assert (

@@ -1,6 +1,7 @@
 """Batches and datasets: what fits together becomes one, what does not is told."""
 
 import copy
+import datetime
 import pickle
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ def test_items_that_do_not_fit_are_reported(items, found):
     message = str(caught.value)
     assert message.startswith("the items of a batch do not fit together\n  found")
     assert found in message
-    assert "pad them, or pass your own batcher= to the loader" in message
+    assert "or pass your own batcher= to the loader" in message
 
 
 def test_move_goes_through_every_container():
@@ -220,3 +221,9 @@ def test_columns_that_cannot_be(columns, message):
     with pytest.raises(DataError) as caught:
         TensorDataset(**columns)
     assert str(caught.value) == message
+
+
+def test_what_no_batch_can_hold_is_not_to_be_padded():
+    with pytest.raises(DataError, match="do not fit together") as caught:
+        collate([{"when": datetime.date(2024, 1, 1)}])
+    assert "leave the entry out, convert it in item_transform=" in caught.value.hint

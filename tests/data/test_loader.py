@@ -297,7 +297,11 @@ def test_tensors_arrays_and_frames_have_rows_as_items():
         (lambda: as_loader({"a": [1]}, "train"), ["train= gives no batches", "dict"]),
         (
             lambda: as_loader(TensorDataset(x=torch.zeros(3)), "train"),
-            ["train= gives no batches", "TensorDataset"],
+            [
+                "train= is a dataset, whose items are no batches",
+                "TensorDataset",
+                "Loader(dataset, batch_size",
+            ],
         ),
         (lambda: as_loader([], "valid"), ["valid= has no batches", "is its dataset empty?"]),
     ],
@@ -307,3 +311,10 @@ def test_messages(make, words):
         make()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_tables_that_could_be_iterated_are_no_batches():
+    rows = pytest.importorskip("datasets").Dataset.from_dict({"x": [1, 2]})
+    for table in (rows, pytest.importorskip("pandas").DataFrame({"x": [1, 2]})):
+        with pytest.raises(DataError, match="valid= is a dataset, whose items are no batches"):
+            as_loader(table, "valid")

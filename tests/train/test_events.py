@@ -9,7 +9,7 @@ from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import ConfigError, DefinitionError
 from burnt.gradients import Gradients
-from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
+from burnt.train import EarlyStopping, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.events import HOOKS
 from burnt.train.metrics import Loss
 
@@ -190,6 +190,13 @@ def test_a_callback_ends_the_training_and_its_state_resumes(tmp_path):
             "a method on_stepp",
             "did you mean on_step?",
         ),
+        (
+            type("Theirs", (), {"on_train_batch_end": lambda self, event: None})(),
+            "a method on_train_batch_end",
+            "did you mean on_step?",
+        ),
+        (EarlyStopping("loss", "1 epoch"), "none of them", "it belongs to stopping="),
+        (KeepLast(1), "none of them", "what selects checkpoints belongs to checkpoints="),
         (Recorder, "the class Recorder", None),
     ],
 )

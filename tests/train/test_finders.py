@@ -72,6 +72,8 @@ def test_the_suggestion_is_where_the_loss_falls_fastest():
     assert 10**-3.2 <= search.suggestion <= 10**-2.8
     assert "falls fastest at" in repr(search)
     assert "polyline" in search._repr_svg_()
+    noisy = [2.6, 1.9, 2.2, *losses[3:]]  # the first losses are those of single batches
+    assert 10**-3.4 <= RateSearch(rates, noisy).suggestion <= 10**-2.6
     flat = RateSearch(rates, [1.0] * 60)
     assert flat.suggestion is None
     assert "never falls" in repr(flat)

@@ -255,3 +255,18 @@ def test_an_image_is_a_copy():
     image = Image(pixels)
     pixels.fill_(1.0)
     assert image.png() == Image(torch.zeros(1, 2, 2)).png()
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda: burnt.log("error", 0.1), "'error'"),
+        (lambda: burnt.log("error", 0.1, prog_bar=True), "'error', prog_bar="),
+        (lambda: burnt.log(error=0.1, on_epoch=True), "error=, on_epoch="),
+        (lambda: burnt.log(0.1), "0.1"),
+    ],
+)
+def test_the_options_of_other_loggers_are_refused(call, found):
+    with pytest.raises(MetricError, match="log takes names and their values, and no options") as caught:
+        call()
+    assert caught.value.found == found

@@ -41,6 +41,7 @@ from burnt.train import (
     KeepLast,
     Learner,
     Plateau,
+    Profiler,
     RunReader,
     StepOutput,
     SupervisedTraining,
@@ -174,6 +175,14 @@ REFUSED = {
         metrics=[Accuracy()],
         stopping=EarlyStopping("acuracy", "1 epoch"),
     ),
+    "targets of a metric": Looked(
+        MetricError,
+        "accuracy cannot find the class axis",
+        "labels.argmax(1) of probabilities",
+        metrics=[Accuracy()],
+        valid=None,
+        how=lambda model, batch: StepOutput(step(model, batch).loss, model(batch.x), batch.x[:, :3]),
+    ),
     "kept metric": Looked(
         MetricError, "KeepBest monitors a metric", "one of: loss", checkpoints=[KeepBest(Accuracy())]
     ),
@@ -264,6 +273,14 @@ REFUSED = {
         "squeeze(-1) the tensor of shape (5, 1)",
         how=lambda model, batch: squared_error(model(batch.x)[:, :1], batch.x.sum(1)),
     ),
+    "masks of bytes": Looked(
+        BurntError,
+        "expected scalar type Long but found Byte",
+        "masks.long()",
+        how=lambda model, batch: StepOutput(
+            F.cross_entropy(model(batch.x)[:, :, None, None], batch.y.byte()[:, None, None])
+        ),
+    ),
     "column and row, outputs not returned": Looked(
         ShapeError,
         "the loss compares each prediction with every target",
@@ -290,10 +307,35 @@ REFUSED = {
     "strategy": Looked(UnsupportedError, "strategy='ddp' does not exist", "auto or single", strategy="ddp"),
     "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "plain or off", monitor="web"),
     "duration": Looked(ConfigError, "a duration needs a number and a unit", "'10'", duration="10"),
-    "log_every": Looked(ConfigError, "in        log_every", "at least 1", log_every=0),
+    "log_every": Looked(ConfigError, "in        log_every", "above 0", log_every=0),
     "clip_norm": Looked(ConfigError, "in        clip_norm", "-1.0", clip_norm=-1.0),
     "config": Looked(RunError, "the config cannot be written as JSON", config={"f": step}),
 }
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"log_every": "5 steps"}, ConfigError, ["in        log_every", "a number of steps", "'5 steps'"]),
+        ({"clip_norm": "1"}, ConfigError, ["in        clip_norm", "a number above 0", "'1'"]),
+        ({"seed": "a"}, ConfigError, ["in        seed", "a whole number", "'a'"]),
+        ({"resume": "last.ckpt"}, ConfigError, ["in        resume", "True: the run in the folder"]),
+        ({"checkpoints": "best"}, ConfigError, ["in        checkpoints", "[KeepLast(2),", "'best'"]),
+        ({"checkpoints": 3}, ConfigError, ["in        checkpoints", "found     3"]),
+        ({"checkpoints": KeepLast(1)}, ConfigError, ["in        checkpoints", "takes a list of keepers"]),
+        (
+            {"valid": [loader(), loader()]},
+            ConfigError,
+            ["validation loaders need names", "a list of 2"],
+        ),
+        ({"callbacks": Profiler()}, DefinitionError, ["callbacks= takes a list", "found     Profiler"]),
+    ],
+)
+def test_settings_that_are_refused_at_once(tmp_path, settings, error, words):
+    with pytest.raises(error) as caught:
+        training(tmp_path / "run", **settings)
+    for word in words:
+        assert word in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")  # torch warns of what is refused here
@@ -493,6 +535,23 @@ def test_what_the_look_tells_but_does_not_refuse(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "unused.weight will not be trained, because the loss does not depend on it" in output
     assert "not checked" not in output
+
+
+def test_a_model_is_no_learner(tmp_path):
+    with pytest.raises(DefinitionError, match="a training runs a Learner") as caught:
+        training(tmp_path / "run").run(net())
+    assert caught.value.found == "Sequential"
+
+
+def test_a_step_of_lightning_is_refused():
+    class Theirs(nn.Linear):
+        def training_step(self, batch, batch_idx): ...
+
+    with pytest.raises(
+        DefinitionError, match=r"Theirs\.training_step takes the number of the batch"
+    ) as caught:
+        Learner(Theirs(2, 2), optim.Sgd(), 0.1)
+    assert caught.value.expected == "training_step(self, batch) -> StepOutput"
 
 
 # when a run breaks
@@ -744,9 +803,11 @@ def test_a_changed_plateau_is_reported_when_a_run_goes_on(tmp_path, capsys):
     assert again.evaluations == 1
 
 
-def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path):
+def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path, monkeypatch):
+    ours = learner()
+    monkeypatch.setattr(torch, "manual_seed", raising(ValueError("no number")))
     with pytest.raises(ValueError, match="no number"):
-        training(tmp_path / "run", seed="no number").run(learner())
+        training(tmp_path / "run", seed=1).run(ours)
     state, reason = ended(tmp_path / "run")
     assert state == "crashed"
     assert reason.startswith("ValueError")

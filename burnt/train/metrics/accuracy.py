@@ -82,9 +82,15 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:
     if axis is not None and logits.shape[axis] > 1:
         is_integer = not (targets.is_floating_point() or targets.is_complex())
         return logits.argmax(axis), targets.long() if is_integer else targets, logits.shape[axis]
+    hint = "for a single logit x, use torch.stack([-x, x], -1)" if axis is not None else None
+    if logits.shape == targets.shape:
+        hint = (
+            "targets are numbers of classes: labels.argmax(1) of probabilities, such as MixUp's; several "
+            "labels of an item need another metric"
+        )
     raise MetricError(
         f"{metric} cannot find the class axis of the outputs",
         expected="targets in the shape of the outputs without a class axis of size 2 or more",
         found=f"outputs {tuple(logits.shape)}, targets {tuple(targets.shape)}",
-        hint="for a single logit x, use torch.stack([-x, x], -1)" if axis is not None else None,
+        hint=hint,
     )
