@@ -175,6 +175,7 @@ def test_data_is_a_value_a_function_or_a_function_of_the_runs_config(
 ) -> None:
     assert evaluate(capsys, "--data", "evaluated.py:test")["items"] == {"test": 8}
     assert evaluate(capsys, "--data", "evaluated:sized")["items"] == {"sized": 5}  # of the run
+    assert evaluate(capsys, "--data", "evaluated:dataset")["items"] == {"dataset": 12}  # its defaults
 
 
 def test_data_whose_classes_have_other_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
