@@ -782,7 +782,7 @@ def state_of(attempt: Attempt) -> State:
 
 
 def training_seconds(attempts: Sequence[Attempt], progress: Progress | None) -> float:
-    """Return the seconds of all attempts until their ends or last signs of life, without the newest's pauses."""
+    """Return the seconds of training over all attempts, without the pauses of the newest one."""
     ends = [attempt.heartbeat if attempt.ended is None else attempt.ended for attempt in attempts]
     seconds = sum(max(end - a.started, 0.0) for a, end in zip(attempts, ends, strict=True))
     if progress is not None and attempts and progress.attempt == attempts[-1].id:
