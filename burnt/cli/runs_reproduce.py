@@ -28,8 +28,8 @@ def run(name: str, out: str | None, as_json: bool) -> int:
         as_json: whether to print JSON.
 
     Raises:
-        UsageError: there is no such run, it cannot be started again, the new folder exists, or it is a fork of
-            a run that is gone.
+        UsageError: there is no such run, it cannot be started again, the new folder exists, or the run is a
+            fork of one that is gone.
         RunError: the function trains in another folder.
     """
     folder = Path(run_folder(name))
