@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.run_model import load_model
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.cli.train import configured, load_attribute
+from burnt.cli.train import config_class, configured, load_attribute
 from burnt.errors import MetricError, nearest, quantity
 from burnt.train.format import value_text
 
@@ -228,9 +228,18 @@ def _named(target: str, option: str, files: RunFiles | None = None) -> Any:
         parameters = inspect.signature(value).parameters
     except ValueError:  # a builtin
         parameters = {}  # type: ignore[assignment]
-    if not parameters:
+    has_defaults = all(parameter.default is not parameter.empty for parameter in parameters.values())
+    if has_defaults and not _takes_config(value, target):
         return value()
     return configured(target, (), str(files.folder))()
+
+
+def _takes_config(function: Any, target: str) -> bool:
+    try:
+        config_class(function, target)
+    except UsageError:
+        return False
+    return True
 
 
 def _load_step(target: str) -> StepFunction:

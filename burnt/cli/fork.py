@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from burnt.train.rewind import Past
     from burnt.train.training import SupervisedTraining
 
-__all__ = ["run"]
+__all__ = ["run", "start_fork"]
 
 
 def run(point: str, overrides: Sequence[str], yes: bool) -> int:
@@ -41,7 +41,6 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
     """
     parent, step = _parse_point(point)
     open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
-    from burnt.train.directing import directed
     from burnt.train.rewind import Past
 
     past = Past.read(parent, step, before=step)
@@ -51,6 +50,27 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
     original.require_folder()
     changed = original.override(overrides)
     folder = _new_folder(parent, step, overrides, changed)
+    start_fork(past, original, changed, folder, yes=yes)
+    return 0
+
+
+def start_fork(past: Past, original: StoredTarget, changed: StoredTarget, folder: Path, *, yes: bool) -> None:
+    """Train from the last step of a run's past on, in another folder.
+
+    Args:
+        past: the run that is forked, until the step of the fork.
+        original: what started that run.
+        changed: the same with the settings of the fork.
+        folder: of the fork.
+        yes: whether to go on without a question, however long it takes to get to the step.
+
+    Raises:
+        UsageError: the run cannot be started again.
+        CheckpointError: the changes do not fit the state of the run at that step.
+    """
+    from burnt.train.directing import directed
+
+    parent, step = past.folder, past.last
     changed = changed.in_folder(folder, resume=True)
     announce(past, step, yes=yes)
     try:
@@ -66,7 +86,6 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
     finally:
         if not (folder / "run.db").exists():  # nothing has started: leave nothing behind
             shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
 
 def _parse_point(text: str) -> tuple[Path, int]:

@@ -135,7 +135,7 @@ class Page:
             rows: one cell per column; empty cells are shown as ``-``.
             align_right: the columns that are right-aligned.
             fold_column: the column that wraps in a narrow terminal, by default the last.
-            droppable: columns to omit in a narrow terminal, in this order.
+            droppable: columns to omit in a narrow terminal, in this order; others are ignored.
             show_all: whether to print the whole table; otherwise a terminal shows the rows that fit, with
                 the widest column wrapped or else the columns that fit, and the number of hidden ones.
             header: whether to print the headings.
@@ -224,7 +224,7 @@ class Page:
         widths[fold_column] = min(widths[fold_column], _MIN_FOLDED_WIDTH)
         for column in droppable:
             if sum(width + 2 for width in widths.values()) > self._console.width + 2:
-                del widths[column]
+                widths.pop(column, None)
         return [i for i, column in enumerate(columns) if column in widths]
 
 

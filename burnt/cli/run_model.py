@@ -57,7 +57,7 @@ class RunModel:
 
 
 def arguments(args: argparse.Namespace) -> RunArguments:
-    """Return what `_add_run_model` added to a command's arguments."""
+    """Return what `arguments.shipping` added to a command's arguments."""
     return RunArguments(args.run, args.checkpoint, args.model, args.example or ())
 
 

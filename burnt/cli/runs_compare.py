@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from burnt.cli.output import Cell, Page, UsageError, print_json
+from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json
 from burnt.cli.runs_list import STATE_STYLES, progress_json
 from burnt.cli.runs_select import select_runs
-from burnt.errors import nearest, quantity
+from burnt.errors import quantity
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import duration_text, fork_text, series_label, value_text
 from burnt.monitor.plotting.comparison import (
@@ -77,7 +77,7 @@ def _select_metrics(series: Sequence[Series], patterns: Sequence[str]) -> list[S
             one for one, label in zip(series, labels, strict=True) if fnmatch.fnmatchcase(label, pattern)
         ]
         if not found:
-            guess = nearest(pattern, labels)
+            guess = closest_path(pattern, labels[::-1], "/")  # of several ends, that of a validation
             raise UsageError(
                 f"no run has the metric {pattern!r}",
                 expected=", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "") or "no metric",

@@ -22,6 +22,7 @@ from burnt.monitor.format import (
 )
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Extreme, Parent, Point, Progress, RunReader, RunSummary, Series, find_runs
+from burnt.train.store.reader import training_seconds
 from burnt.train.store.tags import read_tags
 
 __all__ = [
@@ -133,7 +134,7 @@ def _print(rows: list[_Row]) -> None:
         cells,
         align_right=[last, "best", "age", "took"],
         fold_column="run",
-        droppable=["took", "age"],
+        droppable=["took", "age", "tags", "best", "progress", "metric"],
     )
     for row in rows if page.is_styled else ():
         if note := _problem(row):
@@ -206,7 +207,7 @@ def best_value(reader: RunReader, series: Series) -> Extreme | None:
 
 def active_seconds(reader: RunReader) -> float:
     """Return the training time of a run in seconds, over all its attempts."""
-    return sum(max((a.ended or a.heartbeat) - a.started, 0.0) for a in reader.attempts())
+    return training_seconds(reader.attempts(), reader.progress())
 
 
 def progress_json(progress: Progress | None) -> dict[str, Any] | None:

@@ -8,15 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from burnt.cli.fork import start_fork
 from burnt.cli.output import Cell, Page, UsageError, clean, print_json
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
+from burnt.train.store.schema import DATABASE
 
 __all__ = ["run"]
 
+_INSTEAD = "run the program again in another folder, and compare"
+
 
 def run(name: str, out: str | None, as_json: bool) -> int:
-    """Run a run again and compare; return 0 if every value is equal, else 1.
+    """Run a run again, a fork from its parent, and compare; return 0 if every value is equal, else 1.
 
     Args:
         name: the run's folder, or its name in ``runs``.
@@ -24,18 +28,30 @@ def run(name: str, out: str | None, as_json: bool) -> int:
         as_json: whether to print JSON.
 
     Raises:
-        UsageError: there is no such run, it cannot be started again, or the new folder exists.
+        UsageError: there is no such run, it cannot be started again, the new folder exists, or the run is a
+            fork of one that is gone.
         RunError: the function trains in another folder.
     """
     folder = Path(run_folder(name))
     with open_run(str(folder)) as reader:
-        document = reader.config() or {}
-    target = StoredTarget.read(folder, document, "run the program again in another folder, and compare")
+        document, parent = reader.config() or {}, reader.parent()
+    target = StoredTarget.read(folder, document, _INSTEAD)
     target.require_folder()
+    if parent is not None and not (parent.folder / DATABASE).is_file():
+        raise UsageError(
+            "the run is a fork of a run that is gone",
+            where=str(folder),
+            expected=f"{parent.folder}, from whose step {parent.step} it starts",
+        )
     again = _new_folder(folder, out)
-    target = target.in_folder(again, resume=False)
     print(clean(f"{again}: {target.target} with the settings of {folder}"), file=sys.stderr)
-    target.call()
+    if parent is None:
+        target.in_folder(again, resume=False).call()
+    else:
+        from burnt.train.rewind import Past
+
+        past = Past.read(parent.folder, parent.step, before=parent.step)
+        start_fork(past, StoredTarget.read(parent.folder, past.config, _INSTEAD), target, again, yes=True)
     open_run(str(again)).close()  # raises if the function trained elsewhere
     circumstances = _circumstances(folder, document, again)
     compared, difference = _compare(folder, again)

@@ -71,20 +71,29 @@ def open_run(folder: str) -> RunReader:
     runs = [str(run) for run in find_runs(folder if is_folder else parent)]
     guess = closest_path(folder, runs, "/")
     listed_folder = folder if is_folder and runs else parent
+    hint = f"`burnt runs list {listed_folder}` lists the runs"
+    if not os.path.isdir(listed_folder):
+        hint = f"there is no folder {listed_folder!r}"
     raise UsageError(
         f"{folder} contains no run" if is_folder else f"there is no folder {folder!r}",
         expected=os.path.join(folder, DATABASE),
-        hint=f"did you mean {guess}?" if guess else f"`burnt runs list {listed_folder}` lists the runs",
+        hint=f"did you mean {guess}?" if guess else hint,
     )
 
 
 def run_folder(name: str) -> str:
-    """Return a run's folder: `name` itself, or the run in ``runs`` of that name, with or without a date.
+    """Return a run's folder: `name` itself, ``runs/name``, or the run below ``runs`` of that name, with or
+    without a date.
 
     Raises:
         UsageError: several runs of that name are running.
     """
-    if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
+    if Path(name, DATABASE).is_file() or os.path.isabs(name):
+        return name
+    below = os.path.join("runs", name)
+    if os.path.dirname(name):
+        return below if Path(below, DATABASE).is_file() else name
+    if not os.path.isdir("runs"):
         return name
     stamped = re.compile(re.escape(name) + _STAMP_PATTERN)
     all_runs = find_runs("runs")
@@ -98,7 +107,10 @@ def run_folder(name: str) -> str:
             expected="the folder of one of them",
             found=", ".join(sorted(map(os.fspath, active))),
         )
-    return os.fspath(next(iter(active or named), name))
+    found = next(iter(active or named), None)
+    if found is None and Path(below, DATABASE).is_file():
+        return below  # a link, which `find_runs` does not follow
+    return name if found is None else os.fspath(found)
 
 
 def _is_active(folder: Path) -> bool:

@@ -49,6 +49,7 @@ class Training(Protocol):
         values: the last metric values, ``{"valid/loss": 0.1}``.
         writer: the run store; ``writer.folder`` is the run's folder.
         reporter: shows messages to the user, ``reporter.message("...")``.
+        callbacks: all callbacks of the training.
     """
 
     learner: Learner
@@ -56,6 +57,7 @@ class Training(Protocol):
     values: dict[str, float]
     writer: RunWriter
     reporter: Reporter
+    callbacks: Callbacks
 
     def stop(self, reason: str) -> None:
         """End the training after the step in progress, for this reason; its checkpoint is saved."""

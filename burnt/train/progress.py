@@ -365,20 +365,12 @@ class MonitorReporter(PlainReporter):
             self._print_line(why)
 
 
-class LiveReporter(Reporter):
-    """Shows a progress bar and a table, redrawn four times a second, with messages above them."""
+class _StateReporter(Reporter):
+    """Keeps what was reported last, for reporters that draw all of it each time."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console()
-        self._live = Live(
-            self, console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False
-        )
         self._title = ""
-        self._position = Position()
-        self._start_step = 0
+        self._position, self._start_step = Position(), 0
         self._epochs: int | None = None
         self._steps: int | None = None
         self._seconds: float | None = None
@@ -395,32 +387,83 @@ class LiveReporter(Reporter):
         steps: int | None,
         seconds: float | None = None,
     ) -> None:
-        """Print the title and open the view."""
+        """Store the title, the position and the totals."""
         self._title, self._position, self._start_step = title, position, position.step
         self._epochs, self._steps, self._seconds = epochs, steps, seconds
         self._started_at = time.monotonic()
-        self._console.print(title, markup=False, highlight=False)
-        self._live.start()
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Store the values for the next redraw."""
+        """Store the values."""
         self._position, self._speed = position, speed
         self._values["now"] = dict(values)
         self._activity = "training"
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Store the values of the split for the next redraw."""
+        """Store the values of the split."""
         self._position = position
         self._values[split] = dict(values)
         self._activity = "training"
 
     def activity(self, name: str) -> None:
-        """Show the activity."""
-        if self._activity == "paused" != name:
-            self._started_at += (
-                time.monotonic() - self._activity_since
-            )  # a pause must not count towards the eta
+        """Store the activity."""
+        if self._activity == "paused" != name:  # a pause must not count towards the eta
+            self._started_at += time.monotonic() - self._activity_since
         self._activity, self._activity_since = name, time.monotonic()
+
+    def close(self) -> None:
+        """Store that the training is over."""
+        self._activity = "done"
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started_at
+
+    def _counts(self) -> tuple[str, str]:
+        """Return epoch and step, with their totals."""
+        epochs = f"/{self._epochs}" if self._epochs else ""
+        steps = f"/{self._steps:,}" if self._steps else ""
+        return f"epoch {self._position.current_epoch}{epochs}", f"step {self._position.step:,}{steps}"
+
+    def _progress(self) -> tuple[float, float | None]:
+        """Return what is done and the total, in steps or seconds, whichever ends first; None if unknown."""
+        totals = [(self._position.step, self._steps), (self._position.seconds, self._seconds)]
+        known = [(done, total) for done, total in totals if total]
+        return max(known, key=lambda pair: pair[0] / pair[1], default=(self._position.step, None))
+
+    def _eta(self) -> list[str]:
+        """Return the estimated time left as text; empty if it is unknown or the training is over."""
+        done = self._position.step - self._start_step
+        left = [] if self._seconds is None else [self._seconds - self._position.seconds]
+        if self._steps and done:
+            left.append(self._elapsed / done * (self._steps - self._position.step))
+        return [f"eta {duration_text(max(min(left), 0))}"] if left and self._activity != "done" else []
+
+
+class LiveReporter(_StateReporter):
+    """Shows a progress bar and a table, redrawn four times a second, with messages above them."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__()
+        self._console = Console()
+        self._live = Live(
+            self, console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False
+        )
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Print the title and open the view."""
+        super().start(title, position, epochs, steps, seconds)
+        self._console.print(title, markup=False, highlight=False)
+        self._live.start()
 
     def message(self, text: str) -> None:
         """Print the text above the view."""
@@ -428,7 +471,7 @@ class LiveReporter(Reporter):
 
     def close(self) -> None:
         """Draw the last state, leave it on the screen and release the terminal."""
-        self._activity = "done"
+        super().close()
         self._live.stop()
 
     def __rich__(self) -> RenderableType:
@@ -437,23 +480,17 @@ class LiveReporter(Reporter):
         from rich.table import Table
         from rich.text import Text
 
-        position, elapsed = self._position, time.monotonic() - self._started_at
         bar = Table.grid(padding=(0, 1))
-        epochs = f"/{self._epochs}" if self._epochs else ""
-        steps = f"/{self._steps:,}" if self._steps else ""
-        cells: list[Any] = [f"[bold]epoch {position.current_epoch}{epochs}[/]"]
-        shares = [position.step / self._steps] if self._steps else []
-        shares += [position.seconds / self._seconds] if self._seconds else []
-        cells.append(ProgressBar(total=1, completed=max(shares, default=0), width=28, pulse=not shares))
-        cells.append(f"step {position.step:,}{steps}")
-        cells.append(f"[dim]{duration_text(elapsed)}[/]")
-        done = position.step - self._start_step
-        left = [] if self._seconds is None else [self._seconds - position.seconds]
-        if self._steps and done:
-            left.append(elapsed / done * (self._steps - position.step))
-        if left and self._activity != "done":
-            cells.append(f"[dim]eta {duration_text(max(min(left), 0))}[/]")
-        cells.append(f"[cyan]{self._activity}[/]")
+        epoch, step = self._counts()
+        done, total = self._progress()
+        cells: list[Any] = [
+            f"[bold]{epoch}[/]",
+            ProgressBar(total=total or 1, completed=done if total else 0, width=28, pulse=not total),
+            step,
+            f"[dim]{duration_text(self._elapsed)}[/]",
+            *(f"[dim]{eta}[/]" for eta in self._eta()),
+            f"[cyan]{self._activity}[/]",
+        ]
         bar.add_row(*cells)
         names = list(dict.fromkeys(name for values in self._values.values() for name in values))
         if not names:
@@ -481,24 +518,16 @@ class LiveReporter(Reporter):
         return Group(bar, table, speed)
 
 
-class NotebookReporter(Reporter):
+class NotebookReporter(_StateReporter):
     """Shows a progress bar, a table and curves in the output of a notebook's cell, updated in place.
 
     The curves are read from the run store, so those of a resumed run begin with the run.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._display = NotebookDisplay()
         self._folder: Path | None = None
-        self._title = ""
-        self._position, self._start_step = Position(), 0
-        self._epochs: int | None = None
-        self._steps: int | None = None
-        self._seconds: float | None = None
-        self._started_at = self._activity_since = time.monotonic()
-        self._values: dict[str, dict[str, float]] = {}
-        self._speed: Mapping[str, float] = {}
-        self._activity = "training"
         self._next_draw = 0.0
 
     def open(self, writer: RunWriter) -> None:
@@ -514,28 +543,22 @@ class NotebookReporter(Reporter):
         seconds: float | None = None,
     ) -> None:
         """Show the title and an empty bar."""
-        self._title, self._position, self._start_step = title, position, position.step
-        self._epochs, self._steps, self._seconds = epochs, steps, seconds
-        self._started_at = time.monotonic()
+        super().start(title, position, epochs, steps, seconds)
         self._draw()
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Show the values, unless the last drawing is too recent."""
-        self._position, self._speed = position, speed
-        self._values["now"] = dict(values)
+        super().step(position, values, speed)
         self._draw_if_due()
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """Show the values of the split, unless the last drawing is too recent."""
-        self._position = position
-        self._values[split] = dict(values)
+        super().epoch(position, split, values)
         self._draw_if_due()
 
     def activity(self, name: str) -> None:
-        """Show the activity."""
-        if self._activity == "paused" != name:  # a pause must not count towards the eta
-            self._started_at += time.monotonic() - self._activity_since
-        self._activity, self._activity_since = name, time.monotonic()
+        """Show a pause; other activities are shown with the next values."""
+        super().activity(name)
         if name == "paused":
             self._draw()
 
@@ -545,7 +568,7 @@ class NotebookReporter(Reporter):
 
     def close(self) -> None:
         """Show the last state."""
-        self._activity = "done"
+        super().close()
         self._draw()
 
     def _draw_if_due(self) -> None:
@@ -562,27 +585,13 @@ class NotebookReporter(Reporter):
         names = list(dict.fromkeys(name for values in rows.values() for name in values))
         cells = {split: [_cell(values, name) for name in names] for split, values in rows.items()}
         text = self._progress_text()
-        html_text = bar_html(*self._share(), text, self._title)
+        html_text = bar_html(*self._progress(), text, self._title)
         html_text += table_html(names, cells) + curves_html(self._curves(names), "step")
         lines = [self._title, text, *(f"{split:<5}  {values_text(values)}" for split, values in rows.items())]
         self._display.show(html_text, "\n".join(lines))
 
-    def _share(self) -> tuple[float, float | None]:
-        """Return what is done, and the total; None if it is unknown."""
-        if self._seconds is not None:
-            return time.monotonic() - self._started_at, self._seconds
-        return self._position.step, self._steps
-
     def _progress_text(self) -> str:
-        position, elapsed = self._position, time.monotonic() - self._started_at
-        epochs = f"/{self._epochs}" if self._epochs else ""
-        steps = f"/{self._steps:,}" if self._steps else ""
-        parts = [f"epoch {position.current_epoch}{epochs}", f"step {position.step:,}{steps}"]
-        parts.append(duration_text(elapsed))
-        done = position.step - self._start_step
-        if self._steps and done and self._activity != "done":
-            left = elapsed / done * max(self._steps - position.step, 0)
-            parts.append(f"eta {duration_text(left)}")
+        parts = [*self._counts(), duration_text(self._elapsed), *self._eta()]
         if self._speed:
             parts.append(f"{self._speed['samples_per_second']:,.0f} samples/s")
         return ", ".join([*parts, self._activity])

@@ -102,6 +102,9 @@ def own_step(model, batch):
 def failing():
     raise KeyError("no file")
 
+def opening():
+    return open("rows.csv").read()
+
 several = [Accuracy(name="first"), Largest()]
 
 if __name__ == "__main__":
@@ -175,6 +178,7 @@ def test_data_is_a_value_a_function_or_a_function_of_the_runs_config(
 ) -> None:
     assert evaluate(capsys, "--data", "evaluated.py:test")["items"] == {"test": 8}
     assert evaluate(capsys, "--data", "evaluated:sized")["items"] == {"sized": 5}  # of the run
+    assert evaluate(capsys, "--data", "evaluated:dataset")["items"] == {"dataset": 12}  # its defaults
 
 
 def test_data_whose_classes_have_other_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,6 +263,8 @@ def test_mistakes_in_the_command_line(
 def test_errors_of_the_code_and_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyError, match="no file"):
         main(["evaluate", "net", "--data", "evaluated.py:failing"])
+    with pytest.raises(FileNotFoundError, match=r"rows\.csv"):  # with its traceback, unlike our own
+        main(["evaluate", "net", "--data", "evaluated.py:opening"])
     assert main(["evaluate", "net", "--data", "evaluated.py:test", "--checkpoint", "first"]) == 1
     assert main(["evaluate", "met", "--data", "evaluated.py:test"]) == 2
     assert "did you mean runs/net?" in capsys.readouterr().err

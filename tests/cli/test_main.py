@@ -98,23 +98,28 @@ def test_a_setting_written_as_an_option_is_explained(capsys):
     assert "unrecognized arguments: --lr; settings are written key=value" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_looking_at_runs_never_loads_torch(write):
+    write("r")
+    write("s")
+    commands = [
         ["--help"],
         ["--version"],
         ["runs", "list", "."],
         ["runs", "show", "r"],
         ["runs", "show", "r", "--json"],
         ["runs", "export", "r", "--format", "csv"],
-    ],
-)
-def test_looking_at_runs_never_loads_torch(words, write):
-    write("r")
+        ["runs", "compare", "r", "s"],
+        ["runs", "search", "lr>0", "--in", "."],
+        ["runs", "tag", "r", "+a"],
+        ["runs", "note", "r", "text"],
+        ["monitor", "--once", "."],
+        ["runs", "rm", "s", "--yes"],
+    ]
     program = (
-        "import sys\nfrom burnt.cli import main\n"
-        f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
-        "assert 'torch' not in sys.modules\nprint('no torch')"
+        f"import sys\nfrom burnt.cli import main\nfor words in {commands!r}:\n"
+        "    try:\n        code = main(words)\n    except SystemExit as end:\n        code = end.code\n"
+        "    assert code == 0, words\n"
+        "    assert 'torch' not in sys.modules, words\nprint('no torch')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

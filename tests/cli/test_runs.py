@@ -19,6 +19,7 @@ import burnt
 from burnt.cli import main
 from burnt.cli.runs_show import sparkline
 from burnt.train.store import Points, RunWriter
+from burnt.train.store.tags import change_tags
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -84,6 +85,15 @@ def test_list_as_json(write, capsys):
     assert (run["best"]["value"], run["best"]["step"], run["last"]["value"]) == (0.25, 20, 0.45)
     assert abs(run["created"] - time.time()) < 60
     assert 0 <= run["seconds"] < 60
+
+
+def test_pauses_are_no_training_time(write, capsys):
+    run = RunWriter.create("runs/paused")
+    run.progress(1, 1, paused_seconds=3600.0)
+    run.close("finished")
+    for words in (["list"], ["show", "paused"]):
+        found = json.loads(printed(capsys, *words, "--json"))
+        assert (found[0] if words == ["list"] else found)["seconds"] == 0.0
 
 
 def test_list_of_a_run_that_goes_on(capsys):
@@ -181,6 +191,13 @@ def test_a_narrow_terminal_does_without_the_less_important(capsys, monkeypatch):
     assert "took" not in out
     on_terminal(monkeypatch, 120)
     assert "age   took" in plain(printed(capsys, "list"))
+    on_terminal(monkeypatch, 44)  # the names, whatever else there is
+    for name in ("runs/a-run-of-some-length", "runs/b"):
+        change_tags(name, add=[f"a-long-tag-{number}" for number in range(9)])
+    out = plain(printed(capsys, "list"))
+    assert max(map(len, out.splitlines())) <= 44
+    assert "runs/a-run-of-some" in out
+    assert "progress" not in out
 
 
 def through_a_terminal(*words, **env):
@@ -348,7 +365,7 @@ def test_show_of_an_empty_run(capsys):
     [
         ("runs/digts", "did you mean runs/digits?"),
         ("digts", "did you mean runs/digits?"),
-        ("elsewhere/digits", "`burnt runs list elsewhere`"),
+        ("elsewhere/digits", "there is no folder 'elsewhere'"),
         ("runs", "`burnt runs list runs`"),
     ],
 )
@@ -359,9 +376,11 @@ def test_a_mistyped_run(write, capsys, command, typed, hint):
     assert f"expected  {typed}/run.db" in message
 
 
-@pytest.mark.parametrize("name", ["digits", "letters"])
+@pytest.mark.parametrize("name", ["digits", "letters", "deep/digits-b", "linked"])
 def test_a_run_is_found_by_its_name_below_runs(write, capsys, name):
     write("runs/digits")
+    write("runs/deep/digits-b")
+    Path("runs/linked").symlink_to("digits")
     write("runs/letters-20260131-0915")
     assert printed(capsys, "show", name).startswith(f"runs/{name}")
     assert "valid,loss" in printed(capsys, "export", "--format", "csv", name).replace(

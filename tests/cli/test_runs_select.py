@@ -119,6 +119,7 @@ def test_compare_of_one_run_of_none_and_of_a_metric_that_is_not_there(capsys):
     assert "did you mean runs/a?" in refused(capsys, 2, "compare", "a", "aa")
     message = refused(capsys, 2, "compare", "a", "b", "--metric", "valid/los")
     assert "did you mean valid/loss?" in message
+    assert "did you mean valid/loss?" in refused(capsys, 2, "compare", "a", "b", "--metric", "losss")
     assert "no run matches 'zz*'" in refused(capsys, 2, "compare", "zz*")
     Path("runs/b/run.db").write_bytes(b"garbage")
     assert "damaged" in refused(capsys, 1, "compare", "a", "b")

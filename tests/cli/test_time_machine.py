@@ -393,6 +393,20 @@ def test_a_run_that_is_reproduced(desk, capsys):
     assert all(pair["equal"] for pair in found["circumstances"].values())
 
 
+def test_a_fork_is_reproduced_from_its_parent(desk, capsys):
+    train("epochs=2")
+    assert main(["fork", "net@5", "lr=0.3"]) == 0
+    capsys.readouterr()
+    assert main(["runs", "reproduce", "net-fork-5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["equal"]
+    with RunReader("runs/net-fork-5-reproduced") as reader:
+        assert (reader.parent().step, reader.points("loss").steps) == (5, [6, 7, 8])
+    (desk / "runs" / "net").rename(desk / "net-elsewhere")
+    message = refused(capsys, "runs", "reproduce", "net-fork-5")
+    assert "the run is a fork of a run that is gone" in message
+    assert "from whose step 5 it starts" in message
+
+
 @pytest.mark.full
 def test_a_run_that_is_not_reproduced_differs_from_a_step_on(desk, capsys):
     train("epochs=2")

@@ -113,10 +113,9 @@ def use(
 
 
 async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
-    """Press keys, each when what the one before asked for is on the screen."""
-    for key in keys:
-        await pilot.press(key)
-        await app.wait_until_idle(PATIENCE)
+    """Press keys, and wait until what they asked for is on the screen."""
+    await pilot.press(*keys)
+    await app.wait_until_idle(PATIENCE)
 
 
 async def until(app: MonitorApp, condition: Callable[[], bool]) -> None:
@@ -237,6 +236,7 @@ def test_marked_runs_are_compared(runs: Path) -> None:
     use(runs, steps)
 
 
+@pytest.mark.full
 def test_the_colours_of_runs_come_again_with_another_mark(tmp_path: Path) -> None:
     for number in range(9):
         with RunWriter.create(tmp_path / f"run-{number}") as run:
@@ -545,6 +545,7 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+@pytest.mark.full
 def test_a_commands_status_goes_away_when_the_run_has_ended(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -690,6 +691,7 @@ def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: R
     use(live.folder, steps)
 
 
+@pytest.mark.full
 def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Path) -> None:
     with RunWriter.create(
         tmp_path,
@@ -764,6 +766,7 @@ def test_help_is_what_can_be_pressed(runs: Path) -> None:
     use(runs, steps)
 
 
+@pytest.mark.full
 def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter", "question_mark")
@@ -781,6 +784,7 @@ def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
     use(runs, steps, size=(80, 24))
 
 
+@pytest.mark.full
 def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
@@ -816,6 +820,7 @@ def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
     use(runs, steps)
 
 
+@pytest.mark.full
 def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await pilot.press("ctrl+p")
@@ -907,6 +912,7 @@ def test_light_and_dark(runs: Path) -> None:
     use(runs, steps)
 
 
+@pytest.mark.full
 def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 

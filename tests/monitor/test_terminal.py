@@ -389,6 +389,7 @@ def test_the_users_exception_is_shown(training, tmp_path: Path) -> None:
         assert terminal.text().splitlines()[-1] == "ZeroDivisionError: of the user"
 
 
+@pytest.mark.full
 def test_a_killed_training_gives_the_terminal_back(training, tmp_path: Path) -> None:
     """By its monitor, which is all that is left of it."""
     folder = tmp_path / "run"

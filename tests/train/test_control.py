@@ -7,14 +7,14 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ from burnt.train.control import TrainingClock
 from burnt.train.end_reason import cause_of
 from burnt.train.source import started_by
 from burnt.train.store.control import Acknowledgement, acknowledgement, send
+from tests import forked
 
 STEPS, PER_EPOCH = 12, 4
 
@@ -572,30 +573,28 @@ trial.Trial(Path(sys.argv[2]), {5: [("pause", None)]}, monitor="plain").run()
 
 @contextlib.contextmanager
 def paused_process(folder: Path):
-    """A training in a process, paused after step 5."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, __file__, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        wait_for(lambda: (folder / "run.db").exists() or process.poll() is not None, 60)
-        wait_for(lambda: process.poll() is not None or activity(folder) == "paused", 60)
-        assert process.poll() is None, process.communicate()[0]
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    """A training in a process, paused after step 5, and the future of what it leaves."""
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(forked.run, SCRIPT, __file__, folder, timeout=120)
+        wait_for(lambda: (folder / "run.db").exists() or ended.done(), 60)
+        wait_for(lambda: ended.done() or activity(folder) == "paused", 60)
+        assert not ended.done(), ended.result()
+        with RunReader(folder) as reader:
+            process = psutil.Process(reader.attempts()[-1].pid)
+        try:
+            yield process, ended
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
     folder, number = tmp_path / "run", signal.SIGTERM
-    with paused_process(folder) as process:
+    with paused_process(folder) as (process, ended):
         process.send_signal(number)
-        output, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + number, output
-    assert "Saved in" in output
+        done = ended.result(30)
+    assert done.returncode == 128 + number, done
+    assert "Saved in" in done.stdout
     with RunReader(folder) as reader:
         assert reader.state() == "stopped"
         assert reader.attempts()[-1].end_reason == f"interrupted by {number.name}"
@@ -608,7 +607,7 @@ def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
 @pytest.mark.full
 def test_killed_while_paused_it_resumes_unpaused(tmp_path, whole):
     folder = tmp_path / "run"
-    with paused_process(folder) as process:
+    with paused_process(folder) as (process, _):
         process.kill()
         process.wait(30)
         with RunReader(folder) as reader:
@@ -624,14 +623,14 @@ def test_killed_while_paused_it_resumes_unpaused(tmp_path, whole):
 
 def test_commands_reach_a_training_in_another_process(tmp_path):
     folder = tmp_path / "run"
-    with paused_process(folder) as process, RunReader(folder) as reader:
+    with paused_process(folder) as (_, ended), RunReader(folder) as reader:
         ids = [send(folder, "note", "from outside"), send(folder, "stop")]
         answers = [wait_for(lambda id=id: acknowledgement(reader, id)) for id in ids]
-        output, _ = process.communicate(timeout=30)
+        done = ended.result(30)
     assert [a.status for a in answers] == ["done", "done"]
-    assert process.returncode == 0, output
-    assert "note from outside from " in output
-    assert "with the folder" in output
+    assert done.returncode == 0, done
+    assert "note from outside from " in done.stdout
+    assert "with the folder" in done.stdout
 
 
 # what is recorded for viewers

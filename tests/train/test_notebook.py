@@ -135,6 +135,14 @@ def test_a_resumed_run_shows_its_curves_from_the_beginning(shell: Any, tmp_path:
     assert "step 16/16" in html_text
 
 
+def test_a_duration_in_seconds_counts_those_before_a_resume(shell: Any) -> None:
+    reporter = NotebookReporter()
+    reporter.start("title", progress_module.Position(40, 1, 0, seconds=5400.0), None, None, 7200.0)
+    shown = shell.display_pub.outputs[-1]["data"]["text/html"]
+    assert '<progress value="5400" max="7200"' in shown
+    assert "eta 30:00" in shown
+
+
 def test_a_run_whose_folder_is_gone_has_no_curves(shell: Any, tmp_path: Path) -> None:
     reporter = NotebookReporter()
     reporter.open(types.SimpleNamespace(folder=tmp_path / "gone"))  # type: ignore[arg-type]

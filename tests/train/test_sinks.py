@@ -19,7 +19,7 @@ from torch import nn
 
 from burnt import optim
 from burnt.data import Loader, TensorDataset
-from burnt.errors import UnsupportedError
+from burnt.errors import ConfigError, UnsupportedError
 from burnt.train import (
     KeepLast,
     Learner,
@@ -177,20 +177,43 @@ class Failing(Kept):
         raise ConnectionError("no route to host")
 
 
+class Other(Kept):
+    name = "other"
+
+
 @pytest.mark.parametrize("at", ["open", "send"])
 def test_a_failing_sink_is_reported_once_and_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str
 ) -> None:
-    other = Kept()
+    other = Other()
     result = train(tmp_path / "run", [Failing(at), other], monitor="plain")
     assert result.reason == "finished"
     assert other.points == stored(tmp_path / "run")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Warning")]
     assert lines[0] == "Warning: kept failed and gets nothing more: ConnectionError: no route to host"
     assert len(lines) == 2
-    assert lines[1].startswith("Warning: kept lacks ")
+    # Also those that were being sent when it failed; not the log lines.
+    num_records = len(other.steps) + len(other.kinds) + len(other.artefacts)
+    assert lines[1] == f"Warning: kept lacks {num_records} records of the run."
     with RunReader(tmp_path / "run") as reader:
         assert lines[0] in [line.text for line in reader.log_lines()]
+
+
+def test_a_failing_sink_of_a_run_that_was_deleted_does_not_fail_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Delete:
+        def on_end(self, event: Any) -> None:
+            shutil.rmtree(tmp_path / "run")
+
+    result = train(tmp_path / "run", [Delete(), Failing("open")], monitor="plain")
+    assert result.reason == "finished"
+    assert "kept failed" in capsys.readouterr().out
+
+
+def test_two_sinks_of_a_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the training has 2 sinks named 'kept'"):
+        train(tmp_path / "run", [Kept(), Kept()])
 
 
 def test_a_sink_that_hangs_does_not_stop_the_training(
@@ -237,6 +260,11 @@ def test_missing_packages_are_noticed_before_the_training(monkeypatch: pytest.Mo
             sink()
         assert caught.value.hint == f"pip install '{package}'"
     TensorBoard()  # needs none
+    monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else name)
+    MLflow(tracking_uri="mlruns")
+    with pytest.raises(UnsupportedError, match="MLflow with sqlite needs sqlalchemy") as caught:
+        MLflow(tracking_uri="sqlite:///runs.db")
+    assert caught.value.hint == "pip install 'mlflow'"
 
 
 # --- TensorBoard

@@ -46,7 +46,7 @@ from burnt.train.store import (
     find_runs,
 )
 from burnt.train.store.liveness import SILENT_SECONDS, State
-from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of
+from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of, training_seconds
 from burnt.train.store.schema import DATABASE, unreadable
 from burnt.train.store.search import RunFacts, settings_of
 from burnt.train.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
@@ -245,19 +245,7 @@ class RunView:
     @property
     def active_seconds(self) -> float:
         """Total training time in seconds over all attempts, without the pauses of the newest one."""
-        return max(
-            sum(max(end - begin, 0.0) for begin, end in self.attempt_spans) - self._paused_seconds, 0.0
-        )
-
-    @property
-    def _paused_seconds(self) -> float:
-        progress = self.progress
-        if progress is None or not self.attempts or progress.attempt != self.attempts[-1].id:
-            return 0.0
-        paused = float(progress.data.get("paused_seconds", 0.0))
-        if progress.activity == "paused":  # the store counts a pause only when it ends
-            paused += max(self.attempt_spans[-1][1] - progress.time, 0.0)
-        return paused
+        return training_seconds(self.attempts, self.progress)
 
     @property
     def attempt_spans(self) -> list[tuple[float, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnt.monitor.data.runs import RunView
@@ -44,7 +45,6 @@ def curves_of(
     """Read a metric as one curve per split; those of a fork's parent come first, dimmed.
 
     The parent's curves are drawn beyond the step of the fork too, so that what the fork changed can be seen.
-    An axis of time has none, as the two runs' times have no common start.
 
     Args:
         view: the run.
@@ -88,13 +88,11 @@ def history_curve(
         with_means: whether to read the means, which smoothing needs.
 
     Returns:
-        None if the run is not a fork, its parents have no such metric or are gone, or the axis is time.
+        None if the run is not a fork, or its parents have no such metric or are gone.
 
     Raises:
         BurntError: a parent cannot be read.
     """
-    if axis == "time":
-        return None
     xs: list[float] = []
     ys: list[float] = []
     child, folders, start, end = view, {view.folder}, math.inf, math.inf
@@ -150,14 +148,35 @@ def curve_on_axis(
 
 
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:
-    """Return the x values of points: steps, fractional epochs, or seconds of training."""
+    """Return the x values of points: steps, fractional epochs, or seconds of training.
+
+    The seconds of a fork include those of its parents until the steps where they part.
+    """
     if axis == "epoch":
         return steps_to_epochs(points.steps, view.epoch_ends)
     if axis == "time":
         # If the system clock was set back, the axis must still ascend.
-        latest, xs = 0.0, []
+        start = latest = _seconds_before(view)
+        xs: list[float] = []
         for x in times_to_active_seconds(points.times, view.attempt_spans):
-            latest = max(latest, x)
+            latest = max(latest, start + x)
             xs.append(latest)
         return xs
     return points.steps
+
+
+def _seconds_before(view: RunView, folders: frozenset[Path] = frozenset()) -> float:
+    """Return the seconds that a fork's parents had trained when it began; 0 for a run that is no fork."""
+    parent, folders = view.parent_view(), folders | {view.folder}
+    if view.parent is None or parent is None or parent.folder in folders:  # no run is its own ancestor
+        return 0.0
+    before = _seconds_before(parent, folders)
+    written = {series: head.written for series, head in parent.heads.items()}
+    if not written:
+        return before
+    points = parent.points(*max(written, key=written.__getitem__))  # of the metric that is written most often
+    xs = [0.0, *times_to_active_seconds(points.times, parent.attempt_spans)]
+    steps = [0, *points.steps]
+    right = min(max(bisect_left(steps, view.parent.step), 1), len(steps) - 1)
+    share = (view.parent.step - steps[right - 1]) / max(steps[right] - steps[right - 1], 1)
+    return before + xs[right - 1] + (xs[right] - xs[right - 1]) * min(share, 1.0)

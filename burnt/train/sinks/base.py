@@ -7,6 +7,7 @@ sent. What was sent is kept in ``logs/<name>.json`` of the run folder.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import threading
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from burnt._files import replacing
 from burnt._json import parse_json
-from burnt.errors import RunError, UnsupportedError, quantity
+from burnt.errors import ConfigError, RunError, UnsupportedError, quantity
 from burnt.train.events import Ended, Failed, Started
 from burnt.train.store.reader import Artefact, Event, Point, RunReader, Series
 
@@ -112,8 +113,20 @@ class Sink:
         """Send what is left, and say how the training ended."""
 
     def on_start(self, event: Started) -> None:
-        """Start to follow the run."""
+        """Start to follow the run.
+
+        Raises:
+            ConfigError: the training has another sink of this name.
+        """
         training = event.training
+        same = [one for one in training.callbacks.all if isinstance(one, Sink) and one.name == self.name]
+        if len(same) > 1:
+            raise ConfigError(
+                f"the training has {len(same)} sinks named {self.name!r}",
+                where="callbacks",
+                expected="one, as they would share the file of what was sent",
+                hint="a subclass with another `name`",
+            )
         self._follower = _Follower(self, training.writer.folder, training.reporter.message)
         self._follower.start()
 
@@ -154,12 +167,18 @@ class _Follower(threading.Thread):
                 f"Warning: {self._sink.name} has not sent everything in {_END_SECONDS:.0f} s; "
                 "the training does not wait for it any longer."
             )
-        elif self._error is not None:
-            with RunReader(self._folder) as reader:
-                count = 0
-                while records := self._sent.next(reader, self._sink):
-                    count += len(records)
+        elif self._error is not None and (count := self._count_unsent()):
             self._report(f"Warning: {self._sink.name} lacks {quantity(count, 'record')} of the run.")
+
+    def _count_unsent(self) -> int:
+        """Return the number of records that are not known to have been sent; 0 if it cannot be found out."""
+        count = 0
+        # A run or a file that cannot be read was reported, and the training must not fail by it.
+        with contextlib.suppress(RunError), RunReader(self._folder) as reader:
+            sent = _Sent.read(self._file)  # what was being sent when the tracker failed is not in it
+            while records := sent.next(reader, self._sink):
+                count += len(records)
+        return count
 
     def run(self) -> None:
         """Follow the run until it ends."""
@@ -285,8 +304,13 @@ class _Sent:
         return True
 
 
-def require_package(module: str, sink: str) -> None:
+def require_package(module: str, sink: str, package: str | None = None) -> None:
     """Check that the package of a sink is installed, before the training starts.
+
+    Args:
+        module: what is imported.
+        sink: what needs it, for the message.
+        package: what pip installs, by default burnt's extra of that name.
 
     Raises:
         UnsupportedError: it is not.
@@ -294,5 +318,5 @@ def require_package(module: str, sink: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise UnsupportedError(
             f"{sink} needs {module}", expected="the package", found="it is not installed",
-            hint=f"pip install 'burnt[{module}]'",
+            hint=f"pip install '{package or f'burnt[{module}]'}'",
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from burnt.train.store.reader import Artefact, text_of
 __all__ = ["MLflow"]
 
 _MAX_METRICS, _MAX_PARAMS, _MAX_VALUE = 1000, 100, 6000  # of MLflow's requests
+_DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -26,13 +28,13 @@ class MLflow(Sink):
 
     Args:
         experiment: the name of the experiment, created if it is missing.
-        tracking_uri: the server, ``"sqlite:///mlflow.db"`` or a folder; by default that of the environment
-            variable ``MLFLOW_TRACKING_URI``.
+        tracking_uri: the server, a folder, or a database such as ``"sqlite:///mlflow.db"``, which needs
+            ``pip install mlflow``; by default that of the environment variable ``MLFLOW_TRACKING_URI``.
         name: the run's name, by default that of its folder.
         tags: of the run.
 
     Raises:
-        UnsupportedError: mlflow is not installed.
+        UnsupportedError: mlflow is not installed, or what it needs for a database.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -46,6 +48,9 @@ class MLflow(Sink):
     ) -> None:
         super().__init__()
         require_package("mlflow", "MLflow")
+        scheme = (tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")).partition(":")[0]
+        if scheme.partition("+")[0] in _DATABASES:
+            require_package("sqlalchemy", f"MLflow with {scheme}", "mlflow")
         self._experiment, self._uri, self._name = experiment, tracking_uri, name
         self._tags = dict(tags or {})
 

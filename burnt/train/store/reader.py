@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -411,7 +411,6 @@ class RunReader:
         """Return a short description of the run, for lists."""
         attempts = self.attempts()
         newest = attempts[-1]
-        last = {series: self.last(*series) for series in self.series()}
         return RunSummary(
             self.folder,
             self.name,
@@ -424,7 +423,7 @@ class RunReader:
             newest.heartbeat,
             sum(attempt.dropped for attempt in attempts),
             self.progress(),
-            {series: point for series, point in last.items() if point is not None},
+            {series: head.point for series, head in self.heads().items()},
         )
 
     # --- metrics
@@ -792,6 +791,18 @@ def state_of(attempt: Attempt) -> State:
         return attempt.end_state or "crashed"
     process = ProcessName(attempt.host, attempt.pid, attempt.process_started)
     return writing_state(process, attempt.heartbeat, time.time())
+
+
+def training_seconds(attempts: Sequence[Attempt], progress: Progress | None) -> float:
+    """Return the seconds of training over all attempts, without the pauses of the newest one."""
+    ends = [attempt.heartbeat if attempt.ended is None else attempt.ended for attempt in attempts]
+    seconds = sum(max(end - a.started, 0.0) for a, end in zip(attempts, ends, strict=True))
+    if progress is not None and attempts and progress.attempt == attempts[-1].id:
+        paused = progress.data.get("paused_seconds", 0.0)
+        seconds -= paused if isinstance(paused, int | float) else 0.0
+        if progress.activity == "paused":  # the store counts a pause only when it ends
+            seconds -= max(ends[-1] - progress.time, 0.0)
+    return max(seconds, 0.0)
 
 
 def _bucket(row: tuple[Any, ...]) -> Bucket:

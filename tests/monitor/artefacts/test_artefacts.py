@@ -353,9 +353,8 @@ def drive(
 
 
 async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
-    for key in keys:
-        await pilot.press(key)
-        await app.wait_until_idle(30)
+    await pilot.press(*keys)
+    await app.wait_until_idle(30)
 
 
 def drawn(app: MonitorApp) -> str:

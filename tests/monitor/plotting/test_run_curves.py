@@ -126,10 +126,37 @@ def test_the_curves_of_a_fork_lie_on_its_parents(tmp_path: Path) -> None:
     assert of_valid.xs == list(range(1, 11))
     assert valid.ys == [3.5] * 10
     assert list(curves_of(view, "loss", "epoch")[0].xs) == pytest.approx([step / 10 for step in range(1, 31)])
-    assert not any(curve.faint for curve in curves_of(view, "loss", "time"))
     history = history_curve(view, Series("loss", "train"), "step")
     assert history is not None
     assert history.xs == list(range(1, 21))
+
+
+def test_on_an_axis_of_time_a_fork_begins_where_its_parent_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    def train(name: str, steps: range, seconds: float, parent: str, every: int) -> RunView:
+        now[0] += 500.0
+        config = {"fork": {"folder": f"../{parent}", "step": steps.start - 1}} if parent else {}
+        with RunWriter.create(tmp_path / name, config=config) as run:
+            for step in steps:
+                now[0] += seconds
+                if step % every == 0:
+                    run.log(step, 1, {"loss": 1.0})
+        return read(tmp_path / name)
+
+    train("first", range(1, 31), 2.0, "", every=4)
+    second = train("second", range(11, 31), 1.0, "first", every=1)
+    of_parent, own = curves_of(second, "loss", "time")
+    assert list(of_parent.xs) == [8.0 * number for number in range(1, 8)]  # beyond the fork too
+    assert list(own.xs) == [20.0 + step for step in range(1, 21)]  # between steps 8 and 12 of the parent
+    third = train("third", range(26, 31), 3.0, "second", every=1)
+    assert list(curves_of(third, "loss", "time")[-1].xs) == [35.0 + 3 * step for step in range(1, 6)]
+    history = history_curve(third, Series("loss", "train"), "time")
+    assert history is not None
+    assert list(history.xs) == [8.0, 16.0, *(20.0 + step for step in range(1, 16))]
 
 
 def test_a_missing_parent_and_one_that_is_its_own_child_are_no_trouble(tmp_path: Path) -> None:
@@ -138,6 +165,7 @@ def test_a_missing_parent_and_one_that_is_its_own_child_are_no_trouble(tmp_path:
     assert lost.parentage == "fork of gone@10 (missing)"
     circular = read(fork(tmp_path, "circular", 11, "circular", train=1.0))
     assert [curve.faint for curve in curves_of(circular, "loss")] == [False]
+    assert len(curves_of(circular, "loss", "time")) == 1
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.db").write_bytes(b"x")
     assert len(curves_of(read(fork(tmp_path, "b", 11, "damaged", train=1.0)), "loss")) == 1

@@ -55,9 +55,8 @@ def use(
 
 
 async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
-    for key in keys:
-        await pilot.press(key)
-        await app.wait_until_idle(30)
+    await pilot.press(*keys)
+    await app.wait_until_idle(30)
 
 
 async def until(app: MonitorApp, condition: Callable[[], bool]) -> None:

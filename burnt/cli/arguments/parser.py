@@ -1,0 +1,63 @@
+"""What the parsers of all commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+__all__ = ["RUN_HELP", "add_json", "add_model", "add_parser", "add_run"]
+
+RUN_HELP = "the run's folder, or its name in runs/"
+
+
+def add_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser] | None,
+    name: str,
+    text: str,
+    examples: str,
+    call: Callable[[argparse.Namespace], int] | None = None,
+) -> argparse.ArgumentParser:
+    """Add the parser of a command.
+
+    Args:
+        commands: where to add it; None creates that of `burnt` itself.
+        name: of the command.
+        text: what it does, in a line.
+        examples: shown below its help.
+        call: runs the command with its arguments and returns the exit code.
+    """
+    if commands is None:
+        new = argparse.ArgumentParser(name, description=text, epilog=examples)
+    else:
+        description = f"{text[0].upper()}{text[1:]}."
+        new = commands.add_parser(name, help=text, description=description, epilog=examples)
+    new.formatter_class = argparse.RawDescriptionHelpFormatter
+    new.allow_abbrev = False
+    if call is not None:
+        new.set_defaults(call=call)
+    return new
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option that prints JSON."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a run."""
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose a run's model."""
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="NAME",
+        help="best, last, a step or a checkpoint's name; default: best",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:NAME",
+        help="the model, its class, or a function that builds it, for runs that do not say it",
+    )

@@ -1,0 +1,283 @@
+"""The arguments of `burnt export`, `page`, `c`, `serve`, `show` and `convert`: models and weights."""
+
+from __future__ import annotations
+
+import argparse
+
+from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run
+
+__all__ = ["add"]
+
+_EXPORT_EXAMPLES = """\
+examples:
+  burnt export digits -o digits.onnx
+  burnt export digits -o digits.onnx --weights float16 --checkpoint last
+  burnt export runs/old -o old.onnx --model nets.py:Net --example 1x3x32x32
+
+The file is run in ONNX Runtime beside the model before the command returns.
+The code that the run names is imported. Needs: pip install burnt[onnx]
+"""
+
+_PAGE_EXAMPLES = """\
+examples:
+  burnt page digits -o digits.html
+  burnt page digits -o digits.html --weights float16
+  burnt page iris -o iris.html --fields "sepal length,petal length" --classes setosa,virginica
+
+One file, without a server or a network. The code that the run names is imported.
+Needs: pip install burnt[c], and clang for wasm32:
+  apt install clang lld wasi-libc libclang-rt-14-dev-wasm32
+For ops that the C generator lacks, onnxruntime-web runs the model: 4.9 MB more.
+"""
+
+_C_EXAMPLES = """\
+examples:
+  burnt c digits -o firmware
+  burnt c digits -o firmware --ram 64k --flash 512k
+
+C99 without allocation, threads or files, with a test program and a Makefile.
+The code that the run names is imported. Needs: pip install burnt[c]
+"""
+
+_SERVE_EXAMPLES = """\
+examples:
+  burnt serve digits                         a run in runs/, at http://127.0.0.1:8000
+  burnt serve digits.onnx --port 9000        a file, in ONNX Runtime
+  burnt serve a=runs/a b=b.onnx --reload     two models; new checkpoints are loaded
+  burnt serve digits --container image/      what a container image is built from
+
+  curl -s 127.0.0.1:8000/v1/schema
+  curl -s 127.0.0.1:8000/v1/predict -H 'Content-Type: application/json' \\
+       -d '{"inputs": {"images": [...]}}'
+
+With BURNT_API_KEY set, requests need `Authorization: Bearer KEY`. The code that
+the runs name is imported. Needs: pip install burnt[serve]
+"""
+
+_SHOW_EXAMPLES = """\
+examples:
+  burnt show model.safetensors
+  burnt show checkpoint.pt --only 'encoder*' --values
+  burnt show snapshots/gpt2 --json | jq '.totals'
+
+FILE is a .safetensors, .pt, .pth, .bin, .ckpt, .npz or .bpk file, or a folder
+with one or with shards and their index. Only names and shapes are read, unless --values
+asks for the smallest, largest and mean value and the number of NaN.
+"""
+
+_CONVERT_EXAMPLES = """\
+examples:
+  burnt convert checkpoint.pt model.safetensors
+  burnt convert model.safetensors model/ --shard 2GB --dtype bfloat16
+  burnt convert snapshots/bert bert.npz --only encoder --rename '^bert\\.='
+
+The name of TARGET says the format: .safetensors, .npz, .pt, .pth, .bin, .bpk,
+or a folder, which gets shards of safetensors and their index. Tied tensors are
+stored once. With --dtype float16 or bfloat16, modules with running statistics
+(BatchNorm) keep their dtype.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parsers."""
+    shipped = add_parser(commands, "export", "write a run's model as an ONNX file", _EXPORT_EXAMPLES, _export)
+    _add_run_model(shipped)
+    shipped.add_argument("-o", "--out", required=True, metavar="FILE", help="the .onnx file to write")
+    shipped.add_argument(
+        "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
+    )
+    add_json(shipped)
+    page = add_parser(
+        commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, _page
+    )
+    _add_run_model(page)
+    page.add_argument("-o", "--out", required=True, metavar="FILE", help="the .html file to write")
+    page.add_argument("--title", help="the page's title, default: the run's name")
+    page.add_argument(
+        "--classes", metavar="A,B", help="the names of the classes, default: those of the run's dataset"
+    )
+    page.add_argument("--fields", metavar="A,B", help="the names of the input's numbers, in order")
+    page.add_argument(
+        "--table", action="store_true", help="show several outputs as numbers, not as bars of classes"
+    )
+    page.add_argument(
+        "--onnxruntime-web",
+        metavar="PATH",
+        help="the npm package, for ops that the C generator lacks: a folder or archive; default: fetch it",
+    )
+    for command in (shipped, page):
+        command.add_argument(
+            "--weights",
+            choices=["float32", "float16", "bfloat16"],
+            default="float32",
+            help="how matrices are stored, default: float32",
+        )
+
+    firmware = add_parser(commands, "c", "write a run's model as C for a microcontroller", _C_EXAMPLES, _c)
+    _add_run_model(firmware)
+    firmware.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the folder to write to")
+    firmware.add_argument("--name", help="the C function, default: model")
+    for option in ("ram", "flash"):
+        firmware.add_argument(
+            f"--{option}", metavar="BYTES", help=f"refuse a model that needs more {option}, such as 64k"
+        )
+    _add_serve(commands)
+    _add_weights(commands)
+
+
+def _add_run_model(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a run's model: `run_model.arguments` reads them."""
+    add_run(parser)
+    _add_model_options(parser)
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--example",
+        action="append",
+        metavar="SHAPE[:DTYPE[:VALUES]]",
+        help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
+    )
+
+
+def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parser of `burnt serve`."""
+    serve = add_parser(commands, "serve", "serve models over HTTP, in batches", _SERVE_EXAMPLES, _serve)
+    serve.add_argument(
+        "models",
+        nargs="+",
+        metavar="[NAME=]RUN|FILE",
+        help="a run's folder, its name in runs/, or an .onnx file; the first one is at /v1/predict too",
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at, default: 127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes any that is free")
+    serve.add_argument(
+        "--max-batch", type=int, default=32, metavar="N", help="most items that are run together, default: 32"
+    )
+    serve.add_argument(
+        "--queue", type=int, default=256, metavar="N", help="most requests that wait, default: 256"
+    )
+    serve.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for one request, default: 30"
+    )
+    serve.add_argument(
+        "--max-body", type=float, default=16.0, metavar="MB", help="largest body of a request, default: 16"
+    )
+    serve.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time for accepted requests after SIGTERM, default: 30",
+    )
+    serve.add_argument(
+        "--reload", action="store_true", help="look for new checkpoints and changed files every 2 seconds"
+    )
+    serve.add_argument("--access-log", action="store_true", help="log every request")
+    serve.add_argument(
+        "--container", metavar="DIR", help="write what a container image is built from, and exit"
+    )
+    _add_model_options(serve)
+
+
+def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parsers of `burnt show` and `burnt convert`."""
+    show = add_parser(commands, "show", "show the tensors in a file of weights", _SHOW_EXAMPLES, _show)
+    show.add_argument("file", metavar="FILE", help="a file or folder of weights")
+    show.add_argument(
+        "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"
+    )
+    convert = add_parser(
+        commands, "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES, _convert
+    )
+    convert.add_argument("source", metavar="SOURCE", help="a file or folder of weights")
+    convert.add_argument("target", metavar="TARGET", help="the file to write, or a folder")
+    for command in (show, convert):
+        add_json(command)
+        command.add_argument(
+            "--only",
+            action="append",
+            metavar="PATTERN",
+            help="only tensors of these names or in these modules; may be repeated",
+        )
+    convert.add_argument(
+        "--skip", action="append", metavar="PATTERN", help="leave these tensors out; may be repeated"
+    )
+    convert.add_argument(
+        "--rename",
+        action="append",
+        metavar="REGEX=REPLACEMENT",
+        help="change names, in the order given; before --only and --skip",
+    )
+    convert.add_argument(
+        "--dtype",
+        choices=["float64", "float32", "float16", "bfloat16"],
+        help="convert floating-point tensors",
+    )
+    convert.add_argument(
+        "--keep", action="append", metavar="PATTERN", help="tensors that --dtype does not convert"
+    )
+    convert.add_argument(
+        "--shard", metavar="SIZE", help="the largest file in a folder, such as 2GB; default: 5GB"
+    )
+    convert.add_argument("--force", action="store_true", help="replace what is there")
+
+
+def _export(args: argparse.Namespace) -> int:
+    from burnt.cli import export, run_model
+
+    return export.run(run_model.arguments(args), args.out, args.batch, args.weights, args.json)
+
+
+def _page(args: argparse.Namespace) -> int:
+    from burnt.cli import page, run_model
+
+    page_given = page.PageArguments(
+        args.out,
+        args.weights,
+        args.title,
+        args.classes,
+        args.fields,
+        args.table,
+        args.onnxruntime_web,
+    )
+    return page.run(run_model.arguments(args), page_given)
+
+
+def _c(args: argparse.Namespace) -> int:
+    from burnt.cli import c, run_model
+
+    return c.run(run_model.arguments(args), args.out, args.name, args.ram, args.flash)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from burnt.serve.packages import require_packages
+
+    require_packages()  # before what imports them
+    from burnt.cli import serve
+
+    return serve.run(args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from burnt.cli import show
+
+    return show.run(args.file, args.only or (), args.values, args.json)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from burnt.cli import convert
+
+    given = convert.ConvertArguments(
+        args.source,
+        args.target,
+        args.dtype,
+        args.keep or (),
+        args.only or (),
+        args.skip or (),
+        args.rename or (),
+        args.shard,
+        args.force,
+    )
+    return convert.run(given, args.json)

@@ -1,0 +1,229 @@
+"""The arguments of `burnt train`, `replay`, `fork`, `check` and `evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run
+
+__all__ = ["add", "check_train"]
+
+_TRAIN_EXAMPLES = """\
+examples:
+  burnt train digits.train:main hidden=128 lr=1e-3    a module
+  burnt train examples/digits/train.py:main           a file
+  burnt train digits.train:main --show                print the configuration
+  burnt train digits.train:main --config runs/digits lr=1e-4    as that run, with another lr
+  burnt train digits.py:main schedule.type=Cosine schedule.steps=5000    a Config of another class
+  burnt train digits.py:main 'schedule={"type": "Cosine", "steps": 5000}'    lists and objects are JSON
+  burnt train --resume runs/digits epochs=40          go on with a run, for longer
+
+The function must take one parameter, annotated with a subclass of burnt.Config.
+"""
+
+_REPLAY_EXAMPLES = """\
+examples:
+  burnt replay digits --step 1234
+  burnt replay runs/digits --step 1221-1240    the first of these that is not finite
+  burnt replay digits --step 1234 --pdb        in the debugger
+
+The function that started the run goes forward from the newest checkpoint before
+the step, in silence and without writing to the run. Exit code 1: the values
+differ from those that the run recorded.
+"""
+
+_FORK_EXAMPLES = """\
+examples:
+  burnt fork digits@1200 lr=3e-4
+  burnt fork runs/digits@1200 lr=3e-4 folder=runs/slower
+
+The new run starts from the state after that step; its earlier steps are in the
+other run. Default folder: RUN-fork-STEP.
+"""
+
+_CHECK_EXAMPLES = """\
+examples:
+  burnt check digits.py:main
+  burnt check digits.py:main model.hidden=8 text.py:main    several; settings follow their function
+
+Each function is called with its Config until its training would start: shapes,
+loss, metrics, schedule and checkpoints are checked on the first batches,
+without training, and no run folder is written. For pre-commit:
+
+  - repo: local
+    hooks:
+      - {id: burnt-check, name: burnt check, language: system,
+         entry: burnt check digits.py:main, pass_filenames: false}
+"""
+
+_EVALUATE_EXAMPLES = """\
+examples:
+  burnt evaluate digits --data digits.py:load_splits
+  burnt evaluate runs/digits --data digits.py:test --checkpoint last --record
+  burnt evaluate digits --data digits.py:test --metrics accuracy,digits.py:F1
+
+NAME is a loader, a dataset, a list of batches, a dict of these, or a function
+that returns one; it may take the run's Config. The code is imported. With
+--record the values become an event of the run, and tables are added to it.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parsers."""
+    train = add_parser(
+        commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES, _train
+    )
+    train.add_argument(
+        "target",
+        nargs="?",
+        metavar="MODULE:FUNCTION",
+        help="the function to call; the module may be a file",
+    )
+    train.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="configuration fields; nested fields are dotted"
+    )
+    train.add_argument(
+        "--config",
+        metavar="FILE",
+        help="load the configuration from a run's folder or config.json, or a file of Config.save",
+    )
+    train.add_argument("--show", action="store_true", help="print the configuration as JSON and exit")
+    train.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run, its folder or its name in runs/, by the function that started it",
+    )
+    _add_monitor_choice(train)
+
+    replay = add_parser(
+        commands, "replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES, _replay
+    )
+    add_run(replay)
+    replay.add_argument(
+        "--step",
+        required=True,
+        metavar="K",
+        help="the step, or K-L for the first of these that is not finite",
+    )
+    replay.add_argument("--pdb", action="store_true", help="stop in the debugger in the training step")
+    _add_yes(replay)
+    add_json(replay)
+
+    fork = add_parser(
+        commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES, _fork
+    )
+    fork.add_argument(
+        "point", metavar="RUN@STEP", help="the run's folder, or its name in runs/, and the step"
+    )
+    fork.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="changes; folder= is the folder of the new run"
+    )
+    _add_yes(fork)
+    _add_monitor_choice(fork)
+
+    check = add_parser(
+        commands, "check", "check training functions without training", _CHECK_EXAMPLES, _check
+    )
+    check.add_argument(
+        "words",
+        nargs="+",
+        metavar="MODULE:FUNCTION [KEY=VALUE ...]",
+        help="functions as for `burnt train`, each followed by its settings",
+    )
+    add_json(check)
+
+    evaluate = add_parser(
+        commands, "evaluate", "compute metrics of a run's model on other data", _EVALUATE_EXAMPLES, _evaluate
+    )
+    add_run(evaluate)
+    evaluate.add_argument("--data", required=True, metavar="MODULE:NAME", help="the data to evaluate on")
+    add_model(evaluate)
+    evaluate.add_argument(
+        "--metrics", metavar="A,B", help="metrics by name or as MODULE:NAME, default: those of the run"
+    )
+    evaluate.add_argument("--step", metavar="MODULE:NAME", help="the step, for a model without one")
+    evaluate.add_argument(
+        "--batch-size", type=int, default=256, metavar="N", help="for datasets, default: 256"
+    )
+    evaluate.add_argument("--device", help="a torch device, default: the fastest")
+    evaluate.add_argument("--record", action="store_true", help="add the results to the run")
+    add_json(evaluate)
+
+
+def check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Check that `burnt train` was given either a function or a run to go on with."""
+    if args.resume is not None:
+        if args.target is not None and "=" in args.target:  # the first assignment
+            args.overrides.insert(0, args.target)
+        elif args.target is not None:
+            parser.error("--resume calls the function that started the run: give no other one")
+        if args.config is not None:
+            parser.error(
+                "--resume takes the configuration of the run: change it by key=value, not by --config"
+            )
+    elif args.target is None:
+        parser.error("the following arguments are required: MODULE:FUNCTION, or --resume RUN")
+
+
+def _add_monitor_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--monitor",
+        choices=["tui", "live", "plain", "off"],
+        help="how progress is shown, unless the function sets it; by default what the terminal supports",
+    )
+
+
+def _add_yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--yes", action="store_true", help="do not ask, however long it takes to get to the step"
+    )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from burnt.cli import train
+
+    if args.monitor is not None:
+        os.environ["BURNT_MONITOR"] = args.monitor
+    if args.resume is not None:
+        from burnt.cli import resume
+
+        return resume.run(args.resume, args.overrides, args.show)
+    return train.run(args.target, args.overrides, args.config, args.show)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from burnt.cli import replay
+
+    return replay.run(args.run, args.step, args.pdb, args.yes, args.json)
+
+
+def _fork(args: argparse.Namespace) -> int:
+    from burnt.cli import fork
+
+    if args.monitor is not None:
+        os.environ["BURNT_MONITOR"] = args.monitor
+    return fork.run(args.point, args.overrides, args.yes)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from burnt.cli import check
+
+    return check.run(args.words, args.json)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from burnt.cli import evaluate
+
+    of_run = evaluate.EvaluateArguments(
+        args.run,
+        args.data,
+        args.checkpoint,
+        args.metrics,
+        args.step,
+        args.model,
+        args.batch_size,
+        args.device,
+        args.record,
+    )
+    return evaluate.run(of_run, args.json)
