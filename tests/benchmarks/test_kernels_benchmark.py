@@ -129,6 +129,7 @@ row_process.serve()
 """
 
 
+@pytest.mark.full
 def test_a_row_that_breaks_its_process_costs_no_other_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

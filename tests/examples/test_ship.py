@@ -48,6 +48,7 @@ def commands_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("commands_here")
+@pytest.mark.sample(keep=("to_server",))
 @pytest.mark.parametrize("name", ["to_file", "to_server", "to_page", "to_c"])
 def test_a_script_ships_the_digits(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

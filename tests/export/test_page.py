@@ -269,6 +269,7 @@ class TestDigits:
         assert " ms for this answer." in opened.text("#latency")
 
 
+@pytest.mark.full
 @needs_clang
 @needs_chromium
 def test_sizes_of_the_digits_page(browser, example, tmp_path):

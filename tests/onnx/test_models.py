@@ -88,6 +88,7 @@ def reference(case: Case, layer: torch.nn.Module) -> torch.nn.Module:
     return twin.eval()
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_the_layers_in_one_file(tmp_path: Path, run_file: Callable[..., Any]) -> None:
     cases = [case for case in CASES if not case.label or case.name == "CrossEntropy"]

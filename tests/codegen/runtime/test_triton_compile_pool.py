@@ -117,9 +117,8 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n.startswith("softcap") else pytest.mark.full) for n in VARIANTS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) -> None:
     pool.seconds = 60
     q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
