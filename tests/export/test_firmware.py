@@ -29,10 +29,7 @@ from tests.export.models import MODELS
 from tests.export.ownership import check_arena
 from tests.export.toolchains import AARCH64, CORTEX_M4, HOST, SANITIZED, require
 
-NAMES = [
-    name if name in ("digits", "everything") else pytest.param(name, marks=pytest.mark.full)
-    for name in MODELS
-]
+NAMES = [name if name == "digits" else pytest.param(name, marks=pytest.mark.full) for name in MODELS]
 
 
 def written(name: str, folder: Path) -> Firmware:
@@ -49,9 +46,7 @@ def _leaves(call: Any) -> list[Tensor]:
     return [leaf for value in call.values() for leaf in _leaves(value)]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "digits" else pytest.mark.full) for name in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_outputs(name: str, tmp_path: Path, subtests: pytest.Subtests) -> None:
     """The test program that is written compares 20 calls with eager, within 1e-5 of the largest output."""
     result = written(name, tmp_path)
