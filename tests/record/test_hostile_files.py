@@ -322,8 +322,8 @@ def test_nothing_but_tensors_is_unpickled():
         if isinstance(node, ast.Call) and re.search(r"load", name := ast.unparse(node.func))
     ]
     unpickling = [call for call in calls if re.search(r"^(torch|pickle|np|numpy|joblib|dill)\.", call[1])]
-    # What worker processes of a loader send comes from the same program, through a socket of its own. They try
-    # with an exception of theirs whether it can be sent.
+    # What worker processes of a loader send comes from the same program, through a socket of its own. They
+    # try with an exception of theirs whether it can be sent.
     own = {("transport.py", "pickle.loads"), ("workers.py", "pickle.loads"), ("state.py", "np.load")}
     (restricted,) = [call for call in unpickling if call[:2] not in own]
     assert restricted[:2] == ("torch_file.py", "torch.load")
