@@ -122,6 +122,7 @@ _PLAIN = (
     "cannot be traced",
     "returns a view of an argument that it modifies in place",
     "modifies elements in place that share memory",
+    "modifies a tensor in place that overlaps another argument of the same op",
     "results overlap in part",
     "tensors on cuda",  # and constants on the CPU, by which torch indexes them
 )
