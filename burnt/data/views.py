@@ -7,6 +7,7 @@ they read from has none, so that ``hasattr`` tells.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -178,7 +179,7 @@ class Concatenation(Generic[T]):
         return place_of(*self._find(index))
 
 
-class _Windows:
+class _Windows(ABC):
     """Windows of a source: their starts are `stride` apart, and the last one may be shorter."""
 
     def __init__(self, source: Any, size: int, stride: int, count: int) -> None:
@@ -198,21 +199,17 @@ class _Windows:
     def take(self) -> Callable[[Tensor], Any]:
         if (self._count - 1) * self._stride + self._size > len(self.dataset):
             raise AttributeError("the last window is shorter")
-        self._require_take()
         return self._take
 
     def _take(self, indices: Tensor) -> Any:
         return self._gather(indices[:, None] * self._stride + torch.arange(self._size))
 
-    def _window(self, start: int, stop: int) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _window(self, start: int, stop: int) -> Any: ...
 
+    @abstractmethod
     def _gather(self, places: Tensor) -> Any:
         """Return the entries at places, ``[n, size]``."""
-        raise NotImplementedError
-
-    def _require_take(self) -> None:
-        """Raise an AttributeError if the source has no `take`."""
 
 
 class ArrayWindows(_Windows):
@@ -237,6 +234,18 @@ class DatasetWindows(_Windows):
         names: list[str] = self.dataset.classes
         return names
 
+    @property
+    def categories(self) -> Mapping[str, Sequence[Any]]:
+        """The names of the categories, if the dataset has them."""
+        names: Mapping[str, Sequence[Any]] = self.dataset.categories
+        return names
+
+    @property
+    def take(self) -> Callable[[Tensor], Any]:
+        """``take(indices)`` returns windows as one batch, if the dataset has it and all are as long."""
+        _require_take(self.dataset)
+        return super().take
+
     def place(self, index: int) -> str:
         """Return where a window comes from."""
         return f"the window from {place_of(self.dataset, index * self._stride)}"
@@ -248,9 +257,6 @@ class DatasetWindows(_Windows):
 
     def _gather(self, places: Tensor) -> Any:
         return _fold(self.dataset.take(places.flatten()), places.shape)
-
-    def _require_take(self) -> None:
-        _require_take(self.dataset)
 
 
 def _as_tensor(values: Any) -> Tensor:

@@ -21,7 +21,8 @@ def table(folder: Path, *cells: str, name: str = "rows.csv", **options) -> data.
 def test_names_come_from_the_dataset_below(tmp_path):
     rows = table(tmp_path, "ox", "py", "oy")
     part, _ = data.split(rows, 2)
-    for source in (rows, part, data.map(rows, dict), data.concat(part, rows), data.Loader(part, 1)):
+    views = part, data.map(rows, dict), data.concat(part, rows), data.windows(rows, 2)
+    for source in (rows, *views, data.Loader(part, 1)):
         assert class_names(source) == ["x", "y"]
         assert category_names(source) == {"city": ["o", "p"], "kind": ["x", "y"]}
     assert (class_names([1]), category_names([1])) == (None, {})

@@ -76,7 +76,7 @@ def plain_step(model: nn.Module, batch: Batch) -> StepOutput:
 def test_one_artefact_of_a_name_in_a_step(tmp_path, settings):
     class Telling(nn.Linear):
         def forward(self, x):
-            burnt.log(told=f"{float(x):g}")
+            burnt.log(caption=f"{float(x):g}")
             return super().forward(x)
 
     model = nn.Sequential()
@@ -94,9 +94,9 @@ def test_one_artefact_of_a_name_in_a_step(tmp_path, settings):
     training.run(Learner(model, optim.Sgd(), 0.0, step=plain_step))
     steps = [2, 4] if "accumulate" in settings else [2, 4, 6, 8]
     reader = RunReader(tmp_path)
-    first = {a.step: text_of(a.data) for a in reader.artefacts("table", "told")}
+    first = {a.step: text_of(a.data) for a in reader.artefacts("table", "caption")}
     batches = settings.get("accumulate", 1)
-    assert [a.step for a in reader.artefacts("table", "told")] == steps
+    assert [a.step for a in reader.artefacts("table", "caption")] == steps
     assert first == {step: f"{(step - 1) * batches}" for step in steps}
     assert len(reader.artefacts("table", "called")) == 2 * (8 // batches)
 
@@ -104,15 +104,15 @@ def test_one_artefact_of_a_name_in_a_step(tmp_path, settings):
 def test_texts_are_recorded(tmp_path):
     def telling(model, batch):
         output = step(model, batch)
-        burnt.log(told=f"item\t{float(batch.x):g}\nis 5 \u00b5m")
+        burnt.log(caption=f"item\t{float(batch.x):g}\nis 5 \u00b5m")
         return output
 
     reader = train(tmp_path / "run", telling)
-    told = {a.step: text_of(a.data) for a in reader.artefacts("table", "told")}
-    assert told == {step: f"item\t{step - 1}\nis 5 \u00b5m" for step in (4, 8)}
-    (valid,) = reader.artefacts("table", "valid/told")
+    caption = {a.step: text_of(a.data) for a in reader.artefacts("table", "caption")}
+    assert caption == {step: f"item\t{step - 1}\nis 5 \u00b5m" for step in (4, 8)}
+    (valid,) = reader.artefacts("table", "valid/caption")
     assert text_of(valid.data).startswith("item\t0")
-    assert all(text_of(a.data) is None for a in reader.artefacts() if "told" not in a.name)
+    assert all(text_of(a.data) is None for a in reader.artefacts() if "caption" not in a.name)
 
 
 def test_scalars_are_means_between_readings(tmp_path):

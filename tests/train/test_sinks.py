@@ -345,8 +345,8 @@ def test_tensorboard_reads_what_was_written_also_after_a_kill_and_a_resume(tmp_p
 
 
 def test_a_text_is_a_text_in_tensorboard() -> None:
-    told = Artefact(1, "table", "told", 3, 5.0, 1, {"columns": ["text"], "rows": [["two\nlines"]]})
-    assert tensorboard._artefact_record(told) == encoding.text("told", 3, 5.0, "two\nlines")
+    caption = Artefact(1, "table", "caption", 3, 5.0, 1, {"columns": ["text"], "rows": [["two\nlines"]]})
+    assert tensorboard._artefact_record(caption) == encoding.text("caption", 3, 5.0, "two\nlines")
 
 
 KILLED = """

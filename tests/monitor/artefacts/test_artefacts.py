@@ -250,8 +250,8 @@ def test_classes_have_bars_and_numbers() -> None:
 
 
 def test_texts_are_wrapped_at_words_and_keep_their_lines() -> None:
-    told = "Once upon a time\n\n\tthere was\x1b a \u732b\u732b\u732b\u732b\u732b\u732b"
-    assert text(draw_text(told, 11)).splitlines() == [
+    caption = "Once upon a time\n\n\tthere was\x1b a \u732b\u732b\u732b\u732b\u732b\u732b"
+    assert text(draw_text(caption, 11)).splitlines() == [
         "Once upon a", "time", "", "    there", "was\\x1b a", "\u732b\u732b\u732b\u732b\u732b", "\u732b"
     ]  # fmt: skip
     assert draw_text("", 11) == []
@@ -652,9 +652,9 @@ def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
 
 
 def test_a_text_is_drawn_in_full(tmp_path: Path) -> None:
-    told = " ".join(f"word{number}" for number in range(60))
+    caption = " ".join(f"word{number}" for number in range(60))
     with RunWriter.create(tmp_path / "run") as run:
-        run.record_table("told", ["text"], [[told]], 1)
+        run.record_table("caption", ["text"], [[caption]], 1)
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "9")

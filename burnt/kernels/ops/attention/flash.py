@@ -265,7 +265,7 @@ def compile_jobs(blocks: Mapping[str, FlashConfig], q: Tensor, k: Tensor, v: Ten
     devices=["cuda"],
     dtypes=[torch.float16, torch.bfloat16, torch.float32],
     when=_unsupported_reason,
-    best=lambda *args: not is_torchs(*args),  # cuDNN's takes 0.7 times as long on an H100
+    best=lambda *args: not is_torchs(*args),  # torch's take 0.7 times as long on an H100
     configs=_configs,
     compiles=_start_compiling,
     differentiable=True,
