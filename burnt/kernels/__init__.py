@@ -44,6 +44,9 @@ from burnt.kernels.ops.normalization import (
     rms_norm,
 )
 from burnt.kernels.ops.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows
+from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear
+from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear
 from burnt.kernels.ops.reduction import (
     reduce_all,
     reduce_any,
@@ -88,6 +91,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "decompositions",
+    "dequantize",
     "dot_product_attention",
     "dropout",
     "embedding",
@@ -113,6 +117,10 @@ __all__ = [
     "orthogonalized",
     "pin",
     "precision",
+    "quantize",
+    "quantize_rows",
+    "quantized_embedding",
+    "quantized_linear",
     "reduce_all",
     "reduce_any",
     "reduce_argmax",
@@ -128,6 +136,8 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope",
+    "scaled_conv",
+    "scaled_linear",
     "set_precision",
     "sgd_step",
     "silu",

@@ -1,0 +1,210 @@
+"""`quantized_linear` and `quantized_embedding`: quantized weights, floating-point inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt.errors import InputRuntimeError
+from burnt.kernels.dispatch.op import op
+from burnt.kernels.interface.checks import check_floating, check_one_device
+from burnt.kernels.ops.activation import apply_activation, check_activation
+from burnt.kernels.ops.quantized.quantize import check_scale, dequantize, is_floating, quantized_example
+from burnt.kernels.ops.quantized.values import check_values, value_type
+
+__all__ = ["check_bias", "quantized_embedding", "quantized_linear"]
+
+
+def check_bias(op_name: str, rows: int, bias: Tensor | None) -> None:
+    """Check that a bias is floating-point and has one element per row of the weight.
+
+    Raises:
+        InputRuntimeError: it has another shape.
+        InputUnsupportedError: it is not floating-point.
+    """
+    if bias is None:
+        return
+    check_floating(op_name, bias=bias)
+    if list(bias.shape) != [rows]:
+        raise InputRuntimeError(
+            f"bias of {op_name} has the wrong shape",
+            where=f"burnt.kernels.{op_name}",
+            expected=[rows],
+            found=list(bias.shape),
+        )
+
+
+def _check_linear(
+    x: Tensor,
+    values: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+    value: str,
+    block: int,
+) -> None:
+    name = "quantized_linear"
+    check_activation(name, activation)
+    check_one_device(name, x=x, values=values, scale=scale, zero_point=zero_point, bias=bias)
+    check_floating(name, x=x, scale=scale)
+    check_values(name, values, value)
+    per_byte = value_type(name, value).per_byte
+    multiple = max(block, per_byte)
+    if (
+        values.dim() != 2
+        or x.dim() < 1
+        or not x.shape[-1] <= values.shape[1] * per_byte < x.shape[-1] + max(multiple, 1)
+    ):
+        raise InputRuntimeError(
+            f"the shapes of x and values of {name} do not match",
+            where=f"burnt.kernels.{name}",
+            expected="x [*, in_features] for values [out_features, in_features]"
+            + (f", {per_byte} to a byte" if per_byte > 1 else ""),
+            found=f"x {list(x.shape)}, values {list(values.shape)}",
+        )
+    check_scale(name, values.shape[0], x.shape[-1], scale, zero_point, block)
+    check_bias(name, values.shape[0], bias)
+
+
+def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
+    examples: list[tuple[object, ...]] = []
+    for m, k, n, value, block, zero in [
+        (1, 4096, 4096, "int8", 0, False),
+        (1, 4096, 4096, "int4", 32, False),
+        (64, 1024, 1024, "int8", 0, False),
+        (256, 768, 1024, "int4", 32, True),
+        (16, 256, 256, "float8_e4m3", 0, False),
+        (5, 7, 3, "int4", 0, False),
+        (3, 64, 5, "int2", 32, False),
+        (3, 64, 5, "float4_e2m1", 32, False),
+    ]:
+        x, bias = torch.randn(m, k, device=device), torch.randn(n, device=device)
+        examples.append((x, *quantized_example(device, n, k, value, block, zero), bias, None, value, block))
+    return examples
+
+
+@op(check=_check_linear, examples=_linear_examples)
+def quantized_linear(
+    x: Tensor,
+    values: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    value: str = "int8",
+    block: int = 0,
+) -> Tensor:
+    r"""Compute a linear map with a quantized weight: :math:`f(x \hat W^\top + b)`.
+
+    Args:
+        x: ``[*, in_features]``, floating-point.
+        values: ``[out_features, in_features]``, packed, as `burnt.kernels.quantize` returns it; rows may be
+            padded to a multiple of the block.
+        scale: ``[out_features, 1]``, ``[1, 1]`` or with blocks ``[out_features, blocks]``, floating-point.
+        zero_point: int8, in the shape of `scale`.
+        bias: ``[out_features]``, floating-point.
+        activation: a key of `burnt.kernels.ACTIVATIONS`.
+        value: a key of `burnt.scheme.VALUES`.
+        block: columns that share a scale; 0 for whole rows.
+
+    Returns:
+        ``[*, out_features]``, in the dtype of `x`.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not match.
+        InputUnsupportedError: `x`, `scale` or `bias` is not floating-point.
+        InputValueError: `value` or `activation` is unknown.
+
+    Equal to `burnt.kernels.dequantize`, then `torch.nn.functional.linear`. Gradients flow to `x`, `scale` and
+    `bias`.
+
+    >>> weight = torch.tensor([[2, -3]], dtype=torch.int8)
+    >>> quantized_linear(torch.tensor([[1.0, 2.0]]), weight, torch.tensor([[0.5]]))
+    tensor([[-2.]])
+    """
+    weight = dequantize.reference(values, scale, zero_point, value, block, x.shape[-1], x.dtype)
+    return apply_activation(F.linear(x, weight, None if bias is None else bias.to(x.dtype)), activation)
+
+
+def _check_embedding(
+    indices: Tensor,
+    values: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    value: str,
+    block: int,
+    columns: int | None,
+    dtype: torch.dtype | None,
+) -> None:
+    name = "quantized_embedding"
+    check_one_device(name, indices=indices, values=values, scale=scale, zero_point=zero_point)
+    check_floating(name, scale=scale)
+    check_values(name, values, value)
+    if indices.dtype not in (torch.int64, torch.int32) or values.dim() != 2 or not is_floating(dtype):
+        raise InputRuntimeError(
+            f"the arguments of {name} do not match",
+            where=f"burnt.kernels.{name}",
+            expected="indices int64 or int32, values [rows, bytes], a floating-point dtype",
+            found=f"indices {indices.dtype}, values {list(values.shape)}, {dtype}",
+        )
+    stored = values.shape[1] * value_type(name, value).per_byte
+    check_scale(name, values.shape[0], stored if columns is None else columns, scale, zero_point, block)
+
+
+def _embedding_examples(device: torch.device) -> list[tuple[object, ...]]:
+    examples: list[tuple[object, ...]] = []
+    for count, rows, columns, value, block in [
+        ((8, 512), 32000, 256, "int8", 0),
+        ((4, 64), 1000, 64, "int4", 32),
+        ((3, 5), 11, 7, "int4", 0),
+    ]:
+        indices = torch.randint(rows, count, device=device)
+        parts = quantized_example(device, rows, columns, value, block)
+        examples.append((indices, *parts, value, block, columns, torch.float32))
+    return examples
+
+
+@op(check=_check_embedding, examples=_embedding_examples)
+def quantized_embedding(
+    indices: Tensor,
+    values: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    value: str = "int8",
+    block: int = 0,
+    columns: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the rows of a quantized table at the given indices, dequantized.
+
+    Args:
+        indices: ``[*]``, int64 or int32.
+        values: ``[rows, columns]``, packed.
+        scale: ``[rows, 1]``, ``[1, 1]`` or with blocks ``[rows, blocks]``, floating-point.
+        zero_point: int8, in the shape of `scale`.
+        value: a key of `burnt.scheme.VALUES`.
+        block: columns that share a scale; 0 for whole rows.
+        columns: of the table, without padding; None for all that are stored.
+        dtype: of the result, None for float32.
+
+    Returns:
+        ``[*, columns]``.
+
+    Raises:
+        IndexError: an index is outside of the table (on the CPU).
+        InputRuntimeError: shapes, dtypes or devices do not match.
+        InputValueError: `value` is unknown.
+
+    >>> table = torch.tensor([[2, -3], [4, 5]], dtype=torch.int8)
+    >>> quantized_embedding(torch.tensor([1]), table, torch.tensor([[0.5]]))
+    tensor([[2.0000, 2.5000]])
+    """
+    flat = indices.reshape(-1)
+    is_shared = scale.shape[0] == 1 and values.shape[0] != 1
+    rows = F.embedding(flat, values)
+    row_scale = scale if is_shared else F.embedding(flat, scale)
+    row_zero = zero_point if zero_point is None or is_shared else F.embedding(flat, zero_point)
+    out = dequantize.reference(rows, row_scale, row_zero, value, block, columns, dtype)
+    return out.reshape(*indices.shape, out.shape[-1])
