@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from burnt.gradients import Gradients
     from burnt.inspect import CheckReport, Summary, TensorSpec, check, freeze, num_params, summary, unfreeze
     from burnt.module import Module, field
+    from burnt.quant.api import dequantize, quantize
     from burnt.record import Record, load_weights
+    from burnt.scheme import QuantScheme
     from burnt.swapping import swap, unswap
     from burnt.train.loading import load
     from burnt.train.logged import log
@@ -32,11 +34,13 @@ _HOMES = {
     "Config": "burnt.config",
     "Gradients": "burnt.gradients",
     "Module": "burnt.module",
+    "QuantScheme": "burnt.scheme",
     "Record": "burnt.record",
     "Summary": "burnt.inspect",
     "TensorSpec": "burnt.inspect",
     "check": "burnt.inspect",
     "data": "burnt.data",
+    "dequantize": "burnt.quant.api",
     "device_info": "burnt.device",
     "explain": "burnt.codegen.explanation",
     "fuse": "burnt.codegen.function",
@@ -53,6 +57,7 @@ _HOMES = {
     "onnx": "burnt.onnx",
     "optim": "burnt.optim",
     "predict": "burnt.train.prediction",
+    "quantize": "burnt.quant.api",
     "record": "burnt.record",
     "summary": "burnt.inspect",
     "swap": "burnt.swapping",
@@ -68,12 +73,14 @@ __all__ = [
     "Config",
     "Gradients",
     "Module",
+    "QuantScheme",
     "Record",
     "Summary",
     "TensorSpec",
     "__version__",
     "check",
     "data",
+    "dequantize",
     "device_info",
     "errors",
     "explain",
@@ -91,6 +98,7 @@ __all__ = [
     "onnx",
     "optim",
     "predict",
+    "quantize",
     "record",
     "summary",
     "swap",

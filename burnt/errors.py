@@ -12,6 +12,7 @@
     ├── OptimError         an optimizer or schedule cannot be used so       (also ValueError)
     ├── RecordError        a saved file is damaged or does not fit          (also ValueError)
     │   └── CheckpointError    the same of a run's checkpoint
+    ├── QuantError         a model cannot be quantized as asked             (also ValueError)
     ├── SwapError          a model cannot be swapped or unswapped           (also ValueError)
     ├── RunError           a run folder cannot be used                      (also OSError)
     ├── QueryError         a search of runs cannot be read                  (also ValueError)
@@ -65,6 +66,7 @@ __all__ = [
     "MetricError",
     "NonFiniteError",
     "OptimError",
+    "QuantError",
     "QueryError",
     "RecordError",
     "RunError",
@@ -172,6 +174,10 @@ class RecordError(BurntError, ValueError):
 
 class CheckpointError(RecordError):
     """A checkpoint of a run is damaged, or does not fit the run."""
+
+
+class QuantError(BurntError, ValueError):
+    """A model cannot be quantized as asked."""
 
 
 class SwapError(BurntError, ValueError):

@@ -19,6 +19,7 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvBase",
     "Sides",
     "check_groups",
     "check_sizes",
@@ -102,7 +103,7 @@ def _size_error(layer: Any, name: str, expected: str, found: object) -> InputVal
     )
 
 
-class _Conv:
+class ConvBase:
     """The forward of all ranks. The attributes are torch's, but for a `padding` with pairs."""
 
     _axes: ClassVar[int]
@@ -127,13 +128,7 @@ class _Conv:
 
     def _convolve(self, input: Tensor) -> Tensor:
         weight = self.weight  # read once, since a parametrization computes it
-        padding = self._same(input) if self.padding == "same" else self.padding
-        if padding == "valid":
-            padding = 0
-        elif self.padding_mode != "zeros" or has_uneven_sides(padding):
-            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-            input = F.pad(input, [size for pair in reversed(sides_of(padding)) for size in pair], mode)
-            padding = 0
+        input, padding = self._pad(input)
         sizes: Any = self.stride, padding, self.dilation, self.groups
         if (
             torch.compiler.is_compiling()
@@ -143,6 +138,16 @@ class _Conv:
         ):
             return _CONV[weight.dim() - 3](input, weight, self.bias, *sizes)
         return kernels.conv(input, weight, self.bias, None, None, None, *sizes)
+
+    def _pad(self, input: Tensor) -> tuple[Tensor, Any]:
+        """Return the input and the padding left to the kernel: zeros, as many on both sides of an axis."""
+        padding = self._same(input) if self.padding == "same" else self.padding
+        if padding == "valid":
+            return input, 0
+        if self.padding_mode == "zeros" and not has_uneven_sides(padding):
+            return input, padding
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        return F.pad(input, [size for pair in reversed(sides_of(padding)) for size in pair], mode), 0
 
     def _same(self, input: Tensor) -> list[Sides]:
         """Return the sides that make ``ceil(size / stride)`` outputs; of an odd number the end gets more."""
@@ -161,7 +166,7 @@ class _Conv:
         return sides
 
 
-class Conv1d(_Conv, Module, torch.nn.Conv1d):
+class Conv1d(ConvBase, Module, torch.nn.Conv1d):
     r"""Cross-correlation of sequences with learned kernels.
 
     .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
@@ -202,7 +207,7 @@ class Conv1d(_Conv, Module, torch.nn.Conv1d):
         self.padding = checked_padding(self, padding)
 
 
-class Conv2d(_Conv, Module, torch.nn.Conv2d):
+class Conv2d(ConvBase, Module, torch.nn.Conv2d):
     r"""Cross-correlation of images with learned kernels.
 
     .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
@@ -265,7 +270,7 @@ class Conv2d(_Conv, Module, torch.nn.Conv2d):
         self.padding = checked_padding(self, padding)
 
 
-class Conv3d(_Conv, Module, torch.nn.Conv3d):
+class Conv3d(ConvBase, Module, torch.nn.Conv3d):
     r"""Cross-correlation of volumes with learned kernels.
 
     .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}

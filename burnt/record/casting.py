@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +36,10 @@ class CastTensor(StoredTensor):
 
 
 def cast_tensors(
-    tensors: Mapping[str, StoredTensor], dtype: torch.dtype | None, keep: str | Iterable[str] | None = None
+    tensors: Mapping[str, StoredTensor],
+    dtype: torch.dtype | None,
+    keep: str | Iterable[str] | None = None,
+    unchanged: Collection[str] = (),
 ) -> dict[str, StoredTensor]:
     """Return tensors of another floating-point dtype, which are converted when they are read.
 
@@ -47,6 +50,7 @@ def cast_tensors(
         tensors: by path.
         dtype: float64, float32, float16 or bfloat16; None converts nothing.
         keep: patterns on paths of further tensors that stay as they are.
+        unchanged: paths that stay as they are: the scales of quantized layers.
 
     Raises:
         RecordError: another dtype, a value that it cannot hold, or a pattern that matches nothing.
@@ -72,6 +76,7 @@ def cast_tensors(
         if stored.dtype in DTYPES
         and stored.dtype != dtype
         and path not in kept
+        and path not in unchanged
         and not any(matches(pattern, path) for pattern in patterns)
     }
     check_range(

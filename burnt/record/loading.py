@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -19,6 +19,7 @@ from burnt.record.casting import beside_statistics, check_range
 from burnt.record.fit import Fit
 from burnt.record.layout import Layout
 from burnt.record.layouts import burn
+from burnt.record.quantized import quantized_hint, quantized_layers, scale_paths, with_quantized_layers
 from burnt.record.record import WRAPPERS, Record, static_fields_of, unwrapped, without_wrappers
 from burnt.record.report import LoadReport
 from burnt.record.source import Source
@@ -123,7 +124,15 @@ def load_weights(
         tensors, notes = strip_prefixes(opened, unwrapped(model).state_dict())
         chosen = None if layout is None else find_layout(model, layout)
         incoming = _Incoming.of(opened, tensors, notes, chosen, rename)
-        return _load(model, incoming, Selection(only, skip), partial, dtype)
+        selection = Selection(only, skip)
+        layers = {
+            path: entry
+            for path, entry in opened.record.quantized.items()
+            if selection.takes(f"{path}.values")
+            and not (partial and f"{path}.values" not in incoming.tensors)
+        }
+        with with_quantized_layers(unwrapped(model), layers, opened.path):
+            return _load(model, incoming, selection, partial, dtype)
 
 
 def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
@@ -372,7 +381,12 @@ def _load(
         raise _misfit(fit, model, incoming, partial)
     _check_values(fit.shared, chosen, found, source.path)
     read = {path: found[path] for path in loaded.values()}
-    wanted = _wanted_dtypes({path: target.tensor.dtype for path, target in targets.items()}, read, dtype)
+    wanted = _wanted_dtypes(
+        {path: target.tensor.dtype for path, target in targets.items()},
+        read,
+        dtype,
+        scale_paths(quantized_layers(inner)),
+    )
     _check_ranges(read, wanted)
 
     cast = _read(inner, targets, read, wanted)
@@ -398,15 +412,16 @@ def _misfit(fit: Fit, model: torch.nn.Module, incoming: _Incoming, partial: bool
     hints = ["nothing was changed"]
     lora_hint = _lora_hint(fit, source.kind)
     layout_hint = _layout_hint(fit, unwrapped(model), incoming)
-    if lora_hint or layout_hint:
-        hints += [hint for hint in (lora_hint, layout_hint) if hint]
+    other_hints = [lora_hint, layout_hint, quantized_hint(fit.own, fit.found)]
+    if any(other_hints):
+        hints += [hint for hint in other_hints if hint]
     elif fit.rename_hint:
         hints.append(fit.rename_hint)
     elif 2 * len(fit.mismatched) > len(fit.shared) > 3:
         hints.append("build the model with the sizes of the file")
     elif fit.mismatched:
         hints.append(f"skip={'|'.join(fit.mismatched[:3])!r} leaves out tensors of another shape")
-    if (fit.missing or fit.unexpected) and not (partial or lora_hint or layout_hint):
+    if (fit.missing or fit.unexpected) and not (partial or any(other_hints)):
         hints.append("partial=True loads what fits by name")
     found = f"a {source.kind} of {len(source.tensors):,} tensors"
     total = len(fit.own.keys() | fit.found.keys())
@@ -571,13 +586,14 @@ def _wanted_dtypes(
     own: Mapping[str, torch.dtype],
     tensors: Mapping[str, StoredTensor],
     dtype: torch.dtype | Literal["stored"] | None,
+    unchanged: Collection[str],
 ) -> dict[str, torch.dtype]:
     """Return the dtype that each loaded tensor will have in the model, whose tensors have the `own` ones."""
     kept = beside_statistics(own) if isinstance(dtype, torch.dtype) and dtype.itemsize < 4 else set()
     wanted = {}
     for path, stored in tensors.items():
         is_converted = own[path].is_floating_point and stored.dtype.is_floating_point and path not in kept
-        if dtype is None or not is_converted:
+        if dtype is None or not is_converted or path in unchanged:
             wanted[path] = own[path]
         else:
             wanted[path] = stored.dtype if dtype == "stored" else dtype

@@ -20,6 +20,7 @@ from burnt.record.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write
 from burnt.record.casting import cast_tensors
 from burnt.record.files import check_dense, read_tensors, with_document, write_stored
 from burnt.record.folder import SHARD_BYTES, write_folder
+from burnt.record.quantized import quantized_layers, scale_paths
 from burnt.record.stored import MemoryTensor, StoredTensor
 
 FORMAT = 1
@@ -43,6 +44,7 @@ class _Metadata(msgspec.Struct):
     config_type: str | None
     config: dict[str, Any] | None
     static: dict[str, dict[str, Any]]
+    quantized: dict[str, dict[str, Any]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Record:
         config_type: the class of the Config that built it, by qualified name.
         config: that Config's values.
         static: static fields by module path and name.
+        quantized: of quantized layers, by path, the scheme and what else is needed to build them.
 
     >>> import burnt, tempfile, pathlib
     >>> record = burnt.nn.Linear(2, 3).into_record()
@@ -71,6 +74,7 @@ class Record:
     config_type: str | None = None
     config: dict[str, Any] | None = None
     static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    quantized: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         tensors = quantity(len(self.tensors), "tensor")
@@ -155,7 +159,7 @@ class Record:
     def _stored(self, dtype: torch.dtype | None, keep: str | Sequence[str] | None) -> dict[str, StoredTensor]:
         self.check()
         tensors = {path: MemoryTensor.of(tensor) for path, tensor in self.tensors.items()}
-        return cast_tensors(tensors, dtype, keep)
+        return cast_tensors(tensors, dtype, keep, unchanged=scale_paths(self.quantized))
 
     def document(self) -> dict[str, Any]:
         """Return the metadata as JSON values, as they are stored with the tensors."""
@@ -274,6 +278,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         None if config is None else qualified_name(type(config)),
         None if config is None else config.to_dict(),
         static_fields_of(inner),
+        {without_wrappers(path): entry for path, entry in quantized_layers(inner).items()},
     )
 
 

@@ -1,0 +1,525 @@
+"""Layers with quantized weights: what `burnt.quantize` puts in the place of Linear, Conv and Embedding.
+
+The weight is three buffers, plain tensors: ``values``, ``scale`` and, for asymmetric schemes, ``zero_point``.
+They save, move and copy like any buffer, and are never quantized again. ``layer.weight`` computes the weight
+they stand for.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt import kernels
+from burnt.config import qualified_name
+from burnt.errors import RecordError
+from burnt.module import Module
+from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase
+from burnt.nn.embedding import Embedding
+from burnt.nn.linear import Linear
+from burnt.record.quantized import register_builder
+from burnt.scheme import QuantScheme
+
+__all__ = [
+    "FOLDED",
+    "LAYERS",
+    "Quantized",
+    "QuantizedConv",
+    "QuantizedEmbedding",
+    "QuantizedLinear",
+    "build_quantized",
+    "quantized_class",
+    "weight_matrix",
+]
+
+_SCALES = ("scale", "input_scale")
+
+
+class Quantized(Module, init=False):
+    """Base of the layers with quantized weights.
+
+    Args:
+        layer: the layer to take the place of; its weight may be on the meta device.
+        scheme: what its weight becomes. Values are zeros until `set_weight`, or until a record is loaded.
+
+    Attributes:
+        values: buffer, the quantized weight: int8 ``[rows, ...]`` in the weight's shape, packed uint8
+            otherwise.
+        scale: buffer, ``[rows, blocks]``, in the dtype that the scheme says, whatever the module is cast to.
+        zero_point: buffer, int8 in the shape of `scale`; None for symmetric schemes.
+        input_scale: buffer, one element, for static activations; else None.
+        input_zero_point: buffer, one int8 element, for static int8 activations; else None.
+        bias: parameter, as in the original layer.
+        scheme: the `QuantScheme`.
+        weight_shape: of the original weight, output channels first.
+        origin: the class of the original layer, by qualified name.
+    """
+
+    values: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    input_scale: Tensor | None
+    input_zero_point: Tensor | None
+    bias: Tensor | None
+    _like: Tensor
+
+    def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
+        super().__init__()
+        weight = getattr(layer, "weight")  # noqa: B009  # torch types it as a module or a tensor
+        self.scheme = scheme
+        self.origin = qualified_name(type(layer))
+        self.is_transposed = self.origin == _HF_CONV1D
+        self.weight_shape: tuple[int, ...] = tuple(weight.t().shape if self.is_transposed else weight.shape)
+        self.rows, self.columns = self.weight_shape[0], math.prod(self.weight_shape[1:])
+        device = weight.device
+        padded = scheme.padded_columns(self.columns)
+        is_packed = scheme.type.bits < 8 or padded != self.columns
+        shape = (self.rows, padded // scheme.type.per_byte) if is_packed else self.weight_shape
+        values_dtype = torch.int8 if scheme.value == "int8" else torch.uint8
+        scale_dtype: torch.dtype = getattr(torch, scheme.scale)
+        scale_shape = scheme.scale_shape(self.rows, self.columns)
+        self.register_buffer("values", torch.zeros(shape, dtype=values_dtype, device=device))
+        self.register_buffer("scale", torch.ones(scale_shape, dtype=scale_dtype, device=device))
+        zero_point = None if scheme.symmetric else torch.zeros(scale_shape, dtype=torch.int8, device=device)
+        self.register_buffer("zero_point", zero_point)
+        is_static = scheme.activations == "static" and not isinstance(self, QuantizedEmbedding)
+        has_zero_point = is_static and not scheme.type.is_float
+        self.register_buffer("input_scale", torch.ones((1, 1), device=device) if is_static else None)
+        self.register_buffer(
+            "input_zero_point",
+            torch.zeros((1, 1), dtype=torch.int8, device=device) if has_zero_point else None,
+        )
+        # An empty tensor that follows casts, as the weight would: the dtype of `weight`.
+        self.register_buffer("_like", weight.new_empty(0), persistent=False)
+        bias = getattr(layer, "bias", None)
+        self.register_parameter("bias", bias)
+        self.training = layer.training
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight that the values stand for, in the original's shape, computed at each access."""
+        block = self.scheme.block or 0
+        matrix = kernels.dequantize(
+            self.values.flatten(1),
+            self.scale,
+            self.zero_point,
+            self.scheme.value,
+            block,
+            self.columns,
+            self._like.dtype,
+        )
+        return matrix.t() if self.is_transposed else matrix.view(self.weight_shape)
+
+    def set_weight(self, weight: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Self:
+        """Quantize a weight into the layer's buffers.
+
+        Args:
+            weight: ``[rows, columns]``, see `weight_matrix`.
+            scale: in the shape of the layer's.
+            zero_point: int8; only for asymmetric schemes.
+        """
+        scheme = self.scheme
+        padded = F.pad(weight, (0, scheme.padded_columns(self.columns) - self.columns))
+        scale = scale.to(self.scale.dtype)
+        values = kernels.quantize(padded, scale, zero_point, scheme.value, scheme.block or 0, scheme.narrow)
+        self.values.copy_(values.view(self.values.shape))
+        self.scale.copy_(scale)
+        if zero_point is not None and self.zero_point is not None:
+            self.zero_point.copy_(zero_point)
+        return self
+
+    def restore(self) -> torch.nn.Module:
+        """Return a layer of the original class with the dequantized weight.
+
+        Raises:
+            RecordError: the original class cannot be imported.
+        """
+        layer: torch.nn.Module = self._original()
+        with torch.no_grad():
+            layer.weight = torch.nn.Parameter(self.weight)
+            layer._parameters["bias"] = self._parameters["bias"]
+        layer.train(self.training)
+        return layer
+
+    def quantization(self) -> dict[str, Any]:
+        """Return what records keep of the layer besides its tensors."""
+        return {"origin": self.origin, "scheme": self.scheme.to_dict(), "bias": self.bias is not None}
+
+    @abc.abstractmethod
+    def _original(self) -> Any:
+        """Return a layer of the original class, without values."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast; scales are moved only, since they keep their scheme's dtype."""
+        scales = {name: self._buffers[name] for name in _SCALES}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, scale in scales.items():
+            moved = self._buffers[name]
+            if scale is not None and moved is not None and moved.dtype != scale.dtype:
+                self._buffers[name] = scale.to(moved.device)
+        return self
+
+    def _quantize_input(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values and scales of inputs ``[rows, columns]``: one scale, or one for each row."""
+        value = self.scheme.value if self.scheme.type.bits == 8 else _input_value(self.scheme)
+        if self.input_scale is None:
+            return kernels.quantize_rows(rows, value)
+        return kernels.quantize(rows, self.input_scale, self.input_zero_point, value), self.input_scale
+
+    def _dequantize_input(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return inputs ``[rows, columns]`` as they are after quantization."""
+        values, scale = self._quantize_input(rows)
+        zero_point = None if self.input_scale is None else self.input_zero_point
+        return kernels.dequantize(values, scale, zero_point, _input_value(self.scheme), 0, None, dtype)
+
+    @property
+    def _multiplies_values(self) -> bool:
+        """Whether quantized values are multiplied; otherwise inputs are quantized and dequantized."""
+        scheme = self.scheme
+        return scheme.type.bits == 8 and scheme.symmetric and scheme.block is None
+
+    def extra_repr(self) -> str:
+        """Return sizes and scheme."""
+        return f"{self._sizes_text()}, bias={self.bias is not None}, scheme={self.scheme.name}"
+
+    def _sizes_text(self) -> str:
+        return f"{self.columns}, {self.rows}"
+
+
+def _input_value(scheme: QuantScheme) -> str:
+    """Return the type of quantized inputs beside weights of a scheme."""
+    if scheme.type.bits == 8:
+        return scheme.value
+    return "float8_e4m3" if scheme.type.is_float else "int8"
+
+
+class QuantizedLinear(Quantized):
+    """A linear map whose weight is quantized, and with dynamic or static schemes its input too.
+
+    Args:
+        layer: a `torch.nn.Linear`, or Hugging Face's Conv1D.
+        scheme: of the weight and the activations.
+
+    Shapes:
+        input ``[*, in_features]``, floating-point; output ``[*, out_features]`` in the input's dtype.
+
+    Gradients flow to the input and the bias; through the rounding of inputs they pass unchanged
+    (straight-through).
+
+    >>> import torch
+    >>> layer = QuantizedLinear(torch.nn.Linear(64, 8), QuantScheme.parse("int4-block32"))
+    >>> layer(torch.zeros(2, 64)).shape, layer.values.shape, layer.values.dtype
+    (torch.Size([2, 8]), torch.Size([8, 32]), torch.uint8)
+    """
+
+    @property
+    def in_features(self) -> int:
+        """Size of the input's last axis."""
+        return self.columns
+
+    @property
+    def out_features(self) -> int:
+        """Size of the output's last axis."""
+        return self.rows
+
+    @property
+    def nf(self) -> int:
+        """Hugging Face's name of `out_features`."""
+        return self.rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map ``[*, in_features]`` to ``[*, out_features]``."""
+        scheme = self.scheme
+        if scheme.activations is None:
+            return self._weight_only(input)
+        if torch.is_grad_enabled() and (
+            input.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        ):
+            return _straight_through(self, input)
+        return self._quantized_forward(input)
+
+    def _weight_only(self, input: Tensor) -> Tensor:
+        scheme = self.scheme
+        values = self.values if self.values.dim() == 2 else self.values.flatten(1)
+        return kernels.quantized_linear(
+            input, values, self.scale, self.zero_point, self.bias, None, scheme.value, scheme.block or 0
+        )
+
+    def _quantized_forward(self, input: Tensor) -> Tensor:
+        rows = input.reshape(-1, self.columns)
+        if not self._multiplies_values:
+            output = self._weight_only(self._dequantize_input(rows, input.dtype))
+        else:
+            values, scale = self._quantize_input(rows)
+            zero_point = self.input_zero_point
+            output = kernels.scaled_linear(
+                values,
+                self.values,
+                scale,
+                self.scale,
+                zero_point,
+                self.bias,
+                None,
+                None,
+                None,
+                self.scheme.value,
+                input.dtype,
+            )
+        return output.view(*input.shape[:-1], self.rows)
+
+    def _original(self) -> Any:
+        settings: dict[str, Any] = {"device": "meta", "dtype": self._like.dtype}
+        if self.origin == _HF_CONV1D:
+            with torch.device("meta"):
+                return _import_class(self.origin)(self.rows, self.columns)
+        return _import_class(self.origin)(self.columns, self.rows, self.bias is not None, **settings)
+
+
+class QuantizedConv(ConvBase, Quantized, init=False):
+    """A convolution of one to three axes whose weight is quantized, and with dynamic or static schemes its
+    input.
+
+    Args:
+        layer: a `torch.nn.Conv1d`, `Conv2d` or `Conv3d`.
+        scheme: of the weight and the activations. Only int8 is computed with integers; other values are
+            dequantized first. A dynamic scheme has a scale for each sample.
+
+    Shapes:
+        as those of the original layer.
+
+    >>> import torch
+    >>> layer = QuantizedConv(torch.nn.Conv2d(3, 8, 3), QuantScheme.parse("int8"))
+    >>> layer(torch.zeros(2, 3, 5, 5)).shape
+    torch.Size([2, 8, 3, 3])
+    """
+
+    def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
+        Quantized.__init__(self, layer, scheme)
+        for name in _CONV_FIELDS:
+            setattr(self, name, getattr(layer, name))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
+        if self.scheme.activations is None:
+            return self._weight_only(input)
+        if torch.is_grad_enabled() and (
+            input.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        ):
+            return _straight_through(self, input)
+        return self._quantized_forward(input)
+
+    def _weight_only(self, input: Tensor) -> Tensor:
+        return ConvBase.forward(self, input)
+
+    def _quantized_forward(self, input: Tensor) -> Tensor:
+        has_batch = input.dim() == len(self.weight_shape)
+        batch = input if has_batch else input.unsqueeze(0)
+        batch, padding = self._pad(batch)
+        samples = batch.flatten(1)
+        if self.scheme.value == "int8" and self._multiplies_values:
+            values, scale = self._quantize_input(samples)
+            output = kernels.scaled_conv(
+                values.view(batch.shape),
+                self.values,
+                scale,
+                self.scale,
+                self.input_zero_point,
+                self.bias,
+                None,
+                self.stride,
+                padding,
+                self.dilation,
+                self.groups,
+                None,
+                None,
+                input.dtype,
+            )
+        else:
+            numbers = self._dequantize_input(samples, input.dtype).view(batch.shape)
+            conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
+            weight = self.weight.to(input.dtype)
+            output = conv(numbers, weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return output if has_batch else output.squeeze(0)
+
+    def _original(self) -> Any:
+        cls = _import_class(self.origin)
+        settings = {name: getattr(self, name) for name in _CONV_FIELDS if name in _CONV_ARGUMENTS}
+        return cls(**settings, bias=self.bias is not None, device="meta", dtype=self._like.dtype)
+
+    def _sizes_text(self) -> str:
+        return f"{self.in_channels}, {self.rows}, kernel_size={self.kernel_size}, stride={self.stride}"
+
+
+_CONV_ARGUMENTS = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+)
+_CONV_FIELDS = _CONV_ARGUMENTS
+
+
+class QuantizedEmbedding(Quantized):
+    """A table of vectors that are quantized row by row; indices select rows, which are then dequantized.
+
+    Args:
+        layer: a `torch.nn.Embedding` without ``max_norm``.
+        scheme: of the table; `activations` does not apply.
+
+    Shapes:
+        input integers ``[*]``, output ``[*, embedding_dim]``.
+
+    >>> import torch
+    >>> QuantizedEmbedding(torch.nn.Embedding(10, 4), QuantScheme())(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 4])
+    """
+
+    def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
+        super().__init__(layer, scheme)
+        self.padding_idx = layer.padding_idx
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of ids."""
+        return self.rows
+
+    @property
+    def embedding_dim(self) -> int:
+        """Size of a vector."""
+        return self.columns
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
+        scheme = self.scheme
+        return kernels.quantized_embedding(
+            input,
+            self.values.flatten(1),
+            self.scale,
+            self.zero_point,
+            scheme.value,
+            scheme.block or 0,
+            self.columns,
+            self._like.dtype,
+        )
+
+    def _original(self) -> Any:
+        cls = _import_class(self.origin)
+        sizes: dict[str, Any] = {"device": "meta", "dtype": self._like.dtype}
+        return cls(self.rows, self.columns, self.padding_idx, **sizes)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The quantized forward with the gradient of the layer that quantizes its weight alone."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
+        ctx.save_for_backward(input)
+        ctx.layer = layer
+        output: Tensor = layer._quantized_forward(input)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        (input,) = ctx.saved_tensors
+        layer = ctx.layer
+        needs_input, needs_bias, _ = ctx.needs_input_grad
+        with torch.enable_grad():
+            leaf = input.detach().requires_grad_(needs_input)
+            output = layer._weight_only(leaf)
+        wanted = [leaf] * needs_input + [layer.bias] * needs_bias
+        grads = iter(torch.autograd.grad(output, wanted, grad_out))
+        return next(grads) if needs_input else None, next(grads) if needs_bias else None, None
+
+
+def _straight_through(layer: Any, input: Tensor) -> Tensor:
+    output: Tensor = _StraightThrough.apply(input, layer.bias, layer)  # type: ignore[no-untyped-call]
+    return output
+
+
+def weight_matrix(layer: torch.nn.Module) -> Tensor:
+    """Return a layer's weight as the matrix that a scheme sees: ``[output channels, all other axes]``."""
+    weight: Tensor = layer.get_parameter("weight").detach()
+    return weight.t() if qualified_name(type(layer)) == _HF_CONV1D else weight.flatten(1)
+
+
+FOLDED = "folded"
+"""The origin, in records, of a layer that was folded into the one before it."""
+
+_HF_CONV1D = "transformers.pytorch_utils.Conv1D"
+
+LAYERS: dict[str, type[Quantized]] = {
+    **dict.fromkeys(map(qualified_name, (torch.nn.Linear, Linear)), QuantizedLinear),
+    _HF_CONV1D: QuantizedLinear,
+    **dict.fromkeys(
+        map(qualified_name, (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1d, Conv2d, Conv3d)),
+        QuantizedConv,
+    ),
+    **dict.fromkeys(map(qualified_name, (torch.nn.Embedding, Embedding)), QuantizedEmbedding),
+}
+"""The quantized class of each layer class, by qualified name. Subclasses may compute something else."""
+
+
+def quantized_class(layer: torch.nn.Module) -> type[Quantized] | None:
+    """Return the class that takes the place of a layer when it is quantized, or None."""
+    return LAYERS.get(qualified_name(type(layer)))
+
+
+@register_builder
+def build_quantized(layer: torch.nn.Module, entry: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the quantized layer for a layer of a model, from what a record says of it.
+
+    Args:
+        layer: the original layer, or a quantized one, which is returned if its scheme is the same.
+        entry: what `Quantized.quantization` returned.
+
+    Raises:
+        RecordError: the layer is of another kind, or quantized by another scheme.
+    """
+    if entry.get("origin") == FOLDED:
+        return layer if isinstance(layer, torch.nn.Identity) else torch.nn.Identity()
+    scheme = QuantScheme.from_dict(entry["scheme"])
+    if isinstance(layer, Quantized):
+        if layer.scheme == scheme:
+            return layer
+        raise RecordError(
+            "a layer of the model is quantized by another scheme",
+            expected=scheme.name,
+            found=layer.scheme.name,
+            hint="load into a model that is not quantized, or quantized like the one that was saved",
+        )
+    cls = quantized_class(layer)
+    if cls is None:
+        raise RecordError(
+            "a layer of the model cannot be quantized as the file has it",
+            expected=f"a {entry['origin']}",
+            found=qualified_name(type(layer)),
+        )
+    new = cls(layer, scheme)
+    if entry["bias"] and new.bias is None:  # a batch norm was folded into the layer
+        new._parameters["bias"] = torch.nn.Parameter(new._like.new_zeros(new.rows))
+    return new
+
+
+def _import_class(name: str) -> Any:
+    module, _, cls = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError) as error:
+        raise RecordError(
+            "the class of the original layer cannot be imported",
+            expected=name,
+            found=str(error),
+            hint="install or import what defines it",
+        ) from None
