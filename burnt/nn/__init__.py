@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import explain_arguments, no_attribute
 from burnt.nn import init as init
+from burnt.nn import quantized as quantized
 from burnt.nn import rope_scaling as rope_scaling
 from burnt.nn.activation import (
     ActivationConfig,
