@@ -1,0 +1,366 @@
+"""Build: from an onnx_ir graph to a program, by the handlers of its nodes.
+
+A value of the graph is an expression of the program: the name of a tensor, or for what computes shapes, integers
+(`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Reshape`` becomes ``x.reshape(x.shape[0], -1)``.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.errors import RecordError, UnsupportedError
+from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
+from burnt.onnx.importer.registry import find_handler
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["Build", "Ints", "Node", "build_program"]
+
+
+@dataclass(frozen=True)
+class Ints:
+    """An integer tensor whose elements are known expressions: a shape, or a part of one.
+
+    Args:
+        values: the elements.
+        is_scalar: whether the tensor has no axes.
+    """
+
+    values: tuple[Any, ...]
+    is_scalar: bool = False
+
+
+class Node:
+    """A node with its attributes as Python values.
+
+    Args:
+        node: of onnx_ir.
+        version: of the operator set of its domain.
+    """
+
+    def __init__(self, node: ir.Node, version: int) -> None:
+        self.node = node
+        self.version = version
+        self.op = node.op_type
+        self.name = node.name or ""
+        self.num_inputs = len(node.inputs)
+        self.num_outputs = len(node.outputs)
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute: a number, text, list, numpy array or graph; `default` if it is not given."""
+        attribute = self.node.attributes.get(name)
+        if attribute is None:
+            return default
+        kind = attribute.type.name
+        if kind == "TENSOR":
+            return attribute.value.numpy()
+        if kind in ("INTS", "FLOATS", "STRINGS"):
+            return list(attribute.value)
+        return attribute.value
+
+    def has(self, index: int) -> bool:
+        """Whether an input is given."""
+        return index < self.num_inputs and self.node.inputs[index] is not None
+
+    def uses_output(self, index: int) -> bool:
+        """Whether an output is needed."""
+        if index >= self.num_outputs:
+            return False
+        output = self.node.outputs[index]
+        return bool(output.name) and (bool(output.uses()) or output.is_graph_output())
+
+
+@dataclass
+class Build:
+    """A program that grows, and what is known of the values of the graph.
+
+    Args:
+        program: the statements so far.
+        tensors: parameters and buffers of the module, by name.
+        layers: layers of the module, by name.
+        parent: the build of the graph around this one, for bodies of loops and branches.
+    """
+
+    program: Program
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    layers: dict[str, torch.nn.Module] = field(default_factory=dict)
+    parent: Build | None = None
+    values: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
+    used_names: set[str] = field(default_factory=set)
+
+    # --- what handlers read -------------------------------------------------------------------------------
+
+    def value(self, node: Node, index: int) -> Any:
+        """Return the expression of an input: None if it is not given, `Ints` for known integers."""
+        if not node.has(index):
+            return None
+        return self._find(node.node.inputs[index])
+
+    def tensor(self, node: Node, index: int) -> Any:
+        """Return an input as the name of a tensor; None if it is not given."""
+        value = self.value(node, index)
+        return self.as_tensor(value)
+
+    def tensors_of(self, node: Node) -> list[Any]:
+        """Return all inputs as tensors."""
+        return [self.tensor(node, i) for i in range(node.num_inputs)]
+
+    def constant(self, node: Node, index: int) -> np.ndarray[Any, Any] | None:
+        """Return an input's value where it is constant, else None."""
+        if not node.has(index):
+            return None
+        value = node.node.inputs[index]
+        build: Build | None = self
+        while build is not None:
+            if value in build.constants:
+                return build.constants[value]
+            if value in build.values:
+                found = build.values[value]
+                if isinstance(found, Ints) and all(type(v) is int for v in found.values):
+                    array = np.array(found.values, dtype=np.int64)
+                    return array.reshape(()) if found.is_scalar else array
+                return None
+            build = build.parent
+        return None
+
+    def ints(self, node: Node, index: int) -> list[Any] | None:
+        """Return an input as a list of integer expressions, where they are known; else None."""
+        constant = self.constant(node, index)
+        if (
+            constant is not None
+            and constant.dtype.kind in "iu"
+            and constant.ndim <= 1
+            and constant.size <= 64
+        ):
+            return [int(v) for v in np.atleast_1d(constant)]
+        value = self.value(node, index)
+        return list(value.values) if isinstance(value, Ints) else None
+
+    def rank(self, node: Node, index: int) -> int | None:
+        """Return the number of axes of an input, where it is known."""
+        value = node.node.inputs[index]
+        shape = value.shape if value is not None else None
+        return None if shape is None else len(shape)
+
+    def dtype(self, node: Node, index: int) -> torch.dtype | None:
+        """Return the dtype of an input, where it is known."""
+        value = node.node.inputs[index] if node.has(index) else None
+        return None if value is None or value.dtype is None else torch_dtype(value.dtype.value)
+
+    # --- what handlers add --------------------------------------------------------------------------------
+
+    def call(self, function: str, *args: Any, hint: str = "x", **kwargs: Any) -> Name:
+        """Add a statement that calls a function, and return the name of its result."""
+        (name,) = self.calls(function, *args, count=1, hint=hint, **kwargs)
+        return name
+
+    def calls(
+        self, function: str, *args: Any, count: int, hint: str = "x", **kwargs: Any
+    ) -> tuple[Name, ...]:
+        """Add a statement that calls a function with several results, and return their names."""
+        names = tuple(self.new_name(hint) for _ in range(count))
+        arguments = tuple(self.as_expr(arg) for arg in args)
+        keywords = {key: self.as_expr(value) for key, value in kwargs.items()}
+        self.program.statements.append(Statement(names, Call(function, arguments, keywords)))
+        return tuple(map(Name, names))
+
+    def layer(self, module: torch.nn.Module, *args: Any, hint: str) -> Name:
+        """Add a layer to the module, and a statement that calls it."""
+        root = self.root
+        name = root.new_name(hint)
+        root.layers[name] = module
+        return self.call(f"self.{name}", *args, hint=hint)
+
+    def parameter(self, array: Any, hint: str) -> Name:
+        """Add a tensor to the module: a parameter if it is floating-point, else a buffer."""
+        root = self.root
+        name = root.new_name(hint)
+        tensor = array if isinstance(array, Tensor) else to_tensor(array)
+        root.tensors[name] = tensor
+        return Name(f"self.{name}")
+
+    def body(self, graph: Any, hint: str, inputs: Sequence[str] | None = None) -> Name:
+        """Add the body of a loop or branch as a nested function, and return its name.
+
+        Its outputs are always returned as a tuple.
+        """
+        inner = Build(Program([]), parent=self, used_names=self.used_names)
+        inner.add_graph(graph)
+        name = self.new_name(hint)
+        inner.program.outputs = [tuple(inner.program.outputs)]
+        self.program.statements.append(Define(name, inner.program))
+        return Name(name)
+
+    def as_tensor(self, value: Any) -> Any:
+        """Return a value as the name of a tensor."""
+        if isinstance(value, Ints):
+            elements = value.values[0] if value.is_scalar else list(value.values)
+            return self.call("ops.integers", elements, hint="sizes")
+        return value
+
+    def as_expr(self, value: Any) -> Any:
+        """Return an argument as an expression; numpy numbers become Python's."""
+        if isinstance(value, Ints):
+            return self.as_tensor(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, list):
+            return [self.as_expr(part) for part in value]
+        if isinstance(value, tuple):
+            return tuple(self.as_expr(part) for part in value)
+        return value
+
+    def new_name(self, hint: str) -> str:
+        """Return a new name: an identifier made from text of any kind."""
+        base = re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:48] or "x"
+        if base[0].isdigit():
+            base = f"x_{base}"
+        if keyword.iskeyword(base) or base in _RESERVED:
+            base += "_"
+        name, number = base, 1
+        while name in self.used_names:
+            number += 1
+            name = f"{base}_{number}"
+        self.used_names.add(name)
+        return name
+
+    @property
+    def root(self) -> Build:
+        """The build of the whole model."""
+        build = self
+        while build.parent is not None:
+            build = build.parent
+        return build
+
+    # --- the graph ----------------------------------------------------------------------------------------
+
+    def add_graph(self, graph: ir.Graph) -> None:
+        """Add inputs, constants, nodes and outputs of a graph."""
+        for value in graph.initializers.values():
+            if value.const_value is None:
+                raise RecordError(
+                    "an initializer has no values",
+                    where=value.name or "",
+                    expected="a tensor",
+                    found="nothing",
+                )
+            self.constants[value] = value.const_value.numpy()
+        for value in graph.inputs:
+            if value in self.constants:
+                continue  # an input with a default: of the first IR versions
+            name = self.new_name(value.name or "x")
+            self.program.inputs.append(name)
+            self.values[value] = Name(name)
+        for node in graph:
+            self.add_node(node)
+        self.program.outputs = [self.as_tensor(self._find(value)) for value in graph.outputs]
+
+    def add_node(self, node: ir.Node) -> None:
+        """Add the statements of a node."""
+        version = _version_of(node)
+        found = find_handler(node.domain, node.op_type, version)
+        assert found is not None, "unsupported ops were refused before"
+        wrapped = Node(node, version)
+        results = found(self, wrapped)
+        outputs = results if isinstance(results, tuple) else (results,)
+        for output, result in zip(node.outputs, outputs, strict=False):
+            if isinstance(result, np.ndarray):
+                self.constants[output] = result
+            else:
+                self.values[output] = result
+
+    def _find(self, value: Any) -> Any:
+        """Return the expression of a value; a constant becomes a literal, a parameter or a buffer."""
+        build: Build | None = self
+        while build is not None:
+            if value in build.values:
+                return build.values[value]
+            if value in build.constants:
+                built = self.root._constant(value.name or "constant", build.constants[value])
+                build.values[value] = built
+                return built
+            build = build.parent
+        raise RecordError(
+            "a node reads a value that nothing computes",
+            where=str(value.name),
+            expected="a graph input, an initializer, or the output of an earlier node",
+            found="none of these",
+            hint="the file is damaged, or its nodes form a cycle",
+        )
+
+    def _constant(self, hint: str, array: np.ndarray[Any, Any]) -> Any:
+        if array.dtype == object or array.dtype.kind in "US":
+            return self.strings(array, hint)
+        return self.parameter(array, hint)
+
+    def strings(self, array: np.ndarray[Any, Any], hint: str) -> Any:
+        """Add an array of strings, which is a literal of the program."""
+        nested = np.vectorize(_text, otypes=[object])(array).tolist() if array.size else array.tolist()
+        return self.call("ops.strings", nested, list(array.shape), hint=hint)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+_RESERVED = {"self", "ops", "torch", "F", "nn", "forward", "training", "f"} | set(dir(torch.nn.Module))
+
+
+def build_program(model: ir.Model, where: str) -> Build:
+    """Return the program of a model.
+
+    Raises:
+        UnsupportedError: ops without a handler; all of them are listed.
+        RecordError: the graph is damaged.
+    """
+    import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
+
+    missing = unsupported_nodes(model)
+    if missing:
+        lines = [
+            f"{op} (domain {domain or 'ai.onnx'}, version {version}): {names}"
+            for (domain, op, version), names in missing.items()
+        ]
+        raise UnsupportedError(
+            f"{len(missing)} ops of the model are not supported",
+            where=where,
+            expected="ops in the table of docs/import-export.md",
+            found="\n".join(lines),
+        )
+    build = Build(Program([]))
+    build.add_graph(model.graph)
+    return build
+
+
+def unsupported_nodes(model: ir.Model) -> dict[tuple[str, str, int], str]:
+    """Return the ops without a handler, each with the names of its nodes."""
+    missing: dict[tuple[str, str, int], list[str]] = {}
+    for node in model.graph.all_nodes():
+        version = _version_of(node)
+        if find_handler(node.domain, node.op_type, version) is None:
+            missing.setdefault((node.domain, node.op_type, version), []).append(node.name or "?")
+    return {
+        key: ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for key, names in missing.items()
+    }
+
+
+def _version_of(node: ir.Node) -> int:
+    if node.version is not None:
+        return node.version
+    graph = node.graph
+    while graph is not None and not hasattr(graph, "opset_imports"):
+        graph = graph.parent_node.graph if hasattr(graph, "parent_node") else None
+    imports: Mapping[str, int] = graph.opset_imports if graph is not None else {}
+    return imports.get(node.domain, imports.get("ai.onnx" if not node.domain else node.domain, 1))

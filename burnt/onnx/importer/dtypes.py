@@ -1,0 +1,91 @@
+"""ONNX's types of elements as torch's, and numpy arrays of any of them as tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.errors import UnsupportedError
+
+__all__ = ["to_array", "to_tensor", "torch_dtype"]
+
+# By TensorProto.DataType. Types of less than 8 bits are unpacked to the smallest type that holds them.
+_DTYPES = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    4: torch.uint16,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    12: torch.uint32,
+    13: torch.uint64,
+    14: torch.complex64,
+    15: torch.complex128,
+    16: torch.bfloat16,
+    17: torch.float8_e4m3fn,
+    18: torch.float8_e4m3fnuz,
+    19: torch.float8_e5m2,
+    20: torch.float8_e5m2fnuz,
+    21: torch.uint8,
+    22: torch.int8,
+    23: torch.float32,
+    24: torch.float8_e8m0fnu,
+    25: torch.uint8,
+    26: torch.int8,
+}
+
+
+def torch_dtype(onnx_type: int) -> torch.dtype | None:
+    """Return torch's dtype for a TensorProto.DataType; None for strings.
+
+    Raises:
+        UnsupportedError: torch has none.
+    """
+    if onnx_type == 8:
+        return None
+    if onnx_type not in _DTYPES:
+        raise UnsupportedError(
+            "torch has no such type of elements",
+            expected="a type of ONNX up to 2-bit integers",
+            found=onnx_type,
+        )
+    return _DTYPES[onnx_type]
+
+
+_BITS = {"bfloat16": (np.int16, torch.bfloat16)} | {
+    name: (np.uint8, getattr(torch, name))
+    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+}
+_SMALL = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8, "float4_e2m1fn": np.float32}
+
+
+def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a numpy array, also of ml_dtypes' types, as a tensor."""
+    name = array.dtype.name
+    if name in _BITS:
+        bits, dtype = _BITS[name]
+        return torch.from_numpy(np.array(array.view(bits))).view(dtype)
+    if name in _SMALL:
+        return torch.from_numpy(array.astype(_SMALL[name]))
+    return torch.from_numpy(np.array(array))  # a copy: arrays of files are read-only
+
+
+def to_array(value: Any) -> Any:
+    """Return a tensor as numpy array, of ml_dtypes' types where numpy has none; others stay."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    for name, (bits, dtype) in _BITS.items():
+        if value.dtype == dtype:
+            import ml_dtypes
+
+            raw = value.view(torch.int16 if bits is np.int16 else torch.uint8)
+            return raw.numpy().view(getattr(ml_dtypes, name))
+    return value.resolve_conj().resolve_neg().numpy()

@@ -1,0 +1,35 @@
+"""Functions of ONNX ops that torch has no single call for. Files that `burnt import` writes import them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["if_", "integers", "reshape", "strings"]
+
+
+def integers(values: int | Sequence[int]) -> Tensor:
+    """Return integers, such as sizes, as an int64 tensor."""
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def strings(values: Any, shape: Sequence[int]) -> Any:
+    """Return nested lists of strings as a numpy array, since torch has no strings."""
+    return np.array(values, dtype=object).reshape(shape)
+
+
+def if_(condition: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """Return the results of one of two branches."""
+    return then() if bool(condition) else otherwise()
+
+
+def reshape(x: Tensor, shape: Tensor | Sequence[int], allow_zero: bool = False) -> Tensor:
+    """Reshape; a size of 0 is that of the input's axis, unless `allow_zero`."""
+    sizes = shape.tolist() if isinstance(shape, Tensor) else list(shape)
+    if not allow_zero:
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(sizes)

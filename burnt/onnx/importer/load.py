@@ -1,0 +1,32 @@
+"""`load`: an ONNX model as a burnt Module, at run time."""
+
+from __future__ import annotations
+
+from burnt.onnx.importer.build import build_program
+from burnt.onnx.importer.module import ImportedModule
+from burnt.onnx.importer.source import read_model
+
+__all__ = ["load"]
+
+
+def load(model: object) -> ImportedModule:
+    """Import an ONNX model as a burnt Module.
+
+    Args:
+        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+
+    Returns:
+        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor, or
+        a tuple of several.
+
+    Raises:
+        RecordError: this is no ONNX model, or it is damaged.
+        UnsupportedError: it has ops that burnt does not support; all of them are named.
+        OSError: the file does not exist or cannot be read.
+    """
+    parsed, where = read_model(model)
+    build = build_program(parsed, where)
+    inputs = [v.name or "" for v in parsed.graph.inputs if v not in build.constants]
+    outputs = [v.name or "" for v in parsed.graph.outputs]
+    module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs))
+    return module.eval()

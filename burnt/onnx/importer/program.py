@@ -1,0 +1,216 @@
+"""Programs: statements that call functions, which can be evaluated, or printed as Python.
+
+A statement is ``outputs = function(arguments)``. Arguments are expressions: names of earlier results, sizes of
+tensors, arithmetic on sizes, constants, and lists of these. Bodies of loops and branches are programs of their
+own, and see the names around them, as nested functions do.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = [
+    "Arithmetic",
+    "Call",
+    "Define",
+    "Expr",
+    "Name",
+    "Program",
+    "Size",
+    "Statement",
+    "evaluate",
+    "names_in",
+]
+
+
+@dataclass(frozen=True)
+class Name:
+    """A result, an input, or an attribute of the module (``self.weight``)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of an axis of a tensor: ``x.shape[0]``."""
+
+    tensor: Name
+    axis: int
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Integer arithmetic on sizes.
+
+    Args:
+        symbol: ``+``, ``-``, ``*`` or ``//``.
+        left: an integer expression.
+        right: an integer expression.
+    """
+
+    symbol: str
+    left: Expr
+    right: Expr
+
+
+Expr: TypeAlias = (
+    "Name | Size | Arithmetic | int | float | bool | str | None | torch.dtype | tuple[Expr, ...] | list[Expr]"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function.
+
+    Args:
+        function: ``torch.add``, ``F.conv2d``, ``ops.pad``, or a layer of the module, ``self.conv``.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+
+    function: str
+    args: tuple[Expr, ...] = ()
+    kwargs: Mapping[str, Expr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A call and the names of its results: none, one, or several that it returns as a tuple."""
+
+    outputs: tuple[str, ...]
+    call: Call
+
+
+@dataclass(frozen=True)
+class Define:
+    """The definition of a nested function."""
+
+    name: str
+    program: Program
+
+
+@dataclass
+class Program:
+    """Statements with inputs and outputs.
+
+    Args:
+        inputs: names of the arguments.
+        outputs: what is returned: one expression, or several as a tuple.
+        statements: in order.
+    """
+
+    inputs: list[str]
+    outputs: list[Expr] = field(default_factory=list)
+    statements: list[Statement | Define] = field(default_factory=list)
+
+    def free_names(self) -> set[str]:
+        """Return the names that the program reads from around it."""
+        known, free = set(self.inputs), set()
+        for statement in self.statements:
+            if isinstance(statement, Define):
+                free |= statement.program.free_names() - known
+                known.add(statement.name)
+            else:
+                free |= set(names_in((*statement.call.args, *statement.call.kwargs.values()))) - known
+                known |= set(statement.outputs)
+        return free | (set(names_in(tuple(self.outputs))) - known)
+
+    def last_uses(self) -> list[tuple[str, ...]]:
+        """Return after each statement the names that are not used any more, so that memory can be freed."""
+        later = set(names_in(tuple(self.outputs)))
+        dead: list[tuple[str, ...]] = []
+        for statement in reversed(self.statements):
+            if isinstance(statement, Define):
+                used, made = statement.program.free_names(), {statement.name}
+            else:
+                arguments = (*statement.call.args, *statement.call.kwargs.values())
+                used, made = set(names_in(arguments)), set(statement.outputs)
+            dead.append(tuple(sorted((used | made) - later)))
+            later |= used
+        return dead[::-1]
+
+
+def names_in(expr: Expr) -> Iterator[str]:
+    """Yield the names in an expression."""
+    if isinstance(expr, Name):
+        yield expr.name
+    elif isinstance(expr, Size):
+        yield expr.tensor.name
+    elif isinstance(expr, Arithmetic):
+        yield from names_in(expr.left)
+        yield from names_in(expr.right)
+    elif isinstance(expr, tuple | list):
+        for part in expr:
+            yield from names_in(part)
+
+
+_SYMBOLS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+}
+
+
+def evaluate(expr: Expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression, given those of names."""
+    if isinstance(expr, Name):
+        return names[expr.name]
+    if isinstance(expr, Size):
+        return names[expr.tensor.name].shape[expr.axis]
+    if isinstance(expr, Arithmetic):
+        return _SYMBOLS[expr.symbol](evaluate(expr.left, names), evaluate(expr.right, names))
+    if isinstance(expr, tuple):
+        return tuple(evaluate(part, names) for part in expr)
+    if isinstance(expr, list):
+        return [evaluate(part, names) for part in expr]
+    return expr
+
+
+def source(expr: Expr) -> str:
+    """Return an expression as Python."""
+    if isinstance(expr, Name):
+        return expr.name
+    if isinstance(expr, Size):
+        return f"{expr.tensor.name}.shape[{expr.axis}]"
+    if isinstance(expr, Arithmetic):
+        return f"{_operand(expr.left)} {expr.symbol} {_operand(expr.right)}"
+    if isinstance(expr, tuple):
+        return f"({', '.join(map(source, expr))}{',' if len(expr) == 1 else ''})"
+    if isinstance(expr, list):
+        return f"[{', '.join(map(source, expr))}]"
+    if isinstance(expr, float) and not math.isfinite(expr):
+        return f"float('{expr}')"
+    return repr(expr)
+
+
+def _operand(expr: Expr) -> str:
+    return f"({source(expr)})" if isinstance(expr, Arithmetic) else source(expr)
+
+
+def call_source(call: Call) -> str:
+    """Return a call as Python."""
+    arguments = [*map(source, call.args), *(f"{name}={source(value)}" for name, value in call.kwargs.items())]
+    return f"{call.function}({', '.join(arguments)})"
+
+
+def lines_of(program: Program) -> Iterable[str]:
+    """Yield the lines of a program's body as Python, with ``return``."""
+    for statement in program.statements:
+        if isinstance(statement, Define):
+            yield f"def {statement.name}({', '.join(statement.program.inputs)}):"
+            for line in lines_of(statement.program):
+                yield f"    {line}"
+        else:
+            outputs = ", ".join(statement.outputs)
+            yield f"{outputs} = {call_source(statement.call)}" if outputs else call_source(statement.call)
+    if program.outputs:
+        yield f"return {', '.join(map(source, program.outputs))}"
+    else:
+        yield "return ()"

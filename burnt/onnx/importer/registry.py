@@ -1,0 +1,50 @@
+"""Handlers: how nodes of an op become statements, by domain, op and the version of the operator set."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from burnt.onnx.importer.build import Build, Node
+    from burnt.onnx.importer.program import Expr
+
+__all__ = ["Handler", "find_handler", "handler", "supported_ops"]
+
+Handler: TypeAlias = "Callable[[Build, Node], Expr | tuple[Expr, ...]]"
+
+_HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
+
+
+def handler(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
+    """Register a function for nodes of some ops: a decorator.
+
+    The function takes the build and the node, adds statements to the program, and returns the expression of each
+    output of the node: one, or a tuple.
+
+    Args:
+        ops: names of ops.
+        since: the first version of the operator set that it handles; it serves until the next registered one.
+        domain: of the ops; ONNX's own is ``""``.
+    """
+
+    def register(function: Handler) -> Handler:
+        for op in ops:
+            _HANDLERS.setdefault((domain, op), {})[since] = function
+        return function
+
+    return register
+
+
+def find_handler(domain: str, op: str, version: int) -> Handler | None:
+    """Return the newest handler at or below a version of the operator set, or None."""
+    by_version = _HANDLERS.get(("" if domain == "ai.onnx" else domain, op), {})
+    versions = sorted(by_version)
+    position = bisect.bisect_right(versions, version)
+    return by_version[versions[position - 1]] if position else None
+
+
+def supported_ops() -> dict[tuple[str, str], list[int]]:
+    """Return the ops that have handlers, by domain and name, with the first version of each handler."""
+    return {key: sorted(versions) for key, versions in sorted(_HANDLERS.items())}

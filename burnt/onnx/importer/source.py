@@ -1,0 +1,152 @@
+"""Reading ONNX models safely: from a file, bytes or a ModelProto to an onnx_ir model.
+
+Nothing is read outside of the model's folder, and nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from burnt.errors import RecordError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["MAX_DEPTH", "MAX_NODES", "OPSET", "read_model"]
+
+MAX_NODES = 200_000
+"""Nodes of a model, those of inlined functions and bodies included."""
+
+MAX_DEPTH = 32
+"""How deep bodies of loops and branches may be nested."""
+
+OPSET = 28
+"""The newest version of ONNX's operator set that is known."""
+
+_MAX_BYTES = 2**31  # protobuf's limit for a message
+
+
+def read_model(model: object) -> tuple[ir.Model, str]:
+    """Return a model with its functions inlined, and what messages call it.
+
+    Args:
+        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+
+    Raises:
+        RecordError: it is no ONNX model, damaged, too large, or refers to files outside of its folder.
+        OSError: the file does not exist or cannot be read.
+    """
+    import onnx
+    import onnx_ir as ir
+
+    where, folder = "an ONNX model", None
+    if isinstance(model, str | os.PathLike):
+        where = os.fspath(model)
+        path = Path(where)
+        folder = path.resolve().parent
+        if path.stat().st_size > _MAX_BYTES:
+            raise RecordError(
+                "the file is too large for an ONNX model",
+                where=where,
+                expected=f"at most {_MAX_BYTES:,} bytes; larger weights are external data",
+                found=f"{path.stat().st_size:,} bytes",
+            )
+        model = path.read_bytes()
+    if isinstance(model, bytes | bytearray | memoryview):
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(bytes(model))
+        except Exception as error:  # protobuf's DecodeError, and what its C++ parts raise
+            raise _not_onnx(where, str(error)) from None
+    elif isinstance(model, onnx.ModelProto):
+        proto = model
+    else:
+        raise _not_onnx(where, f"a {type(model).__name__}")
+    _check_proto(proto, where, folder)
+    try:
+        parsed = ir.from_proto(proto)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _not_onnx(where, str(error)) from None
+    if folder is not None:
+        ir.external_data.set_base_dir(parsed.graph, folder)
+    return parsed, where
+
+
+def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
+    """Check what can be seen before parsing: versions, sizes, nesting, paths of external data."""
+    if not proto.ir_version or not proto.HasField("graph"):
+        raise _not_onnx(where, "no graph" if proto.ir_version else "no IR version")
+    import onnx
+
+    if proto.ir_version > onnx.IR_VERSION:
+        raise RecordError(
+            "the model's IR version is newer than this onnx package",
+            where=where,
+            expected=f"at most {onnx.IR_VERSION}",
+            found=proto.ir_version,
+            hint="pip install --upgrade onnx",
+        )
+    nodes = 0
+    stack = [(proto.graph, 0), *((function, 0) for function in proto.functions)]
+    while stack:
+        graph, depth = stack.pop()
+        nodes += len(graph.node)
+        if nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise RecordError(
+                "the model is too large to import",
+                where=where,
+                expected=f"at most {MAX_NODES:,} nodes, bodies nested {MAX_DEPTH} deep",
+                found=f"{nodes:,} nodes or more, {depth} deep",
+            )
+        tensors = [*getattr(graph, "initializer", ())]
+        for node in graph.node:
+            for attribute in node.attribute:
+                tensors += [attribute.t] if attribute.HasField("t") else []
+                tensors += attribute.tensors
+                stack += [(attribute.g, depth + 1)] if attribute.HasField("g") else []
+                stack += [(body, depth + 1) for body in attribute.graphs]
+        for tensor in tensors:
+            _check_tensor(tensor, where, folder)
+
+
+def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
+    import onnx
+
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    parts = PurePosixPath(location.replace("\\", "/"))
+    problem = None
+    if folder is None:
+        problem = "a model in memory has no folder for external data: load it by its path"
+    elif not location or parts.is_absolute() or ".." in parts.parts or ":" in location:
+        problem = "a path in the model's own folder"
+    else:
+        path = (folder / parts).resolve()
+        if not path.is_relative_to(folder):
+            problem = "a path in the model's own folder; this one is a link out of it"
+        elif not path.is_file():
+            problem = "a file"
+        else:
+            offset, length = int(entries.get("offset", 0) or 0), int(entries.get("length", 0) or 0)
+            if offset < 0 or length < 0 or offset + length > path.stat().st_size:
+                problem = f"offset and length within the {path.stat().st_size:,} bytes of the file"
+    if problem is not None:
+        raise RecordError(
+            "external data of the model cannot be read",
+            where=f"{where}: {tensor.name}",
+            expected=problem,
+            found=repr(location[:200]),
+        )
+
+
+def _not_onnx(where: str, found: str) -> RecordError:
+    return RecordError(
+        "this is no ONNX model",
+        where=where,
+        expected="the path of an .onnx file, its bytes, or an onnx.ModelProto",
+        found=found[:200],
+    )
