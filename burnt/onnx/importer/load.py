@@ -16,8 +16,8 @@ def load(model: object) -> ImportedModule:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
 
     Returns:
-        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor, or
-        a tuple of several.
+        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor,
+        or a tuple of several.
 
     Raises:
         RecordError: this is no ONNX model, or it is damaged.

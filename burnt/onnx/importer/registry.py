@@ -20,8 +20,8 @@ _HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 def handler(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
     """Register a function for nodes of some ops: a decorator.
 
-    The function takes the build and the node, adds statements to the program, and returns the expression of each
-    output of the node: one, or a tuple.
+    The function takes the build and the node, adds statements to the program, and returns the expression of
+    each output of the node: one, or a tuple.
 
     Args:
         ops: names of ops.
