@@ -325,8 +325,6 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
-    import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
-
     missing = unsupported_nodes(model)
     if missing:
         lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.module import ImportedModule
 from burnt.onnx.importer.source import read_model

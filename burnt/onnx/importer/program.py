@@ -26,6 +26,7 @@ __all__ = [
     "Statement",
     "evaluate",
     "names_in",
+    "source",
 ]
 
 
@@ -60,7 +61,7 @@ class Arithmetic:
 
 
 Expr: TypeAlias = (
-    "Name | Size | Arithmetic | int | float | bool | str | None | torch.dtype | tuple[Expr, ...] | list[Expr]"
+    "Name | Size | Arithmetic | int | float | bool | str | torch.dtype | tuple[Expr, ...] | list[Expr] | None"
 )
 
 
