@@ -1,4 +1,4 @@
-"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `show` and `convert`: models and weights."""
+"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `show` and `convert`: models, weights."""
 
 from __future__ import annotations
 
