@@ -40,6 +40,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     """
     import onnx
     import onnx_ir as ir
+    from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
     where, folder = "an ONNX model", None
     if isinstance(model, str | os.PathLike):
@@ -67,7 +68,10 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     _check_proto(proto, where, folder)
     try:
         parsed = ir.from_proto(proto)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if parsed.functions:
+            parsed = InlinePass()(parsed).model
+        parsed = ShapeInferencePass(strict_mode=False)(parsed).model
+    except (ValueError, TypeError, KeyError, AttributeError, ir.passes.PassError) as error:
         raise _not_onnx(where, str(error)) from None
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)
