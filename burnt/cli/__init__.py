@@ -9,6 +9,7 @@
 `fork.py`            `burnt fork RUN@K key=value`
 `evaluate.py`        `burnt evaluate RUN --data module:loader`
 `export.py`          `burnt export RUN -o model.onnx`
+`import_onnx.py`     `burnt import model.onnx --out package`
 `page.py`            `burnt page RUN -o digits.html`
 `c.py`               `burnt c RUN -o firmware`
 `serve.py`           `burnt serve RUN|m.onnx`

@@ -3,10 +3,13 @@
     export.py       export: a module becomes an ONNX file
     comparison.py   the file in ONNX Runtime beside the module
     weights.py      checks of the weights; weights stored in 16 bits
+    importer/       load: an ONNX model becomes a module, or a Python file
+    functions.py    what imported models call beside torch
 
 The packages it needs come with ``pip install burnt[onnx]`` and are imported when they are used.
 """
 
 from burnt.onnx.export import Exported, export
+from burnt.onnx.importer.load import load
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "load"]

@@ -1,4 +1,4 @@
-"""The arguments of `burnt export`, `page`, `c`, `serve`, `show` and `convert`: models and weights."""
+"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `show` and `convert`: models and weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ examples:
 
 The file is run in ONNX Runtime beside the model before the command returns.
 The code that the run names is imported. Needs: pip install burnt[onnx]
+"""
+
+_IMPORT_EXAMPLES = """\
+examples:
+  burnt import bert.onnx --out bert
+  burnt import model.onnx --out nets/segmenter --name Segmenter
+
+Writes OUT/__init__.py, a burnt Module in Python, and OUT/weights.safetensors:
+`import bert; model = bert.load()`. Nothing in the file is executed.
+Needs: pip install burnt[onnx]
 """
 
 _PAGE_EXAMPLES = """\
@@ -87,6 +97,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
     )
     add_json(shipped)
+    imported = add_parser(
+        commands, "import", "write an ONNX model as a Python module", _IMPORT_EXAMPLES, _import
+    )
+    imported.add_argument("file", metavar="FILE", help="the .onnx file")
+    imported.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the package to write")
+    imported.add_argument("--name", help="of the class; default: one like the file's")
+    imported.add_argument("--force", action="store_true", help="replace an earlier import")
+    add_json(imported)
     page = add_parser(
         commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, _page
     )
@@ -228,6 +246,12 @@ def _export(args: argparse.Namespace) -> int:
     from burnt.cli import export, run_model
 
     return export.run(run_model.arguments(args), args.out, args.batch, args.weights, args.json)
+
+
+def _import(args: argparse.Namespace) -> int:
+    from burnt.cli import import_onnx
+
+    return import_onnx.run(args.file, args.out, args.name, args.force, args.json)
 
 
 def _page(args: argparse.Namespace) -> int:

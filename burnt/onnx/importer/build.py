@@ -1,7 +1,8 @@
 """Build: from an onnx_ir graph to a program, by the handlers of its nodes.
 
-A value of the graph is an expression of the program: the name of a tensor, or for what computes shapes, integers
-(`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Reshape`` becomes ``x.reshape(x.shape[0], -1)``.
+A value of the graph is an expression of the program: the name of a tensor, or for what computes shapes,
+integers (`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Reshape`` becomes
+``x.reshape(x.shape[0], -1)``.
 """
 
 from __future__ import annotations
@@ -324,8 +325,6 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
-    import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
-
     missing = unsupported_nodes(model)
     if missing:
         lines = [

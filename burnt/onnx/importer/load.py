@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.module import ImportedModule
 from burnt.onnx.importer.source import read_model
@@ -16,8 +17,8 @@ def load(model: object) -> ImportedModule:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
 
     Returns:
-        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor, or
-        a tuple of several.
+        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor,
+        or a tuple of several.
 
     Raises:
         RecordError: this is no ONNX model, or it is damaged.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.module import Module
-from burnt.onnx.importer import functions
+from burnt.onnx import functions
 from burnt.onnx.importer.program import Define, Program, evaluate
 
 __all__ = ["ImportedModule"]

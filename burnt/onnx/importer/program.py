@@ -1,15 +1,15 @@
 """Programs: statements that call functions, which can be evaluated, or printed as Python.
 
-A statement is ``outputs = function(arguments)``. Arguments are expressions: names of earlier results, sizes of
-tensors, arithmetic on sizes, constants, and lists of these. Bodies of loops and branches are programs of their
-own, and see the names around them, as nested functions do.
+A statement is ``outputs = function(arguments)``. Arguments are expressions: names of earlier results, sizes
+of tensors, arithmetic on sizes, constants, and lists of these. Bodies of loops and branches are programs of
+their own, and see the names around them, as nested functions do.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ __all__ = [
     "Statement",
     "evaluate",
     "names_in",
+    "source",
 ]
 
 
@@ -60,7 +61,7 @@ class Arithmetic:
 
 
 Expr: TypeAlias = (
-    "Name | Size | Arithmetic | int | float | bool | str | None | torch.dtype | tuple[Expr, ...] | list[Expr]"
+    "Name | Size | Arithmetic | int | float | bool | str | torch.dtype | tuple[Expr, ...] | list[Expr] | None"
 )
 
 
@@ -198,19 +199,3 @@ def call_source(call: Call) -> str:
     """Return a call as Python."""
     arguments = [*map(source, call.args), *(f"{name}={source(value)}" for name, value in call.kwargs.items())]
     return f"{call.function}({', '.join(arguments)})"
-
-
-def lines_of(program: Program) -> Iterable[str]:
-    """Yield the lines of a program's body as Python, with ``return``."""
-    for statement in program.statements:
-        if isinstance(statement, Define):
-            yield f"def {statement.name}({', '.join(statement.program.inputs)}):"
-            for line in lines_of(statement.program):
-                yield f"    {line}"
-        else:
-            outputs = ", ".join(statement.outputs)
-            yield f"{outputs} = {call_source(statement.call)}" if outputs else call_source(statement.call)
-    if program.outputs:
-        yield f"return {', '.join(map(source, program.outputs))}"
-    else:
-        yield "return ()"

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from burnt.onnx.importer.build import Build, Node
-    from burnt.onnx.importer.program import Expr
+from typing import Any, TypeAlias
 
 __all__ = ["Handler", "find_handler", "handler", "supported_ops"]
 
-Handler: TypeAlias = "Callable[[Build, Node], Expr | tuple[Expr, ...]]"
+Handler: TypeAlias = Callable[[Any, Any], Any]
+"""Takes the build and a node, and returns the expression of each output: one, or a tuple."""
 
 _HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 
@@ -20,8 +17,8 @@ _HANDLERS: dict[tuple[str, str], dict[int, Handler]] = {}
 def handler(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
     """Register a function for nodes of some ops: a decorator.
 
-    The function takes the build and the node, adds statements to the program, and returns the expression of each
-    output of the node: one, or a tuple.
+    The function takes the build and the node, adds statements to the program, and returns the expression of
+    each output of the node: one, or a tuple.
 
     Args:
         ops: names of ops.

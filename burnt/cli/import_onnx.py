@@ -1,0 +1,87 @@
+"""`burnt import`: write an ONNX model as a Python package with its weights. Imports torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+from burnt.cli.output import Page, UsageError, print_json, size_text
+from burnt.errors import quantity
+
+__all__ = ["class_name", "run"]
+
+
+def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> int:
+    """Import a model, write it, and print what was written.
+
+    Args:
+        path: the ONNX file.
+        out: the folder of the package.
+        name: of the class; None makes one of the file's name.
+        force: whether to replace the files of an earlier import.
+        as_json: whether to print JSON.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such file, the folder has a package already, or `name` is no name of a class.
+        RecordError: the file is no ONNX model, or damaged.
+        UnsupportedError: the model has ops that burnt does not support.
+    """
+    from burnt import onnx
+    from burnt.onnx.importer.python import WEIGHTS, write_package
+
+    folder, file = Path(out), Path(path)
+    if not file.is_file():
+        raise UsageError("there is no such file", found=path)
+    if not folder.parent.is_dir():
+        raise UsageError("there is no folder for the package", found=out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError("--out is a file", expected="a folder, which is created", found=out)
+    taken = [name for name in ("__init__.py", WEIGHTS) if (folder / name).exists()]
+    if taken and not force:
+        raise UsageError(
+            "the folder has such files already", found=", ".join(taken), hint="--force replaces them"
+        )
+    name = class_name(file.stem) if name is None else name
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise UsageError("--name is no name of a class", found=name, hint=f"--name {class_name(name)}")
+    module = onnx.load(file)
+    python = write_package(module, folder, name=name, title=f"Imported from {file.name}.")
+    weights = folder / WEIGHTS
+    layers = Counter(type(layer).__name__ for layer in module.children())
+    if as_json:
+        print_json(
+            {
+                "files": [str(python), str(weights)],
+                "bytes": os.path.getsize(weights),
+                "class": name,
+                "inputs": module.input_names,
+                "outputs": module.output_names,
+                "layers": dict(layers),
+                "statements": len(module.program.statements),
+            }
+        )
+        return 0
+    page = Page()
+    page.line(f"{python}: {name}, {quantity(len(module.program.statements), 'statement')}")
+    page.line(f"{weights}: {size_text(os.path.getsize(weights))}")
+    page.line(f"  inputs   {', '.join(module.input_names) or 'none'}")
+    page.line(f"  outputs  {', '.join(module.output_names) or 'none'}")
+    if layers:
+        page.line(f"  layers   {', '.join(f'{count} {kind}' for kind, count in layers.most_common())}")
+    return 0
+
+
+def class_name(stem: str) -> str:
+    """Return a name of a class for the name of a file.
+
+    >>> class_name("bert-base_uncased"), class_name("7z")
+    ('BertBaseUncased', 'Model7z')
+    """
+    words = re.findall(r"[A-Za-z0-9]+", stem)
+    name = "".join(word[0].upper() + word[1:] for word in words) or "Model"
+    return f"Model{name}" if name[0].isdigit() else name
