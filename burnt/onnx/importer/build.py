@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
 from burnt.onnx.importer.registry import find_handler
+from burnt.onnx.importer.source import MAX_NODES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -269,7 +271,7 @@ class Build:
 
     def add_node(self, node: ir.Node) -> None:
         """Add the statements of a node."""
-        version = _version_of(node)
+        version = version_of(node)
         found = find_handler(node.domain, node.op_type, version)
         assert found is not None, "unsupported ops were refused before"
         wrapped = Node(node, version)
@@ -325,6 +327,7 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
+    expand(model, where, MAX_NODES)
     missing = unsupported_nodes(model)
     if missing:
         lines = [
@@ -346,20 +349,10 @@ def unsupported_nodes(model: ir.Model) -> dict[tuple[str, str, int], str]:
     """Return the ops without a handler, each with the names of its nodes."""
     missing: dict[tuple[str, str, int], list[str]] = {}
     for node in model.graph.all_nodes():
-        version = _version_of(node)
+        version = version_of(node)
         if find_handler(node.domain, node.op_type, version) is None:
             missing.setdefault((node.domain, node.op_type, version), []).append(node.name or "?")
     return {
         key: ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         for key, names in missing.items()
     }
-
-
-def _version_of(node: ir.Node) -> int:
-    if node.version is not None:
-        return node.version
-    graph = node.graph
-    while graph is not None and not hasattr(graph, "opset_imports"):
-        graph = graph.parent_node.graph if hasattr(graph, "parent_node") else None
-    imports: Mapping[str, int] = graph.opset_imports if graph is not None else {}
-    return imports.get(node.domain, imports.get("ai.onnx" if not node.domain else node.domain, 1))
