@@ -1,3 +1,10 @@
 """Handlers of ONNX's ops, a file per family; importing this package registers them."""
 
-from burnt.onnx.importer.ops import elementwise, linear, shapes  # noqa: F401
+from burnt.onnx.importer.ops import (  # noqa: F401
+    activations,
+    casts,
+    elementwise,
+    linear,
+    reductions,
+    shapes,
+)

@@ -9,7 +9,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["if_", "integers", "reshape", "strings"]
+from burnt.onnx.functions.casts import bitcast, cast, cast_like
+from burnt.onnx.functions.math import (
+    align,
+    argmax,
+    argmin,
+    cumprod,
+    cumsum,
+    equal,
+    hard_sigmoid,
+    hardmax,
+    log_softmax_2d,
+    matmul_integer,
+    power,
+    power_unsigned,
+    prelu,
+    reduce,
+    selu,
+    shrink,
+    softmax_2d,
+    swish,
+    where,
+)
+from burnt.onnx.functions.unsigned import unsigned
+
+__all__ = [
+    "align",
+    "argmax",
+    "argmin",
+    "bitcast",
+    "cast",
+    "cast_like",
+    "cumprod",
+    "cumsum",
+    "equal",
+    "hard_sigmoid",
+    "hardmax",
+    "if_",
+    "integers",
+    "log_softmax_2d",
+    "matmul_integer",
+    "power",
+    "power_unsigned",
+    "prelu",
+    "reduce",
+    "reshape",
+    "selu",
+    "shrink",
+    "softmax_2d",
+    "strings",
+    "swish",
+    "unsigned",
+    "where",
+]
 
 
 def integers(values: int | Sequence[int]) -> Tensor:
