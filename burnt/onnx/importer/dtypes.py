@@ -10,7 +10,7 @@ from torch import Tensor
 
 from burnt.errors import UnsupportedError
 
-__all__ = ["to_array", "to_tensor", "torch_dtype"]
+__all__ = ["from_numpy", "to_array", "to_numpy", "to_tensor", "torch_dtype"]
 
 # By TensorProto.DataType. Types of less than 8 bits are unpacked to the smallest type that holds them.
 _DTYPES = {
@@ -86,6 +86,42 @@ def to_array(value: Any) -> Any:
         if value.dtype == dtype:
             import ml_dtypes
 
-            raw = value.view(torch.int16 if bits is np.int16 else torch.uint8)
+            raw = value.contiguous().view(torch.int16 if bits is np.int16 else torch.uint8)
             return raw.numpy().view(getattr(ml_dtypes, name))
     return value.resolve_conj().resolve_neg().numpy()
+
+
+def from_numpy(value: Any, device: torch.device) -> Any:
+    """Return an input of a model as tensors: lists stay lists; None and arrays of strings stay."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return [from_numpy(part, device) for part in value]
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "OSU" else to_tensor(array).to(device)
+
+
+def to_numpy(value: Any, kind: Any) -> Any:
+    """Return an output of a model as numpy arrays of the types that the model declares.
+
+    Args:
+        value: a tensor, an array of strings, a list, or None.
+        kind: an ``onnx.TypeProto``; types that torch does not have, such as int4, are known from it alone.
+    """
+    if value is None:
+        return None
+    field = kind.WhichOneof("value")
+    if field == "optional_type":
+        return to_numpy(value, kind.optional_type.elem_type)
+    if isinstance(value, list | tuple):
+        return [to_numpy(part, kind.sequence_type.elem_type) for part in value]
+    array = to_array(value)
+    name = _SMALL_TYPES.get(kind.tensor_type.elem_type)
+    if name is not None:
+        import ml_dtypes
+
+        return array.astype(getattr(ml_dtypes, name))
+    return array
+
+
+_SMALL_TYPES = {21: "uint4", 22: "int4", 23: "float4_e2m1fn", 25: "uint2", 26: "int2"}
