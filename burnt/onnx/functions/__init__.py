@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.onnx.functions.tensors import *  # noqa: F403
+
 __all__ = ["if_", "integers", "reshape", "strings"]
 
 
