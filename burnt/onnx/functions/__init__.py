@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt.onnx.functions.tensors import *  # noqa: F403
+from burnt.onnx.functions.windows import *  # noqa: F403
 
 __all__ = ["if_", "integers", "reshape", "strings"]
 

@@ -168,7 +168,8 @@ def _slice(build: Build, node: Node) -> Any:
     if vector is not None and all(isinstance(b, list) and type(b[0]) is int for b in bounds):
         return Ints(vector[slice(*(b[0] for b in bounds))])
     extra = {} if axes is None else {"axes": axes}
-    extra |= {} if steps is None or steps == [1] * len(steps) else {"steps": steps}
+    if steps is not None and not (isinstance(steps, list) and all(step == 1 for step in steps)):
+        extra["steps"] = steps
     if build.constant(node, 0) is not None and all(
         b is None or (isinstance(b, list) and all(type(v) is int for v in b)) for b in (*bounds, axes)
     ):
