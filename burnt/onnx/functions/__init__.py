@@ -9,59 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.onnx.functions.casts import bitcast, cast, cast_like
-from burnt.onnx.functions.math import (
-    align,
-    argmax,
-    argmin,
-    cumprod,
-    cumsum,
-    equal,
-    hard_sigmoid,
-    hardmax,
-    log_softmax_2d,
-    matmul_integer,
-    power,
-    power_unsigned,
-    prelu,
-    reduce,
-    selu,
-    shrink,
-    softmax_2d,
-    swish,
-    where,
-)
-from burnt.onnx.functions.unsigned import unsigned
+from burnt.onnx.functions.casts import *  # noqa: F403
+from burnt.onnx.functions.math import *  # noqa: F403
+from burnt.onnx.functions.tensors import *  # noqa: F403
+from burnt.onnx.functions.unsigned import unsigned as unsigned
+from burnt.onnx.functions.windows import *  # noqa: F403
 
-__all__ = [
-    "align",
-    "argmax",
-    "argmin",
-    "bitcast",
-    "cast",
-    "cast_like",
-    "cumprod",
-    "cumsum",
-    "equal",
-    "hard_sigmoid",
-    "hardmax",
-    "if_",
-    "integers",
-    "log_softmax_2d",
-    "matmul_integer",
-    "power",
-    "power_unsigned",
-    "prelu",
-    "reduce",
-    "reshape",
-    "selu",
-    "shrink",
-    "softmax_2d",
-    "strings",
-    "swish",
-    "unsigned",
-    "where",
-]
+__all__ = ["if_", "integers", "reshape", "strings"]
 
 
 def integers(values: int | Sequence[int]) -> Tensor:

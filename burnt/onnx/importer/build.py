@@ -19,8 +19,8 @@ from torch import Tensor
 
 from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
-from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.evaluate import run_program
+from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.source import MAX_NODES

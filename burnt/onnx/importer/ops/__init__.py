@@ -7,4 +7,5 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     linear,
     reductions,
     shapes,
+    windows,
 )

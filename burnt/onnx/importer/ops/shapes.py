@@ -1,33 +1,314 @@
-"""Ops on shapes."""
+"""Ops on shapes and the arrangement of elements. Integers that are known, such as sizes, stay expressions."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import numpy as np
+
+from burnt import nn
 from burnt.onnx.importer.build import Build, Ints, Node
-from burnt.onnx.importer.program import Name, Size
+from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.program import Arithmetic, Name, Size
 from burnt.onnx.importer.registry import handler
+
+
+def known_vector(build: Build, node: Node, index: int) -> tuple[Any, ...] | None:
+    """Return the elements of an int64 vector where they are known, else None."""
+    constant = build.constant(node, index)
+    if constant is not None:
+        is_vector = constant.ndim == 1 and constant.dtype == np.int64 and constant.size <= 64
+        return tuple(constant.tolist()) if is_vector else None
+    value = build.value(node, index)
+    return value.values if isinstance(value, Ints) and not value.is_scalar else None
+
+
+def sizes_of(build: Build, node: Node, index: int, attribute: str = "") -> Any:
+    """Return integers from an attribute or an input: a list if they are known, else a tensor; None if absent."""
+    given = node.attr(attribute) if attribute else None
+    if given is not None:
+        return given
+    if not node.has(index):
+        return None
+    known = build.ints(node, index)
+    return build.tensor(node, index) if known is None else known
 
 
 @handler("Shape")
 def _shape(build: Build, node: Node) -> Any:
+    start, end = node.attr("start", 0), node.attr("end")
+    constant = build.constant(node, 0)
+    if constant is not None:
+        return np.array(constant.shape, dtype=np.int64)[start:end]
     x = build.tensor(node, 0)
     rank = build.rank(node, 0)
     if rank is None or not isinstance(x, Name):
-        return build.call("ops.shape", x, hint="shape")
-    axes = list(range(rank))[slice(node.attr("start", 0), node.attr("end", rank))]
-    return Ints(tuple(Size(x, axis) for axis in axes))
+        return build.call("ops.shape", x, start, end, hint="shape")
+    return Ints(tuple(Size(x, axis) for axis in range(rank)[start:end]))
 
 
-@handler("Reshape", since=1)
+@handler("Size")
+def _size(build: Build, node: Node) -> Any:
+    constant = build.constant(node, 0)
+    if constant is not None:
+        return np.array(constant.size, dtype=np.int64)
+    x = build.tensor(node, 0)
+    rank = build.rank(node, 0)
+    if not rank or not isinstance(x, Name):
+        return build.call("ops.numel", x, hint="size")
+    product: Any = Size(x, 0)
+    for axis in range(1, rank):
+        product = Arithmetic("*", product, Size(x, axis))
+    return Ints((product,), is_scalar=True)
+
+
+@handler("Identity")
+def _identity(build: Build, node: Node) -> Any:
+    constant = build.constant(node, 0)
+    return build.value(node, 0) if constant is None else constant
+
+
+@handler("Reshape")
 def _reshape(build: Build, node: Node) -> Any:
     shape = node.attr("shape") or build.ints(node, 1)
+    value = build.value(node, 0) if build.constant(node, 0) is None else None
+    if isinstance(value, Ints) and shape in ([], [-1], [len(value.values)]):
+        return Ints(value.values, is_scalar=shape == [])
+    if isinstance(value, Ints) and shape == [1] and len(value.values) == 1:
+        return Ints(value.values)
+    x = build.tensor(node, 0)
     allow_zero = bool(node.attr("allowzero", 0))
+    if shape is not None and (allow_zero or all(size != 0 for size in shape)) and isinstance(x, Name):
+        return build.call("torch.reshape", x, tuple(shape), hint="reshaped")
+    if shape is not None and not allow_zero and build.rank(node, 0) is not None:
+        sizes = tuple(Size(x, i) if type(s) is int and s == 0 else s for i, s in enumerate(shape))
+        return build.call("torch.reshape", x, sizes, hint="reshaped")
     if shape is None:
         shape = build.tensor(node, 1)
+    return build.call("ops.reshape", x, shape, *([True] if allow_zero else []), hint="reshaped")
+
+
+@handler("Transpose")
+def _transpose(build: Build, node: Node) -> Any:
+    axes, rank = node.attr("perm"), build.rank(node, 0)
+    if axes is None and rank is None:
+        return build.call("ops.permute", build.tensor(node, 0), hint="transposed")
+    axes = list(range(rank or 0))[::-1] if axes is None else axes
+    swapped = [i for i, axis in enumerate(axes) if i != axis]
+    if not swapped:
+        return build.tensor(node, 0)
+    if len(swapped) == 2:
+        return build.call("torch.transpose", build.tensor(node, 0), *swapped, hint="transposed")
+    return build.call("torch.permute", build.tensor(node, 0), tuple(axes), hint="transposed")
+
+
+@handler("Flatten")
+def _flatten(build: Build, node: Node) -> Any:
+    axis = node.attr("axis", 1)
+    if axis == 1 and (build.rank(node, 0) or 0) >= 2:
+        return build.call("torch.flatten", build.tensor(node, 0), 1, hint="flat")
+    return build.call("ops.flatten", build.tensor(node, 0), axis, hint="flat")
+
+
+@handler("Squeeze")
+def _squeeze(build: Build, node: Node) -> Any:
+    axes = sizes_of(build, node, 1, "axes")
+    value = build.value(node, 0) if build.constant(node, 0) is None else None
+    if isinstance(value, Ints) and len(value.values) == 1 and not value.is_scalar:
+        return Ints(value.values, is_scalar=True)
+    x = build.tensor(node, 0)
+    if isinstance(axes, list):
+        return build.call("torch.squeeze", x, axes[0] if len(axes) == 1 else tuple(axes), hint="squeezed")
+    return build.call("ops.squeeze", x, *([] if axes is None else [axes]), hint="squeezed")
+
+
+@handler("Unsqueeze")
+def _unsqueeze(build: Build, node: Node) -> Any:
+    axes = sizes_of(build, node, 1, "axes")
+    value = build.value(node, 0) if build.constant(node, 0) is None else None
+    if isinstance(value, Ints) and value.is_scalar and axes in ([0], [-1]):
+        return Ints(value.values)
+    x = build.tensor(node, 0)
+    if isinstance(axes, list) and len(axes) == 1:
+        return build.call("torch.unsqueeze", x, axes[0], hint="x")
+    return build.call("ops.unsqueeze", x, axes, hint="x")
+
+
+@handler("Concat")
+def _concat(build: Build, node: Node) -> Any:
+    parts = [known_vector(build, node, i) for i in range(node.num_inputs)]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts):
+        return Ints(tuple(itertools.chain.from_iterable(known)))
+    axis, tensors = node.attr("axis", 1), build.tensors_of(node)
+    if build.dtype(node, 0) is None:
+        return build.call("ops.concat", tensors, axis, hint="concat")
+    return build.call("torch.cat", tensors, axis, hint="concat")
+
+
+@handler("Split")
+def _split(build: Build, node: Node) -> Any:
+    x, axis = build.tensor(node, 0), node.attr("axis", 0)
+    if node.num_outputs == 1:
+        return x
+    sizes = sizes_of(build, node, 1, "split")
+    if isinstance(sizes, list):
+        return build.calls("torch.split", x, sizes, axis, count=node.num_outputs, hint="part")
+    sizes = node.num_outputs if sizes is None else sizes
+    return build.calls("ops.split", x, sizes, axis, count=node.num_outputs, hint="part")
+
+
+@handler("Slice")
+def _slice(build: Build, node: Node) -> Any:
+    starts, ends = sizes_of(build, node, 1, "starts"), sizes_of(build, node, 2, "ends")
+    axes, steps = sizes_of(build, node, 3, "axes"), sizes_of(build, node, 4)
+    vector = known_vector(build, node, 0)
+    bounds = [starts, ends, [1] if steps is None else steps]
+    if vector is not None and all(isinstance(b, list) and type(b[0]) is int for b in bounds):
+        return Ints(vector[slice(*(b[0] for b in bounds))])
+    extra = {} if axes is None else {"axes": axes}
+    if steps is not None and not (isinstance(steps, list) and all(step == 1 for step in steps)):
+        extra["steps"] = steps
+    if build.constant(node, 0) is not None and all(
+        b is None or (isinstance(b, list) and all(type(v) is int for v in b)) for b in (*bounds, axes)
+    ):
+        array = build.constant(node, 0)
+        assert array is not None
+        where = [slice(None)] * array.ndim
+        step_list = steps or [1] * len(starts)
+        for i, axis in enumerate(axes or range(len(starts))):
+            where[axis] = slice(starts[i], ends[i], step_list[i])
+        if array.size <= 4096 and min(step_list) > 0:
+            return np.ascontiguousarray(array[tuple(where)])
+    return build.call("ops.slice_", build.tensor(node, 0), starts, ends, hint="sliced", **extra)
+
+
+@handler("Gather")
+def _gather(build: Build, node: Node) -> Any:
+    axis = node.attr("axis", 0)
+    vector, indices = known_vector(build, node, 0), build.constant(node, 1)
+    if vector is not None and indices is not None and indices.ndim <= 1:
+        return Ints(tuple(vector[int(i)] for i in np.atleast_1d(indices)), is_scalar=indices.ndim == 0)
+    x = build.constant(node, 0)
+    if x is not None and indices is not None and x.size <= 4096:
+        return np.take(x, indices, axis=axis)
+    if x is not None and axis == 0 and x.ndim == 2 and x.dtype.kind == "f" and indices is None:
+        if len(node.node.inputs[0].uses()) == 1 and node.node.inputs[0].is_initializer():
+            layer = nn.Embedding(*x.shape)
+            layer.weight.data = to_tensor(x)
+            return build.layer(layer, build.tensor(node, 1), hint="embedding")
+    if indices is not None and indices.ndim == 0 and build.dtype(node, 0) is not None:
+        return build.call("torch.select", build.tensor(node, 0), axis, int(indices), hint="x")
+    return build.call("ops.gather", build.tensor(node, 0), build.tensor(node, 1), axis, hint="gathered")
+
+
+@handler("GatherElements")
+def _gather_elements(build: Build, node: Node) -> Any:
+    return build.call("ops.gather_elements", *build.tensors_of(node), node.attr("axis", 0), hint="gathered")
+
+
+@handler("GatherND")
+def _gather_nd(build: Build, node: Node) -> Any:
+    return build.call("ops.gather_nd", *build.tensors_of(node), node.attr("batch_dims", 0), hint="gathered")
+
+
+@handler("Scatter", "ScatterElements")
+def _scatter(build: Build, node: Node) -> Any:
+    axis, reduction = node.attr("axis", 0), node.attr("reduction", "none")
+    return build.call("ops.scatter_elements", *build.tensors_of(node), axis, reduction, hint="scattered")
+
+
+@handler("ScatterND")
+def _scatter_nd(build: Build, node: Node) -> Any:
+    reduction = node.attr("reduction", "none")
+    return build.call("ops.scatter_nd", *build.tensors_of(node), reduction, hint="scattered")
+
+
+@handler("Pad")
+def _pad(build: Build, node: Node) -> Any:
+    pads = node.attr("paddings") or sizes_of(build, node, 1, "pads")
+    axes, mode = sizes_of(build, node, 3), node.attr("mode", "constant")
+    value = node.attr("value")
+    if node.has(2):
+        constant = build.constant(node, 2)
+        value = build.tensor(node, 2) if constant is None else constant.reshape(()).item()
+    rank = build.rank(node, 0)
+    if mode == "constant" and rank is not None and isinstance(pads, list) and not isinstance(value, Name):
+        if axes is None or (isinstance(axes, list) and all(type(a) is int for a in axes)):
+            named = list(range(rank)) if axes is None else [axis % rank for axis in axes]
+            both = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
+            numbers = [n for axis in range(rank - 1, -1, -1) for n in both.get(axis, (0, 0))]
+            while len(numbers) > 2 and numbers[-2:] == [0, 0]:
+                del numbers[-2:]
+            extra = {"value": value} if value else {}
+            return build.call("F.pad", build.tensor(node, 0), tuple(numbers), hint="padded", **extra)
+    extra = {} if axes is None else {"axes": axes}
+    return build.call("ops.pad", build.tensor(node, 0), pads, mode, value, hint="padded", **extra)
+
+
+@handler("Tile")
+def _tile(build: Build, node: Node) -> Any:
+    return build.call("ops.tile", build.tensor(node, 0), sizes_of(build, node, 1), hint="tiled")
+
+
+@handler("Expand")
+def _expand(build: Build, node: Node) -> Any:
+    return build.call("ops.expand", build.tensor(node, 0), sizes_of(build, node, 1), hint="expanded")
+
+
+@handler("DepthToSpace", "SpaceToDepth")
+def _depth_to_space(build: Build, node: Node) -> Any:
+    function = "ops.depth_to_space" if node.op == "DepthToSpace" else "ops.space_to_depth"
+    block, mode = node.attr("blocksize"), node.attr("mode", "DCR")
+    return build.call(function, build.tensor(node, 0), block, mode, hint="x")
+
+
+@handler("CenterCropPad")
+def _center_crop_pad(build: Build, node: Node) -> Any:
+    sizes = sizes_of(build, node, 1)
+    return build.call("ops.center_crop_pad", build.tensor(node, 0), sizes, node.attr("axes"), hint="x")
+
+
+@handler("ReverseSequence")
+def _reverse_sequence(build: Build, node: Node) -> Any:
+    axes = node.attr("time_axis", 0), node.attr("batch_axis", 1)
+    return build.call("ops.reverse_sequence", *build.tensors_of(node), *axes, hint="reversed")
+
+
+@handler("Trilu")
+def _trilu(build: Build, node: Node) -> Any:
+    k = build.ints(node, 1) if node.has(1) else [0]
+    upper = bool(node.attr("upper", 1))
+    if k is not None:
+        return build.call(
+            "torch.triu" if upper else "torch.tril", build.tensor(node, 0), k[0], hint="triangle"
+        )
+    return build.call("ops.trilu", build.tensor(node, 0), build.tensor(node, 1), upper, hint="triangle")
+
+
+@handler("Col2Im")
+def _col2im(build: Build, node: Node) -> Any:
+    image, block = sizes_of(build, node, 1), sizes_of(build, node, 2)
+    rank = len(image) if isinstance(image, list) else (build.rank(node, 0) or 0)
+    if isinstance(image, Name):
+        shape = node.node.inputs[1].shape
+        rank = int(shape[0]) if shape is not None else 2
     return build.call(
-        "ops.reshape", build.tensor(node, 0), shape, *([True] if allow_zero else []), hint="reshaped"
+        "ops.col2im",
+        build.tensor(node, 0),
+        image,
+        block,
+        node.attr("dilations", [1] * rank),
+        node.attr("pads", [0] * 2 * rank),
+        node.attr("strides", [1] * rank),
+        hint="image",
     )
+
+
+@handler("BitCast")
+def _bitcast(build: Build, node: Node) -> Any:
+    return build.call("ops.bitcast", build.tensor(node, 0), torch_dtype(node.attr("to")), hint="bits")
 
 
 @handler("If")

@@ -1,0 +1,254 @@
+"""Convolutions and poolings. With constant weights a convolution is a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from burnt import nn
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.ops.shapes import sizes_of
+from burnt.onnx.importer.registry import handler
+
+_CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_CONV_TRANSPOSE: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+
+def float_constant(build: Build, node: Node, index: int) -> np.ndarray[Any, Any] | None:
+    """Return a constant input of floating-point type that no other node reads, else None.
+
+    What several nodes read stays a parameter of the module, so that it is trained as one.
+    """
+    constant = build.constant(node, index)
+    if constant is None or constant.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
+        return None
+    return constant if len(node.node.inputs[index].uses()) == 1 else None
+
+
+def set_weights(layer: Any, **arrays: np.ndarray[Any, Any] | None) -> Any:
+    """Put arrays into the parameters and buffers of a layer, in their dtype; return the layer."""
+    for name, array in arrays.items():
+        if array is not None:
+            tensor = to_tensor(array)
+            getattr(layer, name).data = tensor
+    return layer
+
+
+def _text(node: Node, name: str, default: str) -> str:
+    value = node.attr(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@handler("Conv")
+def _conv(build: Build, node: Node) -> Any:
+    x, weight = build.tensor(node, 0), float_constant(build, node, 1)
+    bias = float_constant(build, node, 2)
+    auto_pad, groups = _text(node, "auto_pad", "NOTSET"), node.attr("group", 1)
+    strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
+    if weight is not None and weight.ndim - 2 in _CONV and (bias is not None or not node.has(2)):
+        rank, kernel = weight.ndim - 2, weight.shape[2:]
+        strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
+        if auto_pad.startswith("SAME"):
+            upper = auto_pad == "SAME_UPPER"
+            spans = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+            if strides == [1] * rank:
+                less, more = [s // 2 for s in spans], [s - s // 2 for s in spans]
+                pads = [*less, *more] if upper else [*more, *less]
+            else:
+                x = build.call("ops.pad_same", x, list(kernel), strides, dilations, upper, hint="padded")
+                pads = [0] * 2 * rank
+        elif auto_pad == "VALID":
+            pads = [0] * 2 * rank
+        if pads[:rank] != pads[rank:] or min(pads) < 0:
+            numbers = tuple(n for i in range(rank - 1, -1, -1) for n in (pads[i], pads[rank + i]))
+            x, pads = build.call("F.pad", x, numbers, hint="padded"), [0] * 2 * rank
+        layer = _CONV[rank](
+            weight.shape[1] * groups,
+            weight.shape[0],
+            tuple(kernel),
+            tuple(strides),
+            tuple(pads[:rank]),
+            tuple(dilations),
+            groups,
+            bias is not None,
+        )
+        return build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv")
+    arguments = (x, build.tensor(node, 1), build.tensor(node, 2), strides, pads, dilations, groups, auto_pad)
+    return build.call("ops.conv", *arguments, hint="conv")
+
+
+@handler("ConvTranspose")
+def _conv_transpose(build: Build, node: Node) -> Any:
+    x, weight = build.tensor(node, 0), float_constant(build, node, 1)
+    bias = float_constant(build, node, 2)
+    auto_pad, groups = _text(node, "auto_pad", "NOTSET"), node.attr("group", 1)
+    strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
+    extra, shape = node.attr("output_padding"), node.attr("output_shape")
+    plain = auto_pad == "NOTSET" and not shape and (bias is not None or not node.has(2))
+    if weight is not None and plain and weight.ndim - 2 in _CONV_TRANSPOSE:
+        rank = weight.ndim - 2
+        strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
+        extra = extra or [0] * rank
+        fits = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
+        if pads[:rank] == pads[rank:] and fits:
+            layer = _CONV_TRANSPOSE[rank](
+                weight.shape[0],
+                weight.shape[1] * groups,
+                tuple(weight.shape[2:]),
+                tuple(strides),
+                tuple(pads[:rank]),
+                tuple(extra),
+                groups,
+                bias is not None,
+                tuple(dilations),
+            )
+            return build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv_transpose")
+    return build.call(
+        "ops.conv_transpose",
+        x,
+        build.tensor(node, 1),
+        build.tensor(node, 2),
+        strides,
+        pads,
+        dilations,
+        groups,
+        auto_pad,
+        extra,
+        shape,
+        hint="conv",
+    )
+
+
+@handler("DeformConv")
+def _deform_conv(build: Build, node: Node) -> Any:
+    attributes = [node.attr("strides"), node.attr("pads"), node.attr("dilations")]
+    groups = node.attr("group", 1), node.attr("offset_group", 1)
+    inputs = [build.tensor(node, i) for i in range(5)]
+    return build.call("ops.deform_conv", *inputs, *attributes, *groups, hint="conv")
+
+
+@handler("CausalConvWithState")
+def _causal_conv(build: Build, node: Node) -> Any:
+    inputs = [build.tensor(node, i) for i in range(4)]
+    activation = _text(node, "activation", "none")
+    return build.calls("ops.causal_conv_with_state", *inputs, activation, count=2, hint="conv")
+
+
+def _window(node: Node) -> dict[str, Any]:
+    """Return the attributes of a window that differ from their defaults."""
+    found = {name: node.attr(name) for name in ("strides", "pads", "dilations")}
+    found |= {"ceil_mode": bool(node.attr("ceil_mode", 0)), "auto_pad": _text(node, "auto_pad", "NOTSET")}
+    return {key: value for key, value in found.items() if value and value != "NOTSET"}
+
+
+def _as_torch(node: Node) -> tuple[int, Any] | None:
+    """Return kernel rank and torch's arguments of a window that torch's pooling computes alike, else None."""
+    kernel = node.attr("kernel_shape")
+    rank = len(kernel)
+    pads, strides = node.attr("pads") or [0] * 2 * rank, node.attr("strides") or [1] * rank
+    auto_pad = _text(node, "auto_pad", "NOTSET")
+    if auto_pad == "VALID":
+        pads = [0] * 2 * rank
+    fits = all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True)) and pads[:rank] == pads[rank:]
+    if rank > 3 or auto_pad.startswith("SAME") or not fits or node.attr("ceil_mode", 0):
+        return None
+    return rank, (tuple(kernel), tuple(strides), tuple(pads[:rank]))
+
+
+@handler("MaxPool")
+def _max_pool(build: Build, node: Node) -> Any:
+    x, kernel = build.tensor(node, 0), node.attr("kernel_shape")
+    same, dtype = _as_torch(node), build.dtype(node, 0)
+    if same and not node.uses_output(1) and dtype is not None and dtype.is_floating_point:
+        dilations = node.attr("dilations") or [1]
+        extra = {"dilation": tuple(dilations)} if set(dilations) != {1} else {}
+        return build.call(f"F.max_pool{same[0]}d", x, *same[1], hint="pooled", **extra)
+    extra = _window(node) | ({"column_major": True} if node.attr("storage_order", 0) else {})
+    return build.calls("ops.max_pool", x, kernel, count=2, hint="pooled", **extra)
+
+
+@handler("AveragePool")
+def _average_pool(build: Build, node: Node) -> Any:
+    x, kernel, same = build.tensor(node, 0), node.attr("kernel_shape"), _as_torch(node)
+    include = bool(node.attr("count_include_pad", 0))
+    if same and set(node.attr("dilations") or [1]) == {1}:
+        arguments = (*same[1], False, include)
+        return build.call(f"F.avg_pool{same[0]}d", x, *arguments, hint="pooled")
+    extra = _window(node) | ({"count_include_pad": True} if include else {})
+    return build.call("ops.average_pool", x, kernel, hint="pooled", **extra)
+
+
+@handler("LpPool")
+def _lp_pool(build: Build, node: Node) -> Any:
+    x, kernel = build.tensor(node, 0), node.attr("kernel_shape")
+    return build.call("ops.lp_pool", x, kernel, node.attr("p", 2), hint="pooled", **_window(node))
+
+
+@handler("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def _global_pool(build: Build, node: Node) -> Any:
+    x = build.tensor(node, 0)
+    rank = build.rank(node, 0)
+    if node.op == "GlobalLpPool":
+        axes = tuple(range(2, rank or 4))
+        return build.call("torch.linalg.vector_norm", x, node.attr("p", 2), axes, True, hint="pooled")
+    kind = "avg" if node.op == "GlobalAveragePool" else "max"
+    if rank in (3, 4, 5):
+        return build.call(f"F.adaptive_{kind}_pool{rank - 2}d", x, 1, hint="pooled")
+    axes = tuple(range(2, rank or 4))
+    return build.call("torch.mean" if kind == "avg" else "torch.amax", x, axes, True, hint="pooled")
+
+
+@handler("MaxUnpool")
+def _max_unpool(build: Build, node: Node) -> Any:
+    return build.call(
+        "ops.max_unpool",
+        build.tensor(node, 0),
+        build.tensor(node, 1),
+        node.attr("kernel_shape"),
+        node.attr("strides"),
+        node.attr("pads"),
+        sizes_of(build, node, 2),
+        hint="x",
+    )
+
+
+@handler("MaxRoiPool")
+def _max_roi_pool(build: Build, node: Node) -> Any:
+    output, scale = node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
+    return build.call("ops.max_roi_pool", *build.tensors_of(node), output, scale, hint="pooled")
+
+
+@handler("RoiAlign")
+def _roi_align(build: Build, node: Node) -> Any:
+    default = "half_pixel" if node.version >= 16 else "output_half_pixel"
+    half_pixel = _text(node, "coordinate_transformation_mode", default) == "half_pixel"
+    return build.call(
+        "ops.roi_align",
+        *build.tensors_of(node),
+        (node.attr("output_height", 1), node.attr("output_width", 1)),
+        node.attr("spatial_scale", 1.0),
+        node.attr("sampling_ratio", 0),
+        _text(node, "mode", "avg"),
+        half_pixel,
+        hint="pooled",
+    )
+
+
+@handler("NonMaxSuppression")
+def _non_max_suppression(build: Build, node: Node) -> Any:
+    numbers: list[Any] = []
+    for i in range(2, 5):
+        constant = build.constant(node, i)
+        given = build.tensor(node, i) if constant is None else constant.reshape(()).item()
+        numbers.append(given if node.has(i) else (0, 0.0, None)[i - 2])
+    center = bool(node.attr("center_point_box", 0))
+    return build.call(
+        "ops.non_max_suppression",
+        build.tensor(node, 0),
+        build.tensor(node, 1),
+        *numbers,
+        center,
+        hint="boxes",
+    )
