@@ -120,6 +120,9 @@ def _add_bodies(model: ir.Model) -> bool:
             continue
         function = _body_of(node, version, f"burnt_{number}")
         if function is not None:
+            for name, attribute in list(node.attributes.items()):
+                if attribute.type.name in ("GRAPH", "GRAPHS"):  # are part of the body already
+                    del node.attributes[name]
             node.overload = function.overload
             model.functions[function.identifier()] = function
             found = True
@@ -152,6 +155,12 @@ def _body_of(node: ir.Node, version: int, overload: str) -> ir.Function | None:
     proto.ParseFromString(raw)
     if not proto.node:
         return None
+    computed = {*proto.input, *(name for part in proto.node for name in part.output)}
+    for name, output in zip(proto.output, node.outputs, strict=False):
+        if name not in computed:
+            if output.uses() or output.is_graph_output():
+                return None
+            proto.node.add(op_type="Constant", output=[name]).attribute.add(name="value_int", type="INT")
     proto.domain, proto.name, proto.overload = node.domain, node.op_type, overload
     del proto.attribute[:]  # an attribute that the node leaves out has the schema's default
     for attribute in schema.attributes.values():

@@ -3,9 +3,11 @@
 from burnt.onnx.importer.ops import (  # noqa: F401
     activations,
     casts,
+    control,
     elementwise,
     linear,
     reductions,
+    selection,
     shapes,
     windows,
 )
