@@ -9,5 +9,7 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     reductions,
     selection,
     shapes,
+    signal,
+    text,
     windows,
 )
