@@ -44,6 +44,9 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
             return
         _check_size(model, where, max_nodes)
         InlinePass()(model)
+        for node in list(model.graph):  # outputs that a body does not compute, and nothing reads
+            if node.op_type == "Constant" and not node.outputs[0].name and not node.outputs[0].uses():
+                model.graph.remove(node)
         _infer(model)
 
 
@@ -155,6 +158,7 @@ def _body_of(node: ir.Node, version: int, overload: str) -> ir.Function | None:
     proto.ParseFromString(raw)
     if not proto.node:
         return None
+    del proto.output[len(node.outputs) :]
     computed = {*proto.input, *(name for part in proto.node for name in part.output)}
     for name, output in zip(proto.output, node.outputs, strict=False):
         if name not in computed:

@@ -5,6 +5,7 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     casts,
     control,
     elementwise,
+    images,
     linear,
     reductions,
     selection,
