@@ -22,7 +22,7 @@ from burnt.onnx.importer.module import ImportedModule
 __all__ = ["BurntBackend", "PreparedModel", "prepare", "run_model", "run_node", "supports_device"]
 
 
-class PreparedModel(BackendRep):  # type: ignore[misc]
+class PreparedModel(BackendRep):
     """An imported model that takes and returns numpy arrays.
 
     Args:
@@ -41,7 +41,8 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
 
         Args:
             inputs: a numpy array per input in the order of the graph, or a mapping by name. Also ml_dtypes' types,
-                arrays of strings, lists (sequences) and None (an empty optional).
+                arrays of strings, lists (sequences) and None (an
+                empty optional).
             **kwargs: none is known.
 
         Returns:
@@ -68,7 +69,7 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
         return tuple(to_numpy(value, kind) for value, kind in zip(outputs, self.types, strict=True))
 
 
-class BurntBackend(Backend):  # type: ignore[misc]
+class BurntBackend(Backend):
     """ONNX's backend interface; its functions are also functions of this module."""
 
     @classmethod

@@ -142,7 +142,7 @@ def unique(x: Any, axis: int | None = None, sort: bool = True) -> tuple[Any, Ten
         first, counts, inverse = first[order], counts[order], place[inverse]
     device = None if isinstance(x, np.ndarray) else x.device
     values = found if isinstance(x, np.ndarray) else torch.from_numpy(found).to(device)
-    numbers = (
+    indices = (
         torch.from_numpy(np.ascontiguousarray(n)).to(torch.int64).to(device) for n in (first, inverse, counts)
     )
-    return (values, *numbers)  # type: ignore[return-value]
+    return (values, *indices)  # type: ignore[return-value]

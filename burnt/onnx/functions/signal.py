@@ -32,8 +32,8 @@ def dft(
         return torch.fft.irfft(_complex(x), count, dim).unsqueeze(-1)
     if onesided:
         return torch.view_as_real(torch.fft.rfft(x[..., 0], count, dim))
-    transform = torch.fft.ifft if inverse else torch.fft.fft
-    return torch.view_as_real(transform(_complex(x), count, dim))
+    spectrum = torch.fft.ifft(_complex(x), count, dim) if inverse else torch.fft.fft(_complex(x), count, dim)
+    return torch.view_as_real(spectrum)
 
 
 def _complex(x: Tensor) -> Tensor:

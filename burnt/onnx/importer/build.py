@@ -134,11 +134,11 @@ class Build:
 
     def known(self, node: Node, index: int) -> Any:
         """Return the expression of an input that is there already; None for a constant that is not used yet."""
-        value, build = (node.node.inputs[index] if node.has(index) else None), self
-        while build is not None:
-            if value in build.values:
-                return build.values[value]
-            build = build.parent  # type: ignore[assignment]
+        build: Build | None = self
+        while node.has(index) and build is not None:
+            if node.node.inputs[index] in build.values:
+                return build.values[node.node.inputs[index]]
+            build = build.parent
         return None
 
     def constant(self, node: Node, index: int) -> np.ndarray[Any, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ _BINARY = {
     "BitwiseOr": ("torch.bitwise_or", None, "or"),
     "BitwiseXor": ("torch.bitwise_xor", None, "xor"),
 }
-_ARITHMETIC = {
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,

@@ -21,7 +21,7 @@ def _is_weight(build: Build, node: Node, index: int, rank: int) -> bool:
 
 
 def _count(value: Any) -> int:
-    return len(value.uses()) + value.is_graph_output()
+    return len(list(value.uses())) + int(value.is_graph_output())
 
 
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
@@ -55,7 +55,8 @@ def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
     output = node.node.outputs[0]
     if _count(output) != 1 or not output.uses():
         return None, None
-    consumer = output.uses()[0].node
+    (usage,) = output.uses()
+    consumer = usage.node
     if (
         consumer.op_type != "Add"
         or consumer.domain not in ("", "ai.onnx")
