@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.onnx.functions.attention import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403
+from burnt.onnx.functions.quantization import *  # noqa: F403
 from burnt.onnx.functions.resizing import *  # noqa: F403
 from burnt.onnx.functions.tensors import *  # noqa: F403
 from burnt.onnx.functions.windows import *  # noqa: F403
