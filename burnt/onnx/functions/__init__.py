@@ -12,6 +12,7 @@ from torch import Tensor
 from burnt.onnx.functions.attention import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403
 from burnt.onnx.functions.quantization import *  # noqa: F403
+from burnt.onnx.functions.recurrent import *  # noqa: F403
 from burnt.onnx.functions.resizing import *  # noqa: F403
 from burnt.onnx.functions.tensors import *  # noqa: F403
 from burnt.onnx.functions.windows import *  # noqa: F403
