@@ -54,10 +54,8 @@ def _layer(build: Build, node: Node) -> Any:
     is_relu = node.op == "RNN" and names == ["relu"] * directions
     if (names and names != default * directions and not is_relu) or node.attr("clip") is not None:
         return None
-    if node.op == "GRU" and bias is not None and not node.attr("linear_before_reset", 0):
-        return None  # torch multiplies by the reset gate after the matmul
     if node.op == "GRU" and not node.attr("linear_before_reset", 0):
-        return None
+        return None  # torch multiplies by the reset gate after the matmul
     if node.attr("layout", 0) or node.attr("input_forget", 0) or node.has(4) or node.has(7):
         return None
     hidden, gates = recurrence.shape[-1], _GATES[node.op]
@@ -67,7 +65,6 @@ def _layer(build: Build, node: Node) -> Any:
         weight.shape[-1],
         hidden,
         bias=bias is not None,
-        batch_first=False,
         bidirectional=directions == 2,
         **kwargs,
     )
@@ -95,10 +92,11 @@ def _call_layer(build: Build, node: Node, layer: Any) -> Any:
         initial = (tuple(states) if node.op == "LSTM" else states[0],)
     else:
         initial = ()
-    result = build.layer(layer, x, *initial, hint=node.op)
+    batch_first = build.call("torch.transpose", x, 0, 1, hint="x")
+    result = build.layer(layer, batch_first, *initial, hint=node.op)
     y, last = build.calls("ops.unpack", result, count=2, hint="states")
     split = build.call("torch.unflatten", y, -1, (directions, layer.hidden_size), hint="states")
-    y = build.call("torch.transpose", split, 1, 2, hint="states")
+    y = build.call("torch.permute", split, (1, 2, 0, 3), hint="states")
     if node.op == "LSTM":
         return (y, *build.calls("ops.unpack", last, count=2, hint="last"))
     return y, last
