@@ -133,7 +133,9 @@ def slice_(
             x = x[(*where, slice(start, max(start, end), step))]
         else:
             start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
-            x = x.index_select(axis, torch.arange(start, end, step, device=x.device) if start > end else _none(x))
+            x = x.index_select(
+                axis, torch.arange(start, end, step, device=x.device) if start > end else _none(x)
+            )
     return x
 
 
@@ -148,7 +150,11 @@ def gather(x: Any, indices: Tensor, axis: int = 0) -> Any:
     axis %= x.dim()
     index = _wrapped(indices, x.shape[axis])
     if index.dim() == 0:
-        return x.select(axis, int(index)) if index.device.type == "cpu" else x.index_select(axis, index).squeeze(axis)
+        return (
+            x.select(axis, int(index))
+            if index.device.type == "cpu"
+            else x.index_select(axis, index).squeeze(axis)
+        )
     taken = x.index_select(axis, index.reshape(-1))
     return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 

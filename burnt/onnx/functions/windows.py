@@ -247,9 +247,7 @@ def max_unpool(
     """Put maxima back to their places; the other elements are 0."""
     rank = len(kernel)
     strides, pads = strides or [1] * rank, pads or [0] * 2 * rank
-    natural = [
-        (x.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i in range(rank)
-    ]
+    natural = [(x.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i] for i in range(rank)]
     flat = x.new_zeros(x.shape[0] * x.shape[1] * math.prod(natural))
     flat[indices.reshape(-1)] = x.reshape(-1)
     result = flat.reshape(*x.shape[:2], *natural)
@@ -260,7 +258,11 @@ def max_unpool(
 
 
 def causal_conv_with_state(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, state: Tensor | None = None, activation: str = "none"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    activation: str = "none",
 ) -> tuple[Tensor, Tensor]:
     """Depthwise convolution over earlier steps of ``[N, C, L]``; returns the last ``K - 1`` steps too."""
     past = weight.shape[-1] - 1

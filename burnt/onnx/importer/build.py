@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from burnt.errors import RecordError, UnsupportedError
-from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
+from burnt.onnx.importer.evaluate import run_program
+from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
 from burnt.onnx.importer.registry import find_handler
+from burnt.onnx.importer.source import MAX_NODES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -90,6 +93,10 @@ class Build:
         tensors: parameters and buffers of the module, by name.
         layers: layers of the module, by name.
         parent: the build of the graph around this one, for bodies of loops and branches.
+        values: expressions of values of the graph.
+        constants: arrays of values that are constant.
+        used_names: of the program.
+        absorbed: nodes that an earlier node has computed too, such as the bias of a linear layer, with their result.
     """
 
     program: Program
@@ -99,6 +106,7 @@ class Build:
     values: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
     used_names: set[str] = field(default_factory=set)
+    absorbed: dict[Any, Any] = field(default_factory=dict)
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -116,6 +124,22 @@ class Build:
     def tensors_of(self, node: Node) -> list[Any]:
         """Return all inputs as tensors."""
         return [self.tensor(node, i) for i in range(node.num_inputs)]
+
+    def tensor_or_number(self, node: Node, index: int) -> Any:
+        """Return an input as a Python number where it is a constant of one element, else as a tensor."""
+        array = self.constant(node, index)
+        if array is not None and array.size == 1 and array.dtype.kind in "iuf":
+            return array.item()
+        return self.tensor(node, index)
+
+    def known(self, node: Node, index: int) -> Any:
+        """Return the expression of an input that is there already; None for a constant that is not used yet."""
+        value, build = (node.node.inputs[index] if node.has(index) else None), self
+        while build is not None:
+            if value in build.values:
+                return build.values[value]
+            build = build.parent  # type: ignore[assignment]
+        return None
 
     def constant(self, node: Node, index: int) -> np.ndarray[Any, Any] | None:
         """Return an input's value where it is constant, else None."""
@@ -183,13 +207,25 @@ class Build:
         root.layers[name] = module
         return self.call(f"self.{name}", *args, hint=hint)
 
-    def parameter(self, array: Any, hint: str) -> Name:
-        """Add a tensor to the module: a parameter if it is floating-point, else a buffer."""
+    def parameter(self, array: Any, hint: str, *, is_trained: bool | None = None) -> Name:
+        """Add a tensor to the module: a parameter or a buffer.
+
+        Args:
+            array: a numpy array or a tensor.
+            hint: of its name.
+            is_trained: whether it is a parameter; None: floating-point tensors with axes are.
+        """
         root = self.root
         name = root.new_name(hint)
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
-        root.tensors[name] = tensor
+        if is_trained is None:
+            is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
+        root.tensors[name] = torch.nn.Parameter(tensor) if is_trained else tensor
         return Name(f"self.{name}")
+
+    def to_weight(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Return an array as the data of a layer's parameter."""
+        return to_tensor(np.ascontiguousarray(array))
 
     def body(self, graph: Any, hint: str, inputs: Sequence[str] | None = None) -> Name:
         """Add the body of a loop or branch as a nested function, and return its name.
@@ -268,18 +304,64 @@ class Build:
         self.program.outputs = [self.as_tensor(self._find(value)) for value in graph.outputs]
 
     def add_node(self, node: ir.Node) -> None:
-        """Add the statements of a node."""
-        version = _version_of(node)
+        """Add the statements of a node, or its results where they can be computed now."""
+        if node in self.absorbed:
+            self.values[node.outputs[0]] = self.absorbed[node]
+            return
+        version = version_of(node)
         found = find_handler(node.domain, node.op_type, version)
         assert found is not None, "unsupported ops were refused before"
         wrapped = Node(node, version)
-        results = found(self, wrapped)
+        if self._is_foldable(wrapped):
+            results = self._fold(found, wrapped)
+        else:
+            results = found(self, wrapped)
         outputs = results if isinstance(results, tuple) else (results,)
         for output, result in zip(node.outputs, outputs, strict=False):
             if isinstance(result, np.ndarray):
                 self.constants[output] = result
             else:
                 self.values[output] = result
+
+    def _is_foldable(self, node: Node) -> bool:
+        """Whether all inputs are constant and few, and the op computes the same each time."""
+        if not node.num_inputs or node.op in _NOT_FOLDED or node.node.domain not in ("", "ai.onnx"):
+            return False
+        if any(a.type.name in ("GRAPH", "GRAPHS") for a in node.node.attributes.values()):
+            return False
+        inputs = [self.constant(node, i) for i in range(node.num_inputs) if node.has(i)]
+        if not inputs or any(array is None for array in inputs):
+            return False
+        is_exact = all(array.dtype.kind in "iubOSU" for array in inputs if array is not None)
+        most = _MAX_FOLDED if is_exact else _MAX_FOLDED_FLOATS
+        return sum(array.size for array in inputs if array is not None) <= most
+
+    def _fold(self, found: Any, node: Node) -> tuple[Any, ...]:
+        """Return the results of a node with constant inputs as arrays, computed by the statements themselves."""
+        build = Build(Program([]), constants=self._constants_of(node))
+        results = found(build, node)
+        results = results if isinstance(results, tuple) else (results,)
+        if all(isinstance(result, np.ndarray) for result in results):
+            return results
+        build.program.outputs = [build.as_tensor(result) for result in results]
+        names: dict[str, Any] = {f"self.{name}": tensor for name, tensor in build.tensors.items()}
+        names |= {f"self.{name}": layer for name, layer in build.layers.items()}
+        with torch.inference_mode():
+            outputs = run_program(build.program, (), names)
+        if all(
+            isinstance(output, Tensor | np.ndarray) and _size(output) <= _MAX_FOLDED for output in outputs
+        ):
+            return tuple(to_array(output) for output in outputs)
+        again = found(self, node)  # a sequence, or large: computed when the model is
+        return again if isinstance(again, tuple) else (again,)
+
+    def _constants_of(self, node: Node) -> dict[Any, np.ndarray[Any, Any]]:
+        found = {}
+        for index in range(node.num_inputs):
+            array = self.constant(node, index)
+            if array is not None:
+                found[node.node.inputs[index]] = array
+        return found
 
     def _find(self, value: Any) -> Any:
         """Return the expression of a value; a constant becomes a literal, a parameter or a buffer."""
@@ -318,6 +400,19 @@ def _text(value: Any) -> str:
 _RESERVED = {"self", "ops", "torch", "F", "nn", "forward", "training", "f"} | set(dir(torch.nn.Module))
 
 
+_MAX_FOLDED = 4096  # elements of integers, truth values and strings
+_MAX_FOLDED_FLOATS = 64  # of floating-point numbers: more are weights
+_NOT_FOLDED = {
+    *("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"),
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),  # become quantized layers
+    *("Loop", "Scan", "If", "SequenceMap", "Identity"),
+}
+
+
+def _size(value: Any) -> int:
+    return int(value.numel() if isinstance(value, Tensor) else value.size)
+
+
 def build_program(model: ir.Model, where: str) -> Build:
     """Return the program of a model.
 
@@ -325,6 +420,7 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
+    expand(model, where, MAX_NODES)
     missing = unsupported_nodes(model)
     if missing:
         lines = [
@@ -346,20 +442,10 @@ def unsupported_nodes(model: ir.Model) -> dict[tuple[str, str, int], str]:
     """Return the ops without a handler, each with the names of its nodes."""
     missing: dict[tuple[str, str, int], list[str]] = {}
     for node in model.graph.all_nodes():
-        version = _version_of(node)
+        version = version_of(node)
         if find_handler(node.domain, node.op_type, version) is None:
             missing.setdefault((node.domain, node.op_type, version), []).append(node.name or "?")
     return {
         key: ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         for key, names in missing.items()
     }
-
-
-def _version_of(node: ir.Node) -> int:
-    if node.version is not None:
-        return node.version
-    graph = node.graph
-    while graph is not None and not hasattr(graph, "opset_imports"):
-        graph = graph.parent_node.graph if hasattr(graph, "parent_node") else None
-    imports: Mapping[str, int] = graph.opset_imports if graph is not None else {}
-    return imports.get(node.domain, imports.get("ai.onnx" if not node.domain else node.domain, 1))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from burnt.module import Module
-from burnt.onnx import functions
-from burnt.onnx.importer.program import Define, Program, evaluate
+from burnt.onnx.importer.evaluate import run_program
+from burnt.onnx.importer.program import Program
 
 __all__ = ["ImportedModule"]
 
@@ -21,7 +20,7 @@ class ImportedModule(Module, init=False):
 
     Args:
         program: what it computes.
-        tensors: its parameters (floating-point) and buffers, by name.
+        tensors: its parameters and buffers, by name.
         layers: its layers, by name.
         names: of inputs and outputs in the file.
         dtypes: of the inputs in the file, None where it does not say.
@@ -40,8 +39,8 @@ class ImportedModule(Module, init=False):
         self.program = program
         self.input_names, self.output_names = names
         for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                self.register_parameter(name, torch.nn.Parameter(tensor))
+            if isinstance(tensor, torch.nn.Parameter):
+                self.register_parameter(name, tensor)
             else:
                 self.register_buffer(name, tensor)
         for name, layer in layers.items():
@@ -49,7 +48,7 @@ class ImportedModule(Module, init=False):
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the outputs of the graph."""
-        outputs = _run(self.program, inputs, self._names())
+        outputs = run_program(self.program, inputs, self._names())
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _names(self) -> dict[str, Any]:
@@ -57,58 +56,3 @@ class ImportedModule(Module, init=False):
         for store in (self._parameters, self._buffers, self._modules):
             own.update({f"self.{name}": value for name, value in store.items()})
         return own
-
-
-_NAMESPACES = {"torch": torch, "F": F, "ops": functions}
-
-
-def _run(program: Program, inputs: tuple[Any, ...], outer: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = _Scope(outer)
-    names.update(zip(program.inputs, inputs, strict=True))
-    for statement, dead in zip(program.statements, program.last_uses(), strict=True):
-        if isinstance(statement, Define):
-            names[statement.name] = _function(statement.program, names)
-        else:
-            call = statement.call
-            function = _resolve(call.function, names)
-            args = [evaluate(arg, names) for arg in call.args]
-            kwargs = {key: evaluate(value, names) for key, value in call.kwargs.items()}
-            result = function(*args, **kwargs)
-            if len(statement.outputs) == 1:
-                names[statement.outputs[0]] = result
-            elif statement.outputs:
-                names.update(zip(statement.outputs, result, strict=True))
-        for name in dead:
-            names.pop(name, None)
-    return tuple(evaluate(output, names) for output in program.outputs)
-
-
-class _Scope(dict[str, Any]):
-    """Names of a function, with those around it."""
-
-    def __init__(self, outer: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.outer = outer
-
-    def __missing__(self, name: str) -> Any:
-        return self.outer[name]
-
-
-def _function(program: Program, outer: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a nested function; its program has one output, a tuple."""
-
-    def call(*inputs: Any) -> Any:
-        return _run(program, inputs, outer)[0]
-
-    return call
-
-
-def _resolve(path: str, names: Mapping[str, Any]) -> Callable[..., Any]:
-    if path.startswith("self."):
-        layer: Callable[..., Any] = names[path]
-        return layer
-    root, *rest = path.split(".")
-    found: Any = _NAMESPACES[root]
-    for part in rest:
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]

@@ -124,14 +124,25 @@ class Program:
 
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return after each statement the names that are not used any more, so that memory can be freed."""
-        later = set(names_in(tuple(self.outputs)))
+        bodies = {s.name: s.program.free_names() for s in self.statements if isinstance(s, Define)}
+
+        def with_bodies(names: set[str]) -> set[str]:
+            """Add what nested functions read, which is needed as long as they are."""
+            found, stack = set(names), list(names)
+            while stack:
+                more = bodies.get(stack.pop(), set()) - found
+                found |= more
+                stack += more
+            return found
+
+        later = with_bodies(set(names_in(tuple(self.outputs))))
         dead: list[tuple[str, ...]] = []
         for statement in reversed(self.statements):
             if isinstance(statement, Define):
-                used, made = statement.program.free_names(), {statement.name}
+                used, made = bodies[statement.name], {statement.name}
             else:
                 arguments = (*statement.call.args, *statement.call.kwargs.values())
-                used, made = set(names_in(arguments)), set(statement.outputs)
+                used, made = with_bodies(set(names_in(arguments))), set(statement.outputs)
             dead.append(tuple(sorted((used | made) - later)))
             later |= used
         return dead[::-1]

@@ -1,3 +1,21 @@
 """Handlers of ONNX's ops, a file per family; importing this package registers them."""
 
-from burnt.onnx.importer.ops import attention, elementwise, linear, normalization, quantization, recurrent, resizing, shapes, windows  # noqa: F401
+from burnt.onnx.importer.ops import (  # noqa: F401
+    activations,
+    attention,
+    casts,
+    control,
+    elementwise,
+    images,
+    linear,
+    normalization,
+    quantization,
+    recurrent,
+    reductions,
+    resizing,
+    selection,
+    shapes,
+    signal,
+    text,
+    windows,
+)

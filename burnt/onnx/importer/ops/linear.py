@@ -1,13 +1,108 @@
-"""Matrix products and convolutions."""
+"""Matrix products."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from burnt import nn
 from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.ops.elementwise import WIDE
 from burnt.onnx.importer.registry import handler
+
+
+def _is_weight(build: Build, node: Node, index: int, rank: int) -> bool:
+    """Whether an input is a floating-point constant of a rank that nothing else reads."""
+    array = build.constant(node, index)
+    value = node.node.inputs[index] if node.has(index) else None
+    is_float = array is not None and array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    return is_float and array is not None and array.ndim == rank and value is not None and _count(value) == 1
+
+
+def _count(value: Any) -> int:
+    return len(value.uses()) + value.is_graph_output()
+
+
+def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
+    """Add a linear layer with a weight ``[out, in]``."""
+    tensor = build.to_weight(weight)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=tensor.dtype)
+    layer.weight.data = tensor
+    if bias is not None:
+        layer.bias.data = build.to_weight(bias)
+    return build.layer(layer, x, hint="linear")
 
 
 @handler("MatMul")
 def _matmul(build: Build, node: Node) -> Any:
-    return build.call("torch.matmul", build.tensor(node, 0), build.tensor(node, 1), hint="matmul")
+    x = build.tensor(node, 0)
+    if build.dtype(node, 0) in WIDE:
+        return build.call("ops.unsigned", "matmul", x, build.tensor(node, 1), hint="matmul")
+    if not _is_weight(build, node, 1, 2) or build.constant(node, 0) is not None:
+        return build.call("torch.matmul", x, build.tensor(node, 1), hint="matmul")
+    weight = build.constant(node, 1)
+    assert weight is not None
+    bias, consumer = _bias_after(build, node, weight.shape[1])
+    result = _linear(build, x, np.ascontiguousarray(weight.T), bias)
+    if consumer is not None:
+        build.absorbed[consumer] = result
+    return result
+
+
+def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
+    """Return the constant that the only reader of a product adds to it, and that reader."""
+    output = node.node.outputs[0]
+    if _count(output) != 1 or not output.uses():
+        return None, None
+    consumer = output.uses()[0].node
+    if (
+        consumer.op_type != "Add"
+        or consumer.domain not in ("", "ai.onnx")
+        or consumer.graph is not node.node.graph
+    ):
+        return None, None
+    if consumer.attributes:  # axis and broadcast of versions below 7
+        return None, None
+    position = 1 if consumer.inputs[0] is output else 0
+    wrapped = Node(consumer, node.version)
+    bias = build.constant(wrapped, position)
+    if bias is None or bias.shape != (size,) or not _is_weight(build, wrapped, position, 1):
+        return None, None
+    return bias, consumer
+
+
+@handler("Gemm")
+def _gemm(build: Build, node: Node) -> Any:
+    alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
+    a = build.tensor(node, 0)
+    weight, bias = build.constant(node, 1), build.constant(node, 2)
+    size = None if weight is None or weight.ndim != 2 else weight.shape[0 if node.attr("transB", 0) else 1]
+    is_plain = alpha == beta == 1.0 and not node.attr("transA", 0) and build.constant(node, 0) is None
+    has_bias = node.has(2)
+    if is_plain and _is_weight(build, node, 1, 2) and weight is not None:
+        if not has_bias or (_is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,)):
+            return _linear(
+                build, a, weight if node.attr("transB", 0) else np.ascontiguousarray(weight.T), bias
+            )
+    a = build.call("torch.t", a, hint="a_t") if node.attr("transA", 0) else a
+    b = build.tensor(node, 1)
+    b = build.call("torch.t", b, hint="b_t") if node.attr("transB", 0) else b
+    dtype = build.dtype(node, 0)
+    if dtype is not None and not dtype.is_floating_point:
+        alpha, beta = int(alpha), int(beta)
+    if has_bias:
+        return build.call("torch.addmm", build.tensor(node, 2), a, b, beta=beta, alpha=alpha, hint="gemm")
+    product = build.call("torch.matmul", a, b, hint="gemm")
+    return product if alpha == 1 else build.call("torch.mul", product, alpha, hint="gemm")
+
+
+@handler("MatMulInteger")
+def _matmul_integer(build: Build, node: Node) -> Any:
+    return build.call("ops.matmul_integer", *build.tensors_of(node), hint="matmul")
+
+
+@handler("Einsum")
+def _einsum(build: Build, node: Node) -> Any:
+    equation = str(node.attr("equation")).replace(" ", "")
+    return build.call("torch.einsum", equation, *build.tensors_of(node), hint="einsum")

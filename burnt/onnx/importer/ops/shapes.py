@@ -281,7 +281,9 @@ def _trilu(build: Build, node: Node) -> Any:
     k = build.ints(node, 1) if node.has(1) else [0]
     upper = bool(node.attr("upper", 1))
     if k is not None:
-        return build.call("torch.triu" if upper else "torch.tril", build.tensor(node, 0), k[0], hint="triangle")
+        return build.call(
+            "torch.triu" if upper else "torch.tril", build.tensor(node, 0), k[0], hint="triangle"
+        )
     return build.call("ops.trilu", build.tensor(node, 0), build.tensor(node, 1), upper, hint="triangle")
 
 
@@ -307,14 +309,3 @@ def _col2im(build: Build, node: Node) -> Any:
 @handler("BitCast")
 def _bitcast(build: Build, node: Node) -> Any:
     return build.call("ops.bitcast", build.tensor(node, 0), torch_dtype(node.attr("to")), hint="bits")
-
-
-@handler("If")
-def _if(build: Build, node: Node) -> Any:
-    condition = build.tensor(node, 0)
-    then = build.body(node.attr("then_branch"), "then_branch")
-    otherwise = build.body(node.attr("else_branch"), "else_branch")
-    results = build.call("ops.if_", condition, then, otherwise, hint="branch")
-    return tuple(build.call("ops.item", results, i, hint="x") for i in range(node.num_outputs))
-
-

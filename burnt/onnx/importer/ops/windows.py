@@ -245,5 +245,10 @@ def _non_max_suppression(build: Build, node: Node) -> Any:
         numbers.append(given if node.has(i) else (0, 0.0, None)[i - 2])
     center = bool(node.attr("center_point_box", 0))
     return build.call(
-        "ops.non_max_suppression", build.tensor(node, 0), build.tensor(node, 1), *numbers, center, hint="boxes"
+        "ops.non_max_suppression",
+        build.tensor(node, 0),
+        build.tensor(node, 1),
+        *numbers,
+        center,
+        hint="boxes",
     )

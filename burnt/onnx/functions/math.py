@@ -1,0 +1,232 @@
+"""Elementwise math, reductions and matrix products that torch has no single call for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = [
+    "align",
+    "argmax",
+    "argmin",
+    "cumprod",
+    "cumsum",
+    "equal",
+    "hard_sigmoid",
+    "hardmax",
+    "log_softmax_2d",
+    "matmul_integer",
+    "power",
+    "power_unsigned",
+    "prelu",
+    "reduce",
+    "selu",
+    "shrink",
+    "softmax_2d",
+    "swish",
+    "where",
+]
+
+
+def align(x: Tensor, other: Tensor, axis: int) -> Tensor:
+    """Append axes of size 1 to `x`, so that its first axis meets `axis` of `other` when they are broadcast."""
+    return x.reshape(*x.shape, *[1] * (other.dim() - axis - x.dim()))
+
+
+def power(x: Tensor, exponent: Tensor) -> Tensor:
+    """Raise to a power, in the dtype of `x` whatever that of the exponent."""
+    return torch.pow(x, exponent).to(x.dtype)
+
+
+def power_unsigned(x: Tensor, exponent: Tensor) -> Tensor:
+    """Raise to a power where one of the two is uint16, uint32 or uint64; in the dtype of `x`, wrapping around."""
+    base, power_ = x.numpy(force=True), exponent.numpy(force=True)
+    return torch.from_numpy(np.asarray(np.power(base, power_)).astype(base.dtype)).to(x.device)
+
+
+def equal(x: Any, y: Any) -> Tensor:
+    """Compare arrays of strings."""
+    return torch.from_numpy(np.asarray(np.equal(x, y), dtype=np.bool_))
+
+
+def where(condition: Tensor, x: Any, y: Any) -> Any:
+    """Choose from arrays of strings."""
+    return np.asarray(np.where(condition.numpy(force=True), x, y), dtype=object)
+
+
+def hard_sigmoid(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    """Return ``clamp(alpha * x + beta, 0, 1)``."""
+    return torch.clamp(alpha * x + beta, 0, 1)
+
+
+def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
+    """Return `gamma` times the ELU with `alpha`."""
+    return gamma * F.elu(x, alpha)
+
+
+def swish(x: Tensor, alpha: float) -> Tensor:
+    """Return ``x * sigmoid(alpha * x)``."""
+    return x * torch.sigmoid(alpha * x)
+
+
+def shrink(x: Tensor, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
+    """Move what is further than `lambd` from zero towards zero by `bias`; the rest becomes zero."""
+    moved = torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, torch.zeros_like(x)))
+    return moved.to(x.dtype)
+
+
+def prelu(x: Tensor, slope: Tensor) -> Tensor:
+    """Multiply what is negative by a slope, which is broadcast."""
+    return torch.where(x < 0, slope * x, x)
+
+
+def _flat(x: Tensor, axis: int) -> Tensor:
+    axis = axis + x.dim() if axis < 0 else axis
+    rows = int(np.prod(x.shape[:axis], dtype=np.int64))
+    return x.reshape(rows, x.numel() // rows if rows else int(np.prod(x.shape[axis:], dtype=np.int64)))
+
+
+def softmax_2d(x: Tensor, axis: int) -> Tensor:
+    """Softmax over all axes from `axis` on, as in versions below 13."""
+    return torch.softmax(_flat(x, axis), -1).reshape(x.shape)
+
+
+def log_softmax_2d(x: Tensor, axis: int) -> Tensor:
+    """Log-softmax over all axes from `axis` on, as in versions below 13."""
+    return torch.log_softmax(_flat(x, axis), -1).reshape(x.shape)
+
+
+def hardmax(x: Tensor, axis: int, flat: bool = False) -> Tensor:
+    """Return 1 for the first maximum of an axis and 0 for the rest; `flat`: of all axes from `axis` on."""
+    rows, axis = (_flat(x, axis), -1) if flat else (x, axis)
+    ones = torch.zeros_like(rows).scatter(axis, rows.argmax(axis, keepdim=True), 1)
+    return ones.reshape(x.shape)
+
+
+def reduce(
+    x: Tensor, kind: str, axes: Tensor | Sequence[int] | None, keepdim: bool = True, noop: bool = False
+) -> Tensor:
+    """Reduce over axes.
+
+    Args:
+        x: any shape.
+        kind: ``sum``, ``mean``, ``max``, ``min``, ``prod``, ``l1``, ``l2``, ``log_sum``, ``log_sum_exp`` or
+            ``sum_square``.
+        axes: None or none at all means all axes, unless `noop`.
+        keepdim: whether the axes stay, with size 1.
+        noop: no axes means no reduction; functions of the elements are computed all the same.
+
+    Returns:
+        A tensor of the dtype of `x`. The maximum of nothing is the dtype's lowest value or -infinity.
+    """
+    dims = axes.tolist() if isinstance(axes, Tensor) else list(axes or [])
+    if not dims and not noop:
+        dims = list(range(x.dim()))
+    if kind in ("l1", "l2", "sum_square", "log_sum_exp", "log_sum") and not x.is_floating_point():
+        return reduce(x.double(), kind, dims, keepdim, True).to(x.dtype)
+    if kind == "l1":
+        x, kind = x.abs(), "sum"
+    elif kind == "sum_square":
+        x, kind = x * x, "sum"
+    elif kind == "l2":
+        return reduce(x * x, "sum", dims, keepdim, True).sqrt()
+    elif kind == "log_sum":
+        return reduce(x, "sum", dims, keepdim, True).log()
+    if not dims:
+        return x
+    if kind == "log_sum_exp":
+        return torch.logsumexp(x, dims, keepdim)
+    if kind == "mean":
+        if not x.is_floating_point():
+            return torch.mean(x.double(), dims, keepdim).trunc().to(x.dtype)
+        return torch.mean(x, dims, keepdim)
+    if kind == "sum":
+        return torch.sum(x, dims, keepdim, dtype=x.dtype)
+    if kind == "prod":
+        for dim in sorted((d % x.dim() for d in dims), reverse=True):
+            x = torch.prod(x, dim, keepdim, dtype=x.dtype)
+        return x
+    if any(x.shape[d] == 0 for d in dims):
+        return _extreme_of_nothing(x, kind, dims, keepdim)
+    return torch.amax(x, dims, keepdim) if kind == "max" else torch.amin(x, dims, keepdim)
+
+
+def _extreme_of_nothing(x: Tensor, kind: str, dims: Sequence[int], keepdim: bool) -> Tensor:
+    if x.dtype == torch.bool:
+        value: float | bool = kind == "min"
+    elif x.is_floating_point():
+        value = -torch.inf if kind == "max" else torch.inf
+    else:
+        value = torch.iinfo(x.dtype).min if kind == "max" else torch.iinfo(x.dtype).max
+    gone = {d % x.dim() for d in dims}
+    sizes = [1 if d in gone else size for d, size in enumerate(x.shape) if keepdim or d not in gone]
+    return torch.full(sizes, value, dtype=x.dtype, device=x.device)
+
+
+def argmax(x: Tensor, axis: int = 0, keepdim: bool = True, last: bool = False) -> Tensor:
+    """Return the index of the largest element of an axis: the first one, or the last one."""
+    if not last:
+        return torch.argmax(x, axis, keepdim)
+    return x.shape[axis] - 1 - torch.argmax(x.flip(axis), axis, keepdim)
+
+
+def argmin(x: Tensor, axis: int = 0, keepdim: bool = True, last: bool = False) -> Tensor:
+    """Return the index of the smallest element of an axis: the first one, or the last one."""
+    if not last:
+        return torch.argmin(x, axis, keepdim)
+    return x.shape[axis] - 1 - torch.argmin(x.flip(axis), axis, keepdim)
+
+
+def _scan(x: Tensor, axis: Tensor | int, exclusive: bool, reverse: bool, product: bool) -> Tensor:
+    axis = int(axis)
+    if reverse:
+        x = x.flip(axis)
+    if exclusive:
+        first = torch.full_like(x.narrow(axis, 0, min(1, x.shape[axis])), float(product))
+        x = torch.cat([first, x.narrow(axis, 0, max(x.shape[axis] - 1, 0))], axis)
+    result = (torch.cumprod if product else torch.cumsum)(x, axis, dtype=x.dtype)
+    return result.flip(axis) if reverse else result
+
+
+def cumsum(x: Tensor, axis: Tensor | int, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Return cumulative sums along an axis.
+
+    Args:
+        x: any shape.
+        axis: a number, or a tensor of one.
+        exclusive: whether an element is left out of its own sum.
+        reverse: whether to sum from the end.
+
+    >>> cumsum(torch.tensor([1, 2, 3]), 0, exclusive=True)
+    tensor([0, 1, 3])
+    """
+    return _scan(x, axis, exclusive, reverse, False)
+
+
+def cumprod(x: Tensor, axis: Tensor | int, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Return cumulative products along an axis; see `cumsum`."""
+    return _scan(x, axis, exclusive, reverse, True)
+
+
+def matmul_integer(
+    a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Tensor:
+    """Multiply matrices of 8-bit integers less their zero points, in int32.
+
+    Args:
+        a: ``[..., m, k]``.
+        b: ``[..., k, n]``.
+        a_zero: one number, or one per row of `a`.
+        b_zero: one number, or one per column of `b`.
+    """
+    left, right = a.to(torch.int32), b.to(torch.int32)
+    if a_zero is not None:
+        left = left - (a_zero.unsqueeze(-1) if a_zero.dim() == 1 and a_zero.numel() > 1 else a_zero)
+    if b_zero is not None:
+        right = right - b_zero
+    return torch.matmul(left, right)
