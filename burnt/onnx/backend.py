@@ -1,7 +1,7 @@
 """Backend: burnt behind ONNX's own interface for running models, ``onnx.backend.base.Backend``.
 
-``prepare(model).run(inputs)`` imports the model as `burnt.onnx.load` does and converts numpy arrays on the way in
-and out. ONNX's conformance tests, and other programs that take a backend, run through it.
+``prepare(model).run(inputs)`` imports the model as `burnt.onnx.load` does and converts numpy arrays on the way
+in and out. ONNX's conformance tests, and other programs that take a backend, run through it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class PreparedModel(BackendRep):
         """Compute the outputs.
 
         Args:
-            inputs: a numpy array per input in the order of the graph, or a mapping by name. Also ml_dtypes' types,
-                arrays of strings, lists (sequences) and None (an
+            inputs: a numpy array per input in the order of the graph, or a mapping by name. Also ml_dtypes'
+                types, arrays of strings, lists (sequences) and None (an
                 empty optional).
             **kwargs: none is known.
 

@@ -9,10 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.onnx.functions.attention import *  # noqa: F403
 from burnt.onnx.functions.casts import *  # noqa: F403
 from burnt.onnx.functions.control import *  # noqa: F403
 from burnt.onnx.functions.images import *  # noqa: F403
 from burnt.onnx.functions.math import *  # noqa: F403
+from burnt.onnx.functions.normalization import *  # noqa: F403
+from burnt.onnx.functions.quantization import *  # noqa: F403
+from burnt.onnx.functions.recurrent import *  # noqa: F403
+from burnt.onnx.functions.resizing import *  # noqa: F403
 from burnt.onnx.functions.selection import *  # noqa: F403
 from burnt.onnx.functions.signal import *  # noqa: F403
 from burnt.onnx.functions.tensors import *  # noqa: F403

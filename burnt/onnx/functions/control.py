@@ -110,8 +110,8 @@ def loop(
     Args:
         trip_count: at most so many iterations; None: no limit.
         condition: whether to begin; None: yes.
-        body: takes the iteration, the condition and the carried values; returns the next condition, the carried
-            values, and what is collected of each iteration.
+        body: takes the iteration, the condition and the carried values; returns the next condition, the
+            carried values, and what is collected of each iteration.
         carried: the values before the first iteration.
         empty: shape and dtype of the elements of each collected output, for a loop without iterations.
 

@@ -21,7 +21,8 @@ def dft(
         length: of the signal, which is cut or filled up with zeros; None: that of the axis.
         axis: the one that is transformed; negative ones count from the last axis, that of the parts.
         inverse: whether to transform back.
-        onesided: only the first half and one, of a real signal; or, with `inverse`, back to a real signal from it.
+        onesided: only the first half and one, of a real signal; or, with `inverse`, back from it to a real
+            signal.
 
     Returns:
         ``[..., 2]``, or ``[..., 1]`` where a onesided transform is inverted.

@@ -1,4 +1,4 @@
-"""What ONNX's own tests lack: dynamic axes, folded constants, layers, random numbers, bodies that read around them."""
+"""What ONNX's own tests lack: dynamic axes, folded constants, layers, random numbers, outer values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_product_and_bias_become_a_linear_layer() -> None:
             y = Add(b, product)
         }""")
     (layer,) = module.children()
-    assert isinstance(layer, nn.Linear) and layer.bias is not None
+    assert isinstance(layer, nn.Linear)
+    assert layer.bias is not None
     x = np.array([[1, -1], [2, 0.5]], np.float32)
     np.testing.assert_allclose(module(torch.from_numpy(x)).detach(), reference.run(None, {"x": x})[0])
 
@@ -87,7 +88,8 @@ def test_a_loop_reads_values_around_it() -> None:
         g (float[n] x, int64 count) => (float[n] y, float[s, n] all) {
             step = Mul(x, x)
             go = Constant<value = bool {1}>()
-            y, all = Loop(count, go, x) <body = b (int64 i, bool c, float[n] v) => (bool c2, float[n] w, float[n] e) {
+            y, all = Loop(count, go, x)
+            <body = b (int64 i, bool c, float[n] v) => (bool c2, float[n] w, float[n] e) {
                 c2 = Identity(c)
                 w = Add(v, step)
                 e = Identity(w)
@@ -120,7 +122,7 @@ def test_ops_of_old_versions_are_broadcast_by_an_axis() -> None:
 
 
 def test_softmax_below_version_13_is_over_all_axes_from_one_on() -> None:
-    module, reference = imported("g (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Softmax(x) }", opset=11)
+    module, _ = imported("g (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Softmax(x) }", opset=11)
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     found = module(torch.from_numpy(x))
     torch.testing.assert_close(found.sum((1, 2)), torch.ones(2))
@@ -154,7 +156,7 @@ def test_all_unsupported_ops_are_named() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21, "z": 1]>
         g (float[n] x) => (float[n] y) { a = z.First(x) y = z.Second(a) }""")
-    with pytest.raises(UnsupportedError, match="(?s)First.*Second"):
+    with pytest.raises(UnsupportedError, match=r"(?s)First.*Second"):
         load(model)
 
 

@@ -143,7 +143,7 @@ def operands(build: Build, node: Node) -> tuple[Any, Any]:
 
 
 def literal(build: Build, node: Node, index: int) -> int | float | bool | None:
-    """Return a constant input that has no axes as a number; None if it is not one, or torch's dtype would differ."""
+    """Return a constant input without axes as a number; None if it is none, or torch's dtype would differ."""
     array = build.constant(node, index)
     if array is None or array.ndim or build.rank(node, 1 - index) in (0, None):
         return None

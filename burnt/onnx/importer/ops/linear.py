@@ -82,10 +82,11 @@ def _gemm(build: Build, node: Node) -> Any:
     is_plain = alpha == beta == 1.0 and not node.attr("transA", 0) and build.constant(node, 0) is None
     has_bias = node.has(2)
     if is_plain and _is_weight(build, node, 1, 2) and weight is not None:
-        if not has_bias or (_is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,)):
-            return _linear(
-                build, a, weight if node.attr("transB", 0) else np.ascontiguousarray(weight.T), bias
-            )
+        rows = weight if node.attr("transB", 0) else np.ascontiguousarray(weight.T)
+        if not has_bias:
+            return _linear(build, a, rows, None)
+        if _is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,):
+            return _linear(build, a, rows, bias)
     a = build.call("torch.t", a, hint="a_t") if node.attr("transA", 0) else a
     b = build.tensor(node, 1)
     b = build.call("torch.t", b, hint="b_t") if node.attr("transB", 0) else b
