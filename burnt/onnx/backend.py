@@ -1,7 +1,7 @@
 """Backend: burnt behind ONNX's own interface for running models, ``onnx.backend.base.Backend``.
 
-``prepare(model).run(inputs)`` imports the model as `burnt.onnx.load` does and converts numpy arrays on the way
-in and out. ONNX's conformance tests, and other programs that take a backend, run through it.
+``prepare(model).run(inputs)`` imports the model as `burnt.onnx.load` does and converts numpy arrays on the
+way in and out. ONNX's conformance tests, and other programs that take a backend, run through it.
 """
 
 from __future__ import annotations

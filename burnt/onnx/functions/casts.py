@@ -104,7 +104,7 @@ def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
     most = torch.finfo(dtype).max
     if saturate:
         return x.clamp(-most, most).to(dtype)  # NaN stays
-    converted = x.to(dtype)
+    converted: Tensor = x.to(dtype)
     if dtype == torch.float8_e5m2:
         return converted
     # torch saturates where it has no infinity to give; ONNX has NaN there.

@@ -123,12 +123,12 @@ def unique(x: Any, axis: int | None = None, sort: bool = True) -> tuple[Any, Ten
     """Return the unique elements (or slices of an axis).
 
     Returns:
-        The unique ones, sorted or in the order of their first appearance; the index of the first appearance of
-        each; the index of each element among the unique ones; and their counts.
+        The unique ones, sorted or in the order of their first appearance; the index of the first appearance
+        of each; the index of each element among the unique ones; and their counts.
     """
     if not isinstance(x, np.ndarray) and x.dtype == torch.bfloat16:
         values, *numbers = unique(x.float(), axis, sort)
-        return (values.to(x.dtype), *numbers)  # type: ignore[return-value]
+        return (values.to(x.dtype), *numbers)
     array = x if isinstance(x, np.ndarray) else x.numpy(force=True)
     found, first, inverse, counts = np.unique(
         array, return_index=True, return_inverse=True, return_counts=True, axis=axis

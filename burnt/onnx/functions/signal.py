@@ -34,7 +34,8 @@ def dft(
     if onesided:
         return torch.view_as_real(torch.fft.rfft(x[..., 0], count, dim))
     spectrum = torch.fft.ifft(_complex(x), count, dim) if inverse else torch.fft.fft(_complex(x), count, dim)
-    return torch.view_as_real(spectrum)
+    parts: Tensor = torch.view_as_real(spectrum)
+    return parts
 
 
 def _complex(x: Tensor) -> Tensor:

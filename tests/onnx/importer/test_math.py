@@ -140,7 +140,8 @@ def test_functions_that_call_each_other_in_a_circle_are_an_error() -> None:
 
 def test_functions_that_double_at_every_level_are_refused_before_they_are_expanded() -> None:
     functions_ = "\n".join(
-        f'<domain: "f", opset_import: ["": 21, "f": 1]> a{i} (x) => (y) {{ z = f.a{i + 1}(x) y = f.a{i + 1}(z) }}'
+        f'<domain: "f", opset_import: ["": 21, "f": 1]> '
+        f"a{i} (x) => (y) {{ z = f.a{i + 1}(x) y = f.a{i + 1}(z) }}"
         for i in range(40)
     )
     model = onnx.parser.parse_model(f"""
