@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 from tests.conformance import onnx_suite
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("group", onnx_suite.groups())
 @pytest.mark.filterwarnings("ignore")
 def test_group(group: str) -> None:
