@@ -28,6 +28,7 @@ from burnt.onnx.functions.control import (
 )
 from burnt.onnx.functions.images import decode_image
 from burnt.onnx.functions.math import *  # noqa: F403
+from burnt.onnx.functions.ml import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403
 from burnt.onnx.functions.quantization import *  # noqa: F403
 from burnt.onnx.functions.recurrent import *  # noqa: F403

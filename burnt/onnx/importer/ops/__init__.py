@@ -8,6 +8,7 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     elementwise,
     images,
     linear,
+    ml,
     normalization,
     quantization,
     recurrent,
