@@ -51,6 +51,7 @@ from burnt.onnx.functions.selection import (
 from burnt.onnx.functions.signal import dft, mel_weights, stft, window
 from burnt.onnx.functions.tensors import *  # noqa: F403
 from burnt.onnx.functions.text import normalize_strings, regex_full_match, string_concat, string_split, tfidf
+from burnt.onnx.functions.training import *  # noqa: F403
 from burnt.onnx.functions.unsigned import unsigned as unsigned
 from burnt.onnx.functions.windows import *  # noqa: F403
 

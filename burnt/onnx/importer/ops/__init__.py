@@ -19,5 +19,6 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     shapes,
     signal,
     text,
+    training,
     windows,
 )
