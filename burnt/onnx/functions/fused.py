@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.onnx.functions.attention import attention_details, merge_heads, rotary_embedding, split_heads
+from burnt.onnx.functions.math import matmul_integer
 from burnt.onnx.functions.normalization import layer_norm, rms_norm
-from burnt.onnx.functions.quantization import dynamic_quantize_linear, matmul_integer
+from burnt.onnx.functions.quantization import dynamic_quantize_linear
 
 __all__ = [
     "dynamic_quantize_matmul",

@@ -87,13 +87,17 @@ def one_hot_of(x: Any, categories: Sequence[Any], allow_unknown: bool = True) ->
         ValueError: a value is no category, and `allow_unknown` is False.
     """
     values = x.cpu().numpy() if isinstance(x, Tensor) else x
-    found = values[..., None] == np.array(categories, dtype=object if isinstance(categories[0], str) else None)
+    found = values[..., None] == np.array(
+        categories, dtype=object if isinstance(categories[0], str) else None
+    )
     if not allow_unknown and not found.any(-1).all():
         raise ValueError("a value is not among the categories")
     return torch.from_numpy(found.astype(np.float32))
 
 
-def lookup(x: Any, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: torch.dtype | None) -> Any:
+def lookup(
+    x: Any, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: torch.dtype | None
+) -> Any:
     """Replace values by those of a table; the result is an array of strings where `dtype` is None."""
     array = x.cpu().numpy() if isinstance(x, Tensor) else x
     table = {_key(key): value for key, value in zip(keys, values, strict=True)}

@@ -21,11 +21,15 @@ def _f(*shape: int) -> np.ndarray[Any, Any]:
     return _RNG.standard_normal(shape).astype(np.float32)
 
 
-def _model(op: str, inputs: list[Any], constants: set[int], outputs: int, **attributes: Any) -> tuple[Any, Any]:
+def _model(
+    op: str, inputs: list[Any], constants: set[int], outputs: int, **attributes: Any
+) -> tuple[Any, Any]:
     names = [f"x{i}" if value is not None else "" for i, value in enumerate(inputs)]
     while not names[-1]:
         names.pop()
-    node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], domain="com.microsoft", **attributes)
+    node = helper.make_node(
+        op, names, [f"y{i}" for i in range(outputs)], domain="com.microsoft", **attributes
+    )
     given = {n: v for i, (n, v) in enumerate(zip(names, inputs, strict=False)) if n and i not in constants}
     fixed = [numpy_helper.from_array(inputs[i], names[i]) for i in sorted(constants)]
     graph = helper.make_graph(
@@ -35,7 +39,10 @@ def _model(op: str, inputs: list[Any], constants: set[int], outputs: int, **attr
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
             for n, v in given.items()
         ],
-        [helper.make_tensor_value_info(f"y{i}", 1, None) for i in range(outputs)],
+        [
+            helper.make_tensor_value_info(f"y{i}", 6 if op.startswith("Embed") and i else 1, None)
+            for i in range(outputs)
+        ],
         fixed,
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
@@ -51,7 +58,13 @@ CASES: dict[str, Any] = {
     "fast_gelu": ("FastGelu", [_f(2, 3, 8), _f(8)], {1}, 1, {}),
     "quick_gelu": ("QuickGelu", [_f(2, 3, 8)], set(), 1, {}),
     "gelu": ("Gelu", [_f(2, 3, 8)], set(), 1, {}),
-    "skip_layer_norm": ("SkipLayerNormalization", [_f(2, 3, 8), _f(2, 3, 8), _f(8), _f(8), _f(8)], {2, 3, 4}, 1, {}),
+    "skip_layer_norm": (
+        "SkipLayerNormalization",
+        [_f(2, 3, 8), _f(2, 3, 8), _f(8), _f(8), _f(8)],
+        {2, 3, 4},
+        1,
+        {},
+    ),
     "skip_rms_norm": ("SkipSimplifiedLayerNormalization", [_f(2, 3, 8), _f(2, 3, 8), _f(8)], {2}, 1, {}),
     "embed": (
         "EmbedLayerNormalization",
@@ -68,7 +81,13 @@ CASES: dict[str, Any] = {
         2,
         {},
     ),
-    "fused_matmul": ("FusedMatMul", [_f(2, 4, 3), _f(2, 5, 4)], set(), 1, {"transA": 1, "transB": 1, "alpha": 0.5}),
+    "fused_matmul": (
+        "FusedMatMul",
+        [_f(2, 4, 3), _f(2, 5, 4)],
+        set(),
+        1,
+        {"transA": 1, "transB": 1, "alpha": 0.5},
+    ),
     "fused_conv": ("FusedConv", [_f(1, 2, 5, 5), _f(3, 2, 3, 3), _f(3)], {1, 2}, 1, {"activation": "Relu"}),
     "attention": ("Attention", [_f(2, 3, 8), _f(8, 24), _f(24)], {1, 2}, 1, {"num_heads": 2}),
     "attention_mask": (

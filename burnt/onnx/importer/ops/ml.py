@@ -46,14 +46,18 @@ def _binarizer(build: Build, node: Node) -> Any:
 @handler("Scaler", domain=ML)
 def _scaler(build: Build, node: Node) -> Any:
     x = build.tensor(node, 0)
-    offset, scale = (np.array(_list(node, name) or [d], np.float32) for name, d in (("offset", 0), ("scale", 1)))
+    offset, scale = (
+        np.array(_list(node, name) or [d], np.float32) for name, d in (("offset", 0), ("scale", 1))
+    )
     centred = build.call("torch.sub", x, build.parameter(offset, "offset"), hint="centred")
     return build.call("torch.mul", centred, build.parameter(scale, "scale"), hint="scaled")
 
 
 @handler("Normalizer", domain=ML)
 def _normalizer(build: Build, node: Node) -> Any:
-    return build.call("ops.normalize_rows", build.tensor(node, 0), _text(node, "norm", "MAX"), hint="normalized")
+    return build.call(
+        "ops.normalize_rows", build.tensor(node, 0), _text(node, "norm", "MAX"), hint="normalized"
+    )
 
 
 @handler("Imputer", domain=ML)
@@ -103,7 +107,12 @@ def _label_encoder(build: Build, node: Node) -> Any:
     if node.version < 2:
         texts = _list(node, "classes_strings")
         if build.dtype(node, 0) is None:
-            table: tuple[Any, ...] = (texts, list(range(len(texts))), node.attr("default_int64", -1), torch.int64)
+            table: tuple[Any, ...] = (
+                texts,
+                list(range(len(texts))),
+                node.attr("default_int64", -1),
+                torch.int64,
+            )
         else:
             table = (list(range(len(texts))), texts, _text(node, "default_string", "_Unused"), None)
         return build.call("ops.lookup", build.tensor(node, 0), *table, hint="encoded")
@@ -177,12 +186,17 @@ def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[
     given = node.attr("nodes_values_as_tensor")
     splits = given if given is not None else np.array(_list(node, "nodes_values"), np.float32)
     weights_tensor = node.attr(f"{prefix}_weights_as_tensor")
-    leaf_weights = weights_tensor if weights_tensor is not None else np.array(
-        _list(node, f"{prefix}_weights"), np.float32
+    leaf_weights = (
+        weights_tensor
+        if weights_tensor is not None
+        else np.array(_list(node, f"{prefix}_weights"), np.float32)
     )
     weights = np.full((size, count), np.nan, leaf_weights.dtype)
     places = zip(
-        _list(node, f"{prefix}_treeids"), _list(node, f"{prefix}_nodeids"), _list(node, f"{prefix}_ids"), strict=True
+        _list(node, f"{prefix}_treeids"),
+        _list(node, f"{prefix}_nodeids"),
+        _list(node, f"{prefix}_ids"),
+        strict=True,
     )
     for (tree, leaf, target), weight in zip(places, leaf_weights, strict=True):
         old = weights[number[tree, leaf], target]
@@ -194,7 +208,9 @@ def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[
     arrays = {
         "features": np.array(_list(node, "nodes_featureids"), np.int64),
         "splits": splits,
-        "modes": np.array([0 if leaf else _MODES.index(mode) for mode, leaf in zip(modes, is_leaf, strict=True)]),
+        "modes": np.array(
+            [0 if leaf else _MODES.index(mode) for mode, leaf in zip(modes, is_leaf, strict=True)]
+        ),
         "yes": np.array(children[0], np.int64),
         "no": np.array(children[1], np.int64),
         "missing": np.array(missing, np.bool_),
@@ -277,7 +293,9 @@ def _tree_ensemble(build: Build, node: Node) -> Any:
             members[place, : len(group)] = group
         extra["members"] = build.parameter(members, "members")
     aggregate = ["AVERAGE", "SUM", "MIN", "MAX"][node.attr("aggregate_function", 1)]
-    scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, aggregate, hint="scores", **extra)
+    scores = build.call(
+        "ops.tree_ensemble", build.tensor(node, 0), *tables, aggregate, hint="scores", **extra
+    )
     kind = ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"][node.attr("post_transform", 0)]
     return scores if kind == "NONE" else build.call("ops.post_transform", scores, kind, hint="scores")
 
@@ -287,7 +305,9 @@ def _kernel(build: Build, node: Node, count: int) -> Any:
     vectors = np.array(_list(node, "support_vectors"), np.float32).reshape(count, -1)
     kind = _text(node, "kernel_type", "LINEAR")
     support = build.parameter(vectors, "support")
-    return build.call("ops.kernel_scores", build.tensor(node, 0), support, kind, gamma, coef0, degree, hint="kernel")
+    return build.call(
+        "ops.kernel_scores", build.tensor(node, 0), support, kind, gamma, coef0, degree, hint="kernel"
+    )
 
 
 @handler("SVMRegressor", domain=ML)
