@@ -6,8 +6,10 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     casts,
     control,
     elementwise,
+    fused,
     images,
     linear,
+    ml,
     normalization,
     quantization,
     recurrent,
@@ -17,5 +19,6 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     shapes,
     signal,
     text,
+    training,
     windows,
 )
