@@ -9,10 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from burnt._patterns import matches, near, warn_unmatched
+from burnt.config import qualified_name
 from burnt.errors import QuantError
-from burnt.nn.quantized import Quantized, QuantizedEmbedding, quantized_class, weight_matrix
+from burnt.nn.quantized import (
+    LAYERS,
+    Quantized,
+    QuantizedEmbedding,
+    quantized_class,
+    weight_key,
+    weight_matrix,
+)
 from burnt.quant.ranges import RangeMethod, weight_range
 from burnt.quant.report import LayerReport, QuantReport
 from burnt.scheme import QuantScheme
@@ -102,7 +111,7 @@ def quantize(
         for parent, name in site.places:
             setattr(parent, name, new)
     for path, layer in others.items():
-        layers[path] = skipped_report(path, layer, "only Linear, Conv and Embedding are quantized")
+        layers[path] = skipped_report(path, layer, other_reason(layer))
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
     return QuantReport(tuple(layers[path] for path in sorted(layers, key=lambda p: order.get(p, 0))))
 
@@ -152,11 +161,11 @@ def find_sites(model: torch.nn.Module) -> tuple[list[Site], dict[str, torch.nn.M
         places.setdefault(id(child), []).append((parent, name))
     sites, others = [], {}
     for path, module in model.named_modules():
-        if isinstance(module, Quantized):
-            continue
         if quantized_class(module) is not None:
-            sites.append(Site(path, module, places[id(module)]))
-        elif next(module.parameters(recurse=False), None) is not None:
+            is_adapter = any(part.startswith("lora_") for part in path.split("."))
+            why = "it belongs to a LoRA adapter" if is_adapter else None
+            sites.append(Site(path, module, places[id(module)], why_skipped=why))
+        elif isinstance(module, Quantized) or next(module.parameters(recurse=False), None) is not None:
             others[path] = module
     return sites, others
 
@@ -189,6 +198,8 @@ def choose_schemes(
                 )
             warn_unmatched(pattern, paths, "layer")
     for site in sites:
+        if site.why_skipped is not None:
+            continue
         by_skip = next((pattern for pattern in skipped if matches(pattern, site.path)), None)
         if by_skip is not None:
             site.why_skipped = f"skip={by_skip!r}"
@@ -201,18 +212,37 @@ def choose_schemes(
         site.scheme = own if site.why_skipped is None else None
 
 
-def skip_reason(layer: torch.nn.Module, scheme: QuantScheme) -> str | None:
-    """Return why a layer cannot be quantized by a scheme, or None."""
+_LEAST_FLOAT16 = 2.0**-18  # below, scales are rounded by more than 0.8 %: steps are 2^-24
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OTHER = "only Linear, Conv and Embedding are quantized"
+
+
+def other_reason(layer: torch.nn.Module) -> str:
+    """Return why a layer of a class that has no quantized one stays."""
+    if isinstance(layer, Quantized):
+        return f"it is quantized already: {layer.scheme.name}"
     if torch.nn.utils.parametrize.is_parametrized(layer):
         return "it has parametrizations: remove them first"
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+    if any(torch.nn.parameter.is_lazy(p) for p in layer.parameters(recurse=False)):
+        return "it is lazy: call the model once first"
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention reads its weight itself"
+    base = next((cls for cls in type(layer).__mro__[1:] if qualified_name(cls) in LAYERS), None)
+    return _OTHER if base is None else f"a subclass of {base.__name__} may compute something else"
+
+
+def skip_reason(layer: torch.nn.Module, scheme: QuantScheme) -> str | None:
+    """Return why a layer cannot be quantized by a scheme, or None."""
+    if hasattr(layer, "lora_adapter"):
+        return "it has a LoRA adapter: call burnt.nn.merge_lora first"
+    if any(getattr(layer, name) for name in _HOOKS):
         return "it has hooks, which a new layer would lose"
     if "forward" in layer.__dict__:
         return "its forward was replaced (by burnt.swap? then call burnt.unswap first)"
     if getattr(layer, "max_norm", None) is not None or getattr(layer, "sparse", False):
         return "max_norm and sparse gradients need a table that changes"
     weight = weight_matrix(layer)
-    if weight.is_meta or torch.nn.parameter.is_lazy(layer.get_parameter("weight")):
+    if weight.is_meta:
         return "its weight has no values yet"
     if not weight.is_floating_point():
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
@@ -223,9 +253,11 @@ def skip_reason(layer: torch.nn.Module, scheme: QuantScheme) -> str | None:
     columns = weight.shape[1]
     if scheme.block is not None and columns % scheme.block and scheme.uneven == "refuse":
         return f"its {columns} columns are no multiple of the block {scheme.block}"
-    limit = 65504 if scheme.scale == "float16" else math.inf
-    if float(weight.abs().max()) / scheme.largest > limit:
-        return f"its scales are too large for {scheme.scale}"
+    if scheme.scale == "float16" and (largest := float(weight.abs().max())):
+        if largest / scheme.largest > 65504:
+            return "its scales are too large for float16"
+        if largest / min(scheme.largest, 127) < _LEAST_FLOAT16:
+            return "its scales are too small for float16"
     return None
 
 
@@ -247,17 +279,12 @@ def quantize_layer(
     assert cls is not None
     with torch.no_grad():
         new = cls(layer, scheme)
-        weight_scheme = dataclasses.replace(scheme, activations=None)
-        key = (id(layer.get_parameter("weight")), weight_scheme, new.is_transposed)
-        twin = None if shared is None else shared.get(key)
-        if twin is not None:
-            for name in ("values", "scale", "zero_point"):
-                new._buffers[name] = twin._buffers[name]
-        else:
+        twin = None if shared is None else shared.setdefault(weight_key(layer, scheme), new)
+        if twin is None or twin is new:
             matrix = weight_matrix(layer)
             new.set_weight(matrix.float(), *weight_range(matrix, scheme, method))
-    if shared is not None:
-        shared[key] = new
+        else:
+            new.tie(twin)
     return new
 
 
@@ -283,9 +310,14 @@ def layer_report(site: Site, new: Quantized, output_error: float | None = None) 
 
 def skipped_report(path: str, layer: torch.nn.Module, why: str) -> LayerReport:
     """Return the report of a layer that stays."""
-    size = tensor_bytes(layer.parameters(recurse=False))
+    size = tensor_bytes(layer._parameters.values())
+    size += tensor_bytes(layer._buffers.values()) if isinstance(layer, Quantized) else 0
     weight = layer._parameters.get("weight")
-    shape = () if weight is None or torch.nn.parameter.is_lazy(weight) else tuple(weight.shape)
+    shape = (
+        getattr(layer, "weight_shape", ())
+        if weight is None or torch.nn.parameter.is_lazy(weight)
+        else tuple(weight.shape)
+    )
     return LayerReport(path, type(layer).__name__, shape, None, size, size, why_skipped=why)
 
 

@@ -17,13 +17,14 @@ from burnt.errors import RecordError, nearest
 
 __all__ = ["quantized_layers", "register_builder", "scale_paths", "with_quantized_layers"]
 
-_builders: list[Callable[[torch.nn.Module, Mapping[str, Any]], torch.nn.Module]] = []
+Builder = Callable[[torch.nn.Module, Mapping[str, Any], dict[tuple[object, ...], Any]], torch.nn.Module]
+
+_builders: list[Builder] = []
 
 
-def register_builder(
-    build: Callable[[torch.nn.Module, Mapping[str, Any]], torch.nn.Module],
-) -> Callable[[torch.nn.Module, Mapping[str, Any]], torch.nn.Module]:
-    """Register the function that builds a quantized layer from the original one and its entry in a record."""
+def register_builder(build: Builder) -> Builder:
+    """Register the function that builds a quantized layer: from the original one, its entry in a record, and
+    a dictionary in which it keeps the layers that share their weight."""
     _builders[:] = [build]
     return build
 
@@ -68,6 +69,7 @@ def with_quantized_layers(
         importlib.import_module("burnt.nn.quantized")
     modules = dict(model.named_modules(remove_duplicate=False))
     built: dict[int, torch.nn.Module] = {}
+    shared: dict[tuple[object, ...], Any] = {}
     try:
         for path, entry in layers.items():
             old = modules.get(path)
@@ -80,7 +82,7 @@ def with_quantized_layers(
                     found="none of this path",
                     hint=f"did you mean {close!r}?" if close else None,
                 )
-            new = built.get(id(old)) or _builders[0](old, entry)
+            new = built.get(id(old)) or _builders[0](old, entry, shared)
             built[id(old)] = new
             if new is old:
                 continue
