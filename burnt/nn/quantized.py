@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.config import qualified_name
-from burnt.errors import RecordError
+from burnt.errors import ConfigError, RecordError
 from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.module import Module
 from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase
@@ -72,6 +72,7 @@ class Quantized(Module, init=False):
         bias: parameter, as in the original layer.
         scheme: the `QuantScheme`.
         weight_shape: of the original weight, output channels first.
+        weight_dtype: of `weight`; casts of the module change it, as they would change the weight.
         origin: the class of the original layer, by qualified name.
         is_frozen: whether the original weight needed no gradient, as the restored one will not.
     """
@@ -82,7 +83,6 @@ class Quantized(Module, init=False):
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     bias: Tensor | None
-    _like: Tensor
 
     def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
         super().__init__()
@@ -93,9 +93,7 @@ class Quantized(Module, init=False):
         self.weight_shape: tuple[int, ...] = tuple(weight.t().shape if self.is_transposed else weight.shape)
         self.rows, self.columns = self.weight_shape[0], math.prod(self.weight_shape[1:])
         device = weight.device
-        padded = scheme.padded_columns(self.columns)
-        is_packed = scheme.type.bits < 8 or padded != self.columns
-        shape = (self.rows, padded // scheme.type.per_byte) if is_packed else self.weight_shape
+        shape = _values_shape(self.weight_shape, scheme)
         values_dtype = torch.int8 if scheme.value == "int8" else torch.uint8
         scale_dtype: torch.dtype = getattr(torch, scheme.scale)
         scale_shape = scheme.scale_shape(self.rows, self.columns)
@@ -110,8 +108,7 @@ class Quantized(Module, init=False):
             "input_zero_point",
             torch.zeros((1, 1), dtype=torch.int8, device=device) if has_zero_point else None,
         )
-        # An empty tensor that follows casts, as the weight would: the dtype of `weight`.
-        self.register_buffer("_like", weight.new_empty(0), persistent=False)
+        self.weight_dtype: torch.dtype = weight.dtype
         bias = getattr(layer, "bias", None)
         self.register_parameter("bias", bias)
         self.is_frozen = not weight.requires_grad
@@ -129,7 +126,7 @@ class Quantized(Module, init=False):
             self.scheme.value,
             block,
             self.columns,
-            self._like.dtype,
+            self.weight_dtype,
         )
         return matrix.t() if self.is_transposed else matrix.view(self.weight_shape)
 
@@ -166,7 +163,12 @@ class Quantized(Module, init=False):
 
     def quantization(self) -> dict[str, Any]:
         """Return what records keep of the layer besides its tensors."""
-        return {"origin": self.origin, "scheme": self.scheme.to_dict(), "bias": self.bias is not None}
+        return {
+            "origin": self.origin,
+            "scheme": self.scheme.to_dict(),
+            "bias": self.bias is not None,
+            "dtype": str(self.weight_dtype).removeprefix("torch."),
+        }
 
     @abc.abstractmethod
     def _original(self) -> Any:
@@ -182,6 +184,7 @@ class Quantized(Module, init=False):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or cast; quantized tensors are moved only. Layers with the same weight keep the same one."""
         before = {name: self._buffers[name] for name in _BUFFERS}
+        self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype, device=self.values.device)).dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
@@ -330,7 +333,7 @@ class QuantizedLinear(QuantizedMap):
         return grad_out.reshape(-1, self.rows).sum(0)
 
     def _original(self) -> Any:
-        settings: dict[str, Any] = {"device": "meta", "dtype": self._like.dtype}
+        settings: dict[str, Any] = {"device": "meta", "dtype": self.weight_dtype}
         if self.origin == _HF_CONV1D:
             with torch.device("meta"):
                 return _import_class(self.origin)(self.rows, self.columns)
@@ -416,7 +419,7 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
     def _original(self) -> Any:
         cls = _import_class(self.origin)
         settings = {name: getattr(self, name) for name in _CONV_FIELDS if name in _CONV_ARGUMENTS}
-        return cls(**settings, bias=self.bias is not None, device="meta", dtype=self._like.dtype)
+        return cls(**settings, bias=self.bias is not None, device="meta", dtype=self.weight_dtype)
 
     def _sizes_text(self) -> str:
         return f"{self.in_channels}, {self.rows}, kernel_size={self.kernel_size}, stride={self.stride}"
@@ -467,7 +470,7 @@ class QuantizedEmbedding(Quantized):
                 scheme.value,
                 scheme.block or 0,
                 self.columns,
-                self._like.dtype,
+                self.weight_dtype,
             )
         except FAILURES as error:
             if (better := input_error(self, input)) is None:
@@ -476,7 +479,7 @@ class QuantizedEmbedding(Quantized):
 
     def _original(self) -> Any:
         cls = _import_class(self.origin)
-        sizes: dict[str, Any] = {"device": "meta", "dtype": self._like.dtype}
+        sizes: dict[str, Any] = {"device": "meta", "dtype": self.weight_dtype}
         return cls(self.rows, self.columns, self.padding_idx, **sizes)
 
 
@@ -518,6 +521,14 @@ def weight_key(layer: torch.nn.Module, scheme: QuantScheme) -> tuple[object, ...
     return id(weight), dataclasses.replace(scheme, activations=None), is_transposed
 
 
+def _values_shape(weight_shape: tuple[int, ...], scheme: QuantScheme) -> tuple[int, ...]:
+    """Return the shape of the values of a weight ``[output channels, ...]``."""
+    columns = math.prod(weight_shape[1:])
+    padded = scheme.padded_columns(columns)
+    is_packed = scheme.type.bits < 8 or padded != columns
+    return (weight_shape[0], padded // scheme.type.per_byte) if is_packed else weight_shape
+
+
 def weight_matrix(layer: torch.nn.Module) -> Tensor:
     """Return a layer's weight as the matrix that a scheme sees: ``[output channels, all other axes]``."""
     weight: Tensor = layer.get_parameter("weight").detach()
@@ -548,21 +559,31 @@ def quantized_class(layer: torch.nn.Module) -> type[Quantized] | None:
 
 @register_builder
 def build_quantized(
-    layer: torch.nn.Module, entry: Mapping[str, Any], shared: dict[tuple[object, ...], Any] | None = None
+    layer: torch.nn.Module, entry: Mapping[str, Any], shape: tuple[int, ...] | None = None
 ) -> torch.nn.Module:
     """Return the quantized layer for a layer of a model, from what a record says of it.
 
     Args:
         layer: the original layer, or a quantized one, which is returned if its scheme is the same.
         entry: what `Quantized.quantization` returned.
-        shared: layers built so far by `weight_key`: those with the same weight share it again.
+        shape: of the values in the record, if it is known: damaged metadata could ask for any amount of
+            memory.
 
     Raises:
-        RecordError: the layer is of another kind, or quantized by another scheme.
+        RecordError: the layer is of another kind or size, or quantized by another scheme; or the entry is
+            damaged.
     """
     if entry.get("origin") == FOLDED:
         return layer if isinstance(layer, torch.nn.Identity) else torch.nn.Identity()
-    scheme = QuantScheme.from_dict(entry["scheme"])
+    try:
+        scheme = QuantScheme.from_dict(entry["scheme"])
+        has_bias = bool(entry["bias"])
+    except (ConfigError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(
+            "what the file says of a quantized layer is damaged",
+            expected="a scheme, and whether there is a bias",
+            found=str(error)[:200],
+        ) from None
     if isinstance(layer, Quantized):
         if layer.scheme == scheme:
             return layer
@@ -576,16 +597,25 @@ def build_quantized(
     if cls is None or LAYERS.get(entry["origin"], cls) is not cls:
         raise RecordError(
             "a layer of the model cannot be quantized as the file has it",
-            expected=f"a {entry['origin']}",
+            expected=f"a {entry.get('origin') or 'Linear, Conv or Embedding'}",
             found=qualified_name(type(layer)),
         )
+    matrix = weight_matrix(layer)
+    own = (
+        (matrix.shape[0], *layer.get_parameter("weight").shape[1:]) if cls is QuantizedConv else matrix.shape
+    )
+    if shape is not None and _values_shape(tuple(own), scheme) != shape:
+        raise RecordError(
+            "a quantized layer has another size in the model than in the file",
+            expected=f"values {shape} of {scheme.name}",
+            found=f"a {type(layer).__name__} with a weight {tuple(layer.get_parameter('weight').shape)}",
+            hint="build the model with the sizes of the file",
+        )
     new = cls(layer, scheme)
-    if shared is not None:
-        twin = shared.setdefault(weight_key(layer, scheme), new)
-        if twin is not new:
-            new.tie(twin)
-    if entry["bias"] and new.bias is None:  # a batch norm was folded into the layer
-        new._parameters["bias"] = torch.nn.Parameter(new._like.new_zeros(new.rows))
+    if has_bias and new.bias is None:  # a batch norm was folded into the layer
+        new._parameters["bias"] = torch.nn.Parameter(
+            torch.zeros(new.rows, dtype=new.weight_dtype, device=new.values.device)
+        )
     return new
 
 
