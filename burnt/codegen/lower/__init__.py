@@ -16,7 +16,18 @@ An op that is not in the table runs as a call of torch's op; `burnt.explain` lis
     conv         convolutions as matmuls, on the same targets
 """
 
-from burnt.codegen.lower import conv, elementwise, float8, gather, integers, pooling, random, reduction, scan, views
+from burnt.codegen.lower import (
+    conv,
+    elementwise,
+    float8,
+    gather,
+    integers,
+    pooling,
+    random,
+    reduction,
+    scan,
+    views,
+)
 from burnt.codegen.lower.registry import (
     LOWERINGS,
     Lowering,

@@ -1,9 +1,9 @@
 """Lowerings of float8: bytes seen as float8 and converted to a wider float, and the way back.
 
 Quantized values are stored as bytes. ``values.view(torch.float8_e4m3fn).to(dtype)`` and
-``x.to(torch.float8_e4m3fn).view(torch.uint8)`` are elementwise functions of bytes, so they fuse like any other.
-Between the two ops, a `Value` of a float8 dtype has bytes as its elements. It has no place in memory: a float8
-tensor that is an argument, a result or an input of torch's own call is converted by torch.
+``x.to(torch.float8_e4m3fn).view(torch.uint8)`` are elementwise functions of bytes, so they fuse like any
+other. Between the two ops, a `Value` of a float8 dtype has bytes as its elements. It has no place in memory:
+a float8 tensor that is an argument, a result or an input of torch's own call is converted by torch.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ def _is_conversion(node: Node) -> bool:
     if node.target in _CASTS:
         device = node.kwargs.get("device")
         is_here = device is None or device == metas[1].device
-        return is_here and all(d.is_floating_point and d in {*DTYPES, *FLOAT8_FORMATS} for d in (source, result))
+        are_floats = source.is_floating_point and result.is_floating_point
+        return is_here and are_floats and {source, result} <= {*DTYPES, *FLOAT8_FORMATS}
     return node.target in _VIEWS
 
 
 @register_lowering(aten.view.dtype)
 def _lower_view_dtype(meta: torch.Tensor, x: Value, dtype: torch.dtype) -> Value:
-    """See bytes as float8, or float8 as bytes; other views of another dtype are torch's, which share memory."""
+    """See bytes as float8, or float8 as bytes. Other views of a dtype are torch's: they share memory."""
     is_float8 = bool({x.dtype, dtype} & {*FLOAT8_FORMATS})
     if not is_float8 or not {x.dtype, dtype} <= {*FLOAT8_FORMATS, *_BYTES}:
         raise Unlowered

@@ -32,7 +32,7 @@ CODES = torch.arange(256, dtype=torch.uint8)
 
 
 def around_ties(float8: torch.dtype) -> Tensor:
-    """Every float8 number, every middle between two neighbours, and the floats next to them; random floats."""
+    """Every float8 number, each middle between two neighbours, and the floats next to them; random floats."""
     numbers = CODES.view(float8).float()
     finite = numbers[numbers.isfinite()].sort().values.double()
     beyond = finite[-1] + (finite[-1] - finite[-2]) * torch.tensor([0.5, 1.0, 1.5])

@@ -1,8 +1,8 @@
 """The functions that generated Metal calls: C functions converted to Metal, and Metal's own.
 
-`c/headers/math.h` and `float8.h` compute one float at a time with compiler builtins, so their text is valid Metal once types
-and builtins are renamed. Functions that use double in C have a Metal version of the same name in
-`metal/headers/math.metal`. A kernel's source includes only the functions that it calls.
+`math.h` and `float8.h` of `c/headers` compute one float at a time with compiler builtins, so their text is
+valid Metal once types and builtins are renamed. Functions that use double in C have a Metal version of the
+same name in `metal/headers/math.metal`. A kernel's source includes only the functions that it calls.
 """
 
 from __future__ import annotations

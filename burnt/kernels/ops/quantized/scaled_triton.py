@@ -1,9 +1,9 @@
 """`scaled_linear` and `scaled_conv` in Triton: products of 8-bit values, scaled and quantized where they end.
 
 Products of integers are added in int32, those of float8 numbers in float32: by tensor cores where they have
-float8, else as float16, which holds all float8 numbers. The epilogue repeats the reference's operations one by
-one, so that integer results are the same. A convolution is a product whose left operand is gathered through
-windows: M are its positions, N its output channels, K the channels of a tap.
+float8, else as float16, which holds all float8 numbers. The epilogue repeats the reference's operations one
+by one, so that integer results are the same. A convolution is a product whose left operand is gathered
+through windows: M are its positions, N its output channels, K the channels of a tap.
 """
 
 from __future__ import annotations
@@ -79,15 +79,13 @@ def _dot(x_MK, w_KN, sums, VALUE: tl.constexpr, FLOAT8: tl.constexpr, BLOCK_K: t
         return tl.dot(x_MK, w_KN, sums, out_dtype=tl.int32)
     elif FLOAT8:
         TYPE: tl.constexpr = tl.float8e4nv if VALUE == "float8_e4m3" else tl.float8e5
-        # Hopper's tensor cores add float8 products with 14 bits: after so many terms they are added in float32.
+        # Hopper's tensor cores add float8 products with 14 bits: after so many, add them in float32.
         IMPRECISE: tl.constexpr = BLOCK_K if BLOCK_K < 128 else 128
         return tl.dot(
             x_MK.to(TYPE, bitcast=True), w_KN.to(TYPE, bitcast=True), sums, max_num_imprecise_acc=IMPRECISE
         )
     else:
-        return tl.dot(
-            decode_float16(x_MK, VALUE), decode_float16(w_KN, VALUE), sums, input_precision="ieee"
-        )
+        return tl.dot(decode_float16(x_MK, VALUE), decode_float16(w_KN, VALUE), sums, input_precision="ieee")
 
 
 @triton.jit  # type: ignore[untyped-decorator]

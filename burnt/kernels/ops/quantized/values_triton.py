@@ -24,8 +24,8 @@ __all__ = ["activate", "decode", "decode_float16", "requantize"]
 def decode(packed, zero, PART: tl.constexpr, VALUE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The value number PART of each byte, less its zero point, as float32.
 
-    An integer's code, made unsigned, is put into the mantissa of 2^23 and the offset subtracted, which is exact:
-    conversions from integers run at a quarter of the speed of additions.
+    An integer's code, made unsigned, is put into the mantissa of 2^23 and the offset subtracted, which is
+    exact: conversions from integers run at a quarter of the speed of additions.
     """
     if VALUE == "float8_e4m3":
         return decode_e4m3(packed)

@@ -170,7 +170,7 @@ def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfi
         if (
             16 <= config.block_m <= max(2 * sizes.rows, 16)
             and config.block_m * config.block_n <= 1 << 15
-            and 16 <= config.block_n
+            and config.block_n >= 16
             and 32 <= config.block_k <= 256
             and 2 <= config.warps <= 8
             and 2 <= config.stages <= 5

@@ -1,7 +1,7 @@
-"""`quantized_linear` in Triton: a matrix-vector kernel, and one of tiles that are decoded where they are read.
+"""`quantized_linear` in Triton: a matrix-vector kernel, and one of tiles that are decoded when they are read.
 
-Both may split the terms over programs; a third kernel then adds their sums. N and K are the rows and columns of
-the weight, M the rows of x. Products are added in float32.
+Both may split the terms over programs; a third kernel then adds their sums. N and K are the rows and columns
+of the weight, M the rows of x. Products are added in float32.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def multiply_vector(  # type: ignore[no-untyped-def]
     GROUPS: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """Multiply ROWS rows of the weight by one row of x, elementwise, GROUPS groups of BYTES bytes at a time.
+    """Multiply ROWS rows of the weight by one row of x, GROUPS groups of BYTES bytes at a time.
 
-    A group shares a scale and is what a thread reads at once, so its products are added without communication.
+    A group shares a scale and is what a thread reads at once: its products are added without communication.
     """
     pid = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
@@ -110,7 +110,7 @@ def multiply_vector(  # type: ignore[no-untyped-def]
 def _decode_tile(  # type: ignore[no-untyped-def]
     packed, zero, scale, VALUE: tl.constexpr, PER_BYTE: tl.constexpr, N: tl.constexpr, K: tl.constexpr
 ):
-    """Packed values ``[N, groups, bytes]`` as float32 ``[N, K]``, with the zeros and scales ``[N, groups]``."""
+    """Packed values ``[N, groups, bytes]`` as float32 ``[N, K]``; zeros and scales are ``[N, groups]``."""
     zero = tl.expand_dims(zero, 2)
     scale = tl.expand_dims(scale, 2)
     if PER_BYTE == 1:
@@ -149,7 +149,7 @@ def multiply_tiles(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,  # rows of tiles that are processed together
     PRECISION: tl.constexpr,
 ):
-    """Multiply a tile. The weight is the left operand: it is decoded in registers, where tensor cores read it."""
+    """Multiply a tile. The weight is the left operand, which tensor cores read from registers."""
     pid = tl.program_id(0)
     split = pid % SPLIT
     tile_n, tile_m, _ = tile_index(pid // SPLIT, N, M, BLOCK_N, BLOCK_M, GROUP)
