@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Literal
 
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
-__all__ = ["configs", "multiplies_float8", "select_config"]
+__all__ = ["Use", "configs", "multiplies_float8", "select_config"]
 
+Use = Literal["int8", "float8", "float16", "windows"]
 _MAX_SPLITS = 16
 _MIN_TERMS_PER_SPLIT = 1024
 
@@ -26,36 +28,51 @@ def multiplies_float8(architecture: str) -> bool:
     return int(match[1]) >= 89 if match else architecture.startswith("gfx950")
 
 
-def select_config(rows: int, columns: int, terms: int, limits: Limits = HOPPER) -> MatmulConfig:
+def select_config(
+    rows: int, columns: int, terms: int, limits: Limits = HOPPER, use: Use = "int8"
+) -> MatmulConfig:
     """Select block sizes for a product of 8-bit values by heuristic, such that a device has room for them.
 
+    Args:
+        rows: of the result.
+        columns: of the result.
+        terms: that are added; of a convolution those of one tap.
+        limits: of the device.
+        use: what is multiplied, and how. All but ``"int8"`` need more registers: a second set of sums
+            (``"float8"``), decoded tiles (``"float16"``), or an address for each element (``"windows"``).
+
     >>> str(select_config(4096, 4096, 4096))
-    '128x256x128 w8 s3'
+    '128x128x128 w8 s3'
     >>> str(select_config(16, 4096, 4096))
     '16x64x128 w4 s4 k2'
     """
-    block_k = min(128, max(next_power_of_two(terms), 32))
-    for block_m, block_n in ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (16, 64), (16, 32)):
+    block_k = min({"windows": 32, "float16": 64}.get(use, 128), max(next_power_of_two(terms), 32))
+    for block_m, block_n in ((128, 128), (64, 128), (64, 64), (32, 64), (16, 64), (16, 32)):
         if block_m // 2 >= max(rows, 16) or block_n // 2 >= max(columns, 32):
-            continue
-        if block_n == 256 and limits.shared_memory < 128 << 10:
             continue
         tiles = -(-rows // block_m) * -(-columns // block_n)
         if tiles < limits.multiprocessors and block_m * block_n > 64 * 64 and rows > 64:
             continue
         most = min(limits.multiprocessors // tiles, terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS)
-        split = 1 if most < 2 else next_power_of_two(most + 1) // 2
+        split = 1 if most < 2 or use == "windows" else next_power_of_two(most + 1) // 2
         warps = 8 if block_m * block_n >= 128 * 128 else 4
-        for stages in range(2 if limits.is_rocm else 3 if warps == 8 else 4, 1, -1):
+        # Gathered elements are not copied asynchronously: more stages would hold them in registers.
+        most_stages = 2 if limits.is_rocm or use == "windows" else 3 if warps == 8 else 4
+        for stages in range(most_stages, 1, -1):
             config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
             if _fits(config, limits):
                 return config
     return MatmulConfig(16, 32, block_k, 4, 2)
 
 
-def configs(rows: int, columns: int, terms: int, limits: Limits = HOPPER) -> list[MatmulConfig]:
-    """Return block sizes to measure: the selected ones, then those that differ in one size."""
-    selected = select_config(rows, columns, terms, limits)
+def configs(
+    rows: int, columns: int, terms: int, limits: Limits = HOPPER, use: Use = "int8"
+) -> list[MatmulConfig]:
+    """Return block sizes to measure: the selected ones, then those that differ in one size.
+
+    The arguments are as in `select_config`.
+    """
+    selected = select_config(rows, columns, terms, limits, use)
     found = {selected: None}
     for name, scale in (
         ("block_n", 2), ("block_n", 0.5), ("block_m", 2), ("block_m", 0.5), ("block_k", 2), ("block_k", 0.5),
@@ -73,7 +90,7 @@ def configs(rows: int, columns: int, terms: int, limits: Limits = HOPPER) -> lis
         and 32 <= c.block_k <= 256
         and 2 <= c.warps <= 8
         and 2 <= c.stages <= 5
-        and (c.split == 1 or c.split * c.block_k <= terms)
+        and (c.split == 1 or (c.split * c.block_k <= terms and use != "windows"))
         and c.split <= _MAX_SPLITS
         and c.block_m * c.block_n // (c.warps * limits.warp_size) <= 128
         and _fits(c, limits)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.matmul_template import tile_index
 from burnt.kernels.ops.quantized.values_triton import activate, decode_float16, requantize
@@ -211,12 +212,14 @@ def multiply_windows(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    WIDE: tl.constexpr,  # whether offsets need 64 bits
 ):
     """Compute a tile of `burnt.kernels.scaled_conv`, of the group of channels `tl.program_id(1)`."""
-    group = tl.program_id(1).to(tl.int64)
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    group = tl.program_id(1).to(INDEX)
     tile_m, tile_n, _ = tile_index(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
-    m = tl.minimum((tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64), M - 1)
-    n = tl.minimum((tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64), N - 1)
+    m = tl.minimum((tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(INDEX), M - 1)
+    n = tl.minimum((tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(INDEX), N - 1)
     in_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M) < M
     in_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N) < N
     positions = out_sizes[0] * out_sizes[1] * out_sizes[2]
@@ -261,6 +264,11 @@ def multiply_windows(  # type: ignore[no-untyped-def]
         sums, sample[:, None], column, in_m[:, None] & in_n[None, :], x_scale, scale, bias, out_scale,
         out_zero, out, place, x_scale_stride, scale_stride, ACTIVATION, "int8",
     )  # fmt: skip
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the offset of a tensor's last element."""
+    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _options(config: MatmulConfig) -> dict[str, Any]:
@@ -394,6 +402,7 @@ def conv_launches(
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "GROUP": config.group,
+        "WIDE": max(map(_extent, (x, values, out))) > INT32_INDEX_LIMIT,
     }
     tiles = triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_n)
     return [Launch(multiply_windows, (tiles, groups), arguments, constants, _options(config))], out

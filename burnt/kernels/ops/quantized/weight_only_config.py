@@ -12,7 +12,7 @@ from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
 __all__ = ["LinearSizes", "VectorConfig", "configs", "select_config"]
 
-_VECTOR_BYTES = 2048  # of a program's tile: 16 for each of 128 threads
+_VECTOR_WARPS, _THREAD_BYTES = 4, 16  # of the matrix-vector kernel: a thread reads 16 bytes at once
 _MAX_VECTOR_ROWS = 4
 """Rows of x up to which the matrix-vector kernel is worth measuring: it reads the weight for each of them."""
 _MAX_SPLITS = 16
@@ -112,10 +112,11 @@ def _smallest_group(sizes: LinearSizes) -> int:
 
 def _select_vector(sizes: LinearSizes, limits: Limits) -> VectorConfig:
     width = max(min(512, next_power_of_two(_row_bytes(sizes))), _smallest_group(sizes))
-    rows = min(max(_VECTOR_BYTES // width, 1), next_power_of_two(sizes.columns))
+    tile_bytes = _VECTOR_WARPS * limits.warp_size * _THREAD_BYTES
+    rows = min(max(tile_bytes // width, 1), next_power_of_two(sizes.columns))
     programs = sizes.rows * -(-sizes.columns // rows)
     most = min(limits.multiprocessors // programs, _row_bytes(sizes) // width, _MAX_SPLITS)
-    return VectorConfig(rows, width, 4, 1 if most < 2 else next_power_of_two(most + 1) // 2)
+    return VectorConfig(rows, width, _VECTOR_WARPS, 1 if most < 2 else next_power_of_two(most + 1) // 2)
 
 
 def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorConfig]:
@@ -143,16 +144,18 @@ def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorCon
 def _select_tiles(sizes: LinearSizes, limits: Limits) -> MatmulConfig:
     block_m = min(max(next_power_of_two(sizes.rows), 16), 128)
     block_n = 128 if block_m == 128 and sizes.itemsize == 2 else 64 if sizes.columns > 32 else 32
-    block_k = {4: 32, 2: 64}[sizes.itemsize] * (2 if sizes.per_byte > 1 and sizes.itemsize == 2 else 1)
+    block_k = {4: 32, 2: 64}[sizes.itemsize] * (2 if sizes.per_byte == 2 and sizes.itemsize == 2 else 1)
     tiles = -(-sizes.rows // block_m) * -(-sizes.columns // block_n)
     most = min(limits.multiprocessors // tiles, sizes.terms // 1024, _MAX_SPLITS)
     split = 1 if most < 2 else next_power_of_two(most + 1) // 2
     warps = 8 if block_m * block_n >= 128 * 128 else 4
-    for stages in (2,) if limits.is_rocm else (3, 2):
-        config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
-        if _shared_bytes(sizes, config, limits) <= limits.shared_memory:
-            return config
-    return MatmulConfig(16, 32, 32, 4, 2, split)
+    while block_k > 32:
+        for stages in (2,) if limits.is_rocm else (3, 2):
+            config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
+            if _shared_bytes(sizes, config, limits) <= limits.shared_memory:
+                return config
+        block_k //= 2
+    return MatmulConfig(min(block_m, 64), min(block_n, 64), 32, 4, 2, split)
 
 
 def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfig]:
