@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.dispatch.op import op
+from burnt.kernels.interface.autocast import cast_none
 from burnt.kernels.interface.checks import check_floating, check_one_device
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.conv.onednn import Sizes, expand_sizes
@@ -150,7 +151,7 @@ def _finish(
     return encode(out / out_scale.to(out.dtype), value, out_zero_point, value_type("scaled", value).smallest)
 
 
-@op(check=_check_linear, examples=_linear_examples)
+@op(check=_check_linear, examples=_linear_examples, autocast=cast_none)
 def scaled_linear(
     x: Tensor,
     values: Tensor,
@@ -186,8 +187,8 @@ def scaled_linear(
         InputRuntimeError: shapes, dtypes or devices do not match.
         InputValueError: `value` does not have 8 bits, or `dtype` is not floating-point.
 
-    Integers are summed exactly (float8 products in float32), then scaled in float32. Gradients flow to the
-    scales and the bias.
+    Integers are summed exactly (float8 products in float32), then scaled in float32, also under autocast.
+    Gradients flow to the scales and the bias.
 
     >>> x, weight = torch.tensor([[100, -100]], dtype=torch.int8), torch.tensor([[2, -3]], dtype=torch.int8)
     >>> scaled_linear(x, weight, torch.tensor(0.5), torch.tensor([[0.5]]))
@@ -318,7 +319,7 @@ def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-@op(check=_check_conv, examples=_conv_examples)
+@op(check=_check_conv, examples=_conv_examples, autocast=cast_none)
 def scaled_conv(
     x: Tensor,
     values: Tensor,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
+from burnt.kernels.interface.autocast import cast
 from burnt.kernels.interface.checks import check_floating, check_one_device
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.quantized.quantize import check_scale, dequantize, is_floating, quantized_example
@@ -85,7 +88,15 @@ def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-@op(check=_check_linear, examples=_linear_examples)
+def _autocast_linear(
+    dtype: torch.dtype, x: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor | None, *rest: Any
+) -> tuple[Any, ...]:
+    """Cast the input and the bias; scales keep their dtype."""
+    bias, *others = rest
+    return (cast(x, dtype), values, scale, zero_point, cast(bias, dtype), *others)
+
+
+@op(check=_check_linear, examples=_linear_examples, autocast=_autocast_linear)
 def quantized_linear(
     x: Tensor,
     values: Tensor,
