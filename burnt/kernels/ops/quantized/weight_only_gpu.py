@@ -19,8 +19,8 @@ __all__ = ["DTYPES", "compile_all", "linear_sizes", "meta_tensors", "unsupported
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 """The floating-point dtypes that the quantized Triton kernels take."""
 _MAX_ROWS = 64
-"""Rows of x up to which the kernel is selected without measuring: it is bound by the bytes of the weight then.
-With more, the weight is dequantized once, and the library multiplies."""
+"""Rows of x up to which the kernel is selected without measuring: the bytes of the weight limit it then. With
+more, the weight is dequantized once, and the library multiplies."""
 
 
 def unsupported_reason(x: Tensor, values: Tensor, value: str, block: int) -> str | None:
