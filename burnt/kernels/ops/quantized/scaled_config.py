@@ -46,7 +46,10 @@ def select_config(
     >>> str(select_config(16, 4096, 4096))
     '16x64x128 w4 s4 k2'
     """
-    block_k = min({"windows": 32, "float16": 64}.get(use, 128), max(next_power_of_two(terms), 32))
+    is_rdna = limits.is_rocm and limits.warp_size == 32  # whose threads hold whole rows of an operand
+    is_tight = use == "float16" or is_rdna
+    most_k = {"windows": 32, "float16": 64}.get(use, 64 if is_rdna else 128)
+    block_k = min(most_k, max(next_power_of_two(terms), 32))
     for block_m, block_n in ((128, 128), (64, 128), (64, 64), (32, 64), (16, 64), (16, 32)):
         if block_m // 2 >= max(rows, 16) or block_n // 2 >= max(columns, 32):
             continue
@@ -55,7 +58,7 @@ def select_config(
             continue
         most = min(limits.multiprocessors // tiles, terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS)
         split = 1 if most < 2 or use == "windows" else next_power_of_two(most + 1) // 2
-        warps = 8 if block_m * block_n >= 128 * 128 else 4
+        warps = 8 if block_m * block_n >= (64 if is_tight else 128) * 128 else 4
         # Gathered elements are not copied asynchronously: more stages would hold them in registers.
         most_stages = 2 if limits.is_rocm or use == "windows" else 3 if warps == 8 else 4
         for stages in range(most_stages, 1, -1):

@@ -145,6 +145,8 @@ def _select_tiles(sizes: LinearSizes, limits: Limits) -> MatmulConfig:
     block_m = min(max(next_power_of_two(sizes.rows), 16), 128)
     block_n = 128 if block_m == 128 and sizes.itemsize == 2 else 64 if sizes.columns > 32 else 32
     block_k = {4: 32, 2: 64}[sizes.itemsize] * (2 if sizes.per_byte == 2 and sizes.itemsize == 2 else 1)
+    if limits.is_rocm and limits.warp_size == 32:
+        block_k = min(block_k, 64)  # RDNA's threads hold whole rows of an operand
     tiles = -(-sizes.rows // block_m) * -(-sizes.columns // block_n)
     most = min(limits.multiprocessors // tiles, sizes.terms // 1024, _MAX_SPLITS)
     split = 1 if most < 2 else next_power_of_two(most + 1) // 2
