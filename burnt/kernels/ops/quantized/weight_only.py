@@ -88,9 +88,12 @@ def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _autocast_linear(dtype: torch.dtype, x: Tensor, *args: Any) -> tuple[Any, ...]:
-    """Autocast casts the input, whose dtype the weight gets; scales keep theirs."""
-    return cast(x, dtype), *args
+def _autocast_linear(
+    dtype: torch.dtype, x: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor | None, *rest: Any
+) -> tuple[Any, ...]:
+    """Cast the input and the bias; scales keep their dtype."""
+    bias, *others = rest
+    return (cast(x, dtype), values, scale, zero_point, cast(bias, dtype), *others)
 
 
 @op(check=_check_linear, examples=_linear_examples, autocast=_autocast_linear)
