@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +27,7 @@ def exact_linear(x: Tensor, weight: Tensor) -> Tensor:
 
     float32 holds sums of up to 1,024 products; longer ones are added as integers.
     """
-    parts = zip(x.split(_EXACT, 1), weight.split(_EXACT, 1), strict=True)
+    parts = zip(torch.split(x, _EXACT, 1), torch.split(weight, _EXACT, 1), strict=True)
     sums = [(a.float() @ b.float().t()).to(torch.int64) for a, b in parts]
     total = sums[0] if sums else x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.int64)
     for part in sums[1:]:
@@ -34,7 +36,7 @@ def exact_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _check_output(
-    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype
+    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype | None
 ) -> None:
     if out_scale is None and not is_floating(dtype):
         raise InputValueError(
@@ -207,7 +209,7 @@ def scaled_linear(
     return out.reshape(*x.shape[:-1], values.shape[0])
 
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def _check_conv(
