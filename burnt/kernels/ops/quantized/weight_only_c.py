@@ -26,10 +26,12 @@ __all__ = ["MAX_ROWS", "multiply", "unsupported_reason"]
 MAX_ROWS = 64
 """Most rows of inputs; the sums of four rows of the weight with all of them stay in the first-level cache."""
 
+_STEP = 64  # bytes that are multiplied at once, without blocks
+_MIN_STEP, _MAX_STEP = 4, 4096  # bytes of a block
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)  # the C code knows them by their index
 
-# Legend: m rows of inputs, n of the weight, k columns, streams of `width` bytes. SPLIT, BITS, IS_FLOAT, UNIT
-# (bytes that divide a block), HAS_BLOCKS and HAS_ZERO are constants of the compiled variant, and for float8
+# Legend: m rows of inputs, n of the weight, k columns, streams of `width` bytes. SPLIT, BITS, IS_FLOAT, STEP
+# (bytes of a block, or at once without blocks), HAS_BLOCKS and HAS_ZERO are constants of the compiled variant, and for float8
 # MANTISSA (bits), BIAS (of the exponent) and SMALLEST (number above 0).
 _SOURCE = r"""
 #include <string.h>
@@ -41,16 +43,17 @@ _SOURCE = r"""
 #else
 #define NATIVE 4
 #endif
-#if UNIT < NATIVE
-#define LANES UNIT
-#else
+#if STEP % NATIVE == 0
 #define LANES NATIVE
+#elif STEP % 8 == 0
+#define LANES 8
+#else
+#define LANES 4
 #endif
 enum { TALL = 4, CHUNK = 512, LAST = 8 - BITS }; /* rows of the weight at once; bytes per decoded buffer */
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1)));
 
 static inline ints choose(ints mask, ints a, ints b) { return (mask & a) | (~mask & b); }
 
@@ -78,21 +81,32 @@ static inline __attribute__((always_inline)) vec decode(ints w, const int s)
 #endif
 }
 
-static inline __attribute__((always_inline)) vec
-scaled(ints w, const int s, const float *scale, const float *zero)
+static inline __attribute__((always_inline)) vec unscaled(ints w, const int s, float zero)
 {
-    vec value = decode(w, s);
-#if HAS_ZERO
-    value -= *zero;
-#endif
-#if HAS_BLOCKS
-    value *= *scale;
-#endif
-    (void)scale, (void)zero;
-    return value;
+    return HAS_ZERO ? decode(w, s) - zero : decode(w, s);
 }
 
-static inline ints load(const int8_t *w) { return __builtin_convertvector(*(const bytes *)w, ints); }
+/* gcc 12 converts a vector of bytes by some 30 instructions; there is one for it. */
+#if defined(__AVX512F__) && LANES == 16 && !defined(__clang__)
+typedef char burnt_bytes __attribute__((vector_size(16)));
+static inline ints load(const int8_t *w)
+{
+    burnt_bytes b;
+    memcpy(&b, w, 16);
+    return (ints)__builtin_ia32_pmovsxbd512_mask(b, (int __attribute__((vector_size(64)))){0}, 0xffff);
+}
+#elif defined(__AVX2__) && LANES == 8 && !defined(__clang__)
+typedef char burnt_bytes __attribute__((vector_size(16)));
+static inline ints load(const int8_t *w)
+{
+    burnt_bytes b = {0};
+    memcpy(&b, w, 8);
+    return (ints)__builtin_ia32_pmovsxbd256(b);
+}
+#else
+typedef int8_t burnt_bytes __attribute__((vector_size(LANES), aligned(1)));
+static inline ints load(const int8_t *w) { return __builtin_convertvector(*(const burnt_bytes *)w, ints); }
+#endif
 
 static inline float total(vec x)
 {
@@ -108,22 +122,28 @@ static inline void floats_of(float *restrict y, const void *x, int64_t n, int64_
     else f32_of_f16_row(y, x, n);
 }
 
-/* One row of inputs: values are decoded into registers. */
+/* One row of inputs: values are decoded into registers. Rows of a weight may lie in a page each, at whose end
+ * the processor's own prefetching stops. */
 #define DOT(ROWS)                                                                                            \
-    static void dot_##ROWS(int64_t width, int64_t bytes_per_block, int64_t scales_row, int64_t x_stream,     \
-                           const float *restrict x, const int8_t *restrict w, int64_t w_row,                 \
-                           const float *restrict scale, const float *restrict zero, vec *restrict sums)      \
+    static void dot_##ROWS(int64_t width, int64_t scales_row, int64_t x_stream, const float *restrict x,     \
+                           const int8_t *restrict w, int64_t w_row, const float *restrict scale,             \
+                           const float *restrict zero, vec *restrict sums)                                   \
     {                                                                                                        \
         vec sum[ROWS] = {0};                                                                                 \
-        for (int64_t b = 0, from = 0; from < width; b++, from += bytes_per_block) {                          \
-            const int64_t to = from + bytes_per_block < width ? from + bytes_per_block : width;              \
-            for (int64_t j = from; j < to; j += LANES)                                                       \
-                _Pragma("GCC unroll 4") for (int r = 0; r < ROWS; r++) {                                     \
-                    const ints v = load(w + r * w_row + j);                                                  \
+        for (int64_t from = 0; from < width; from += STEP) {                                                 \
+            _Pragma("GCC unroll 4") for (int r = 0; r < ROWS; r++) {                                         \
+                vec part = {0};                                                                              \
+                const int8_t *at = w + r * w_row + from;                                                     \
+                __builtin_prefetch(at + TALL * w_row);                                                       \
+                for (int64_t j = 0; j < STEP; j += LANES) {                                                  \
+                    const ints v = load(at + j);                                                             \
                     _Pragma("GCC unroll 4") for (int s = 0; s < SPLIT; s++)                                  \
-                        sum[r] += scaled(v, s, scale + r * scales_row + b, zero + r * scales_row + b) *      \
-                                  *(const vec *)(x + s * x_stream + j);                                      \
+                        part += unscaled(v, s, zero[r * scales_row]) *                                       \
+                                *(const vec *)(x + s * x_stream + from + j);                                 \
                 }                                                                                            \
+                sum[r] += HAS_BLOCKS ? part * scale[r * scales_row] : part;                                  \
+            }                                                                                                \
+            scale += HAS_BLOCKS, zero += HAS_BLOCKS;                                                         \
         }                                                                                                    \
         _Pragma("GCC unroll 4") for (int r = 0; r < ROWS; r++) sums[r] += sum[r];                            \
     }
@@ -163,10 +183,10 @@ void multiply(const burnt_arg *a)
     float *streams = a[6].p;                 /* [m, SPLIT, x_stream]: the inputs */
     float *work = a[7].p;                    /* [parts, 2, TALL, scales_row]: scales and zero points */
     const int64_t m = a[8].i, k = a[9].i, n = a[10].i, w_row = a[11].i, x_row = a[12].i, x_stream = a[13].i;
-    const int64_t blocks = a[14].i, scale_row = a[15].i, zero_row = a[16].i, bytes_per_block = a[17].i;
-    const int64_t x_kind = a[18].i, x_size = x_kind ? 2 : 4, scale_kind = a[19].i, scale_size = scale_kind ? 2 : 4;
-    const int64_t width = (k + SPLIT - 1) / SPLIT, whole = width / LANES * LANES, tiles = (n + TALL - 1) / TALL;
-    const int64_t scales_row = a[20].i, parts = a[21].i;
+    const int64_t blocks = a[14].i, scale_row = a[15].i, zero_row = a[16].i, scales_row = a[17].i;
+    const int64_t parts = a[18].i, x_kind = a[19].i, scale_kind = a[20].i;
+    const int64_t x_size = x_kind ? 2 : 4, scale_size = scale_kind ? 2 : 4;
+    const int64_t width = (k + SPLIT - 1) / SPLIT, whole = width / STEP * STEP, tiles = (n + TALL - 1) / TALL;
     #pragma omp parallel
     {
         #pragma omp for schedule(static)
@@ -193,35 +213,34 @@ void multiply(const burnt_arg *a)
                     zeros[r * scales_row + b] = zero_point ? (float)zero_point[(first + r) * zero_row + b] : 0.0f;
             }
             const int8_t *w = values + first * w_row;
-            int8_t last[TALL][LANES] = {{0}}; /* the bytes after the last whole vector */
+            int8_t last[TALL][STEP] = {{0}}; /* the bytes after the last whole step */
             for (int64_t r = 0; r < rows; r++) memcpy(last[r], w + r * w_row + whole, (size_t)(width - whole));
             vec sums[MAX_ROWS * TALL];
             for (int64_t i = 0; i < m * TALL; i++) sums[i] = (vec){0};
             if (m == 1) {
-                const int64_t b = whole / bytes_per_block;
+                const int64_t b = HAS_BLOCKS ? whole / STEP : 0;
                 if (rows == TALL)
-                    dot_4(whole, bytes_per_block, scales_row, x_stream, streams, w, w_row, scales, zeros, sums);
+                    dot_4(whole, scales_row, x_stream, streams, w, w_row, scales, zeros, sums);
                 else
                     for (int64_t r = 0; r < rows; r++)
-                        dot_1(whole, bytes_per_block, scales_row, x_stream, streams, w + r * w_row, w_row,
+                        dot_1(whole, scales_row, x_stream, streams, w + r * w_row, w_row,
                               scales + r * scales_row, zeros + r * scales_row, sums + r);
                 for (int64_t r = 0; r < rows && whole < width; r++)
-                    dot_1(LANES, LANES, scales_row, x_stream, streams + whole, last[r], LANES,
+                    dot_1(STEP, scales_row, x_stream, streams + whole, last[r], STEP,
                           scales + r * scales_row + b, zeros + r * scales_row + b, sums + r);
             } else
                 for (int64_t from = 0; from < width; from += CHUNK) {
                     float decoded[TALL * SPLIT * CHUNK];
-                    const int64_t length = width - from < CHUNK ? (width - from + LANES - 1) / LANES * LANES : CHUNK;
+                    const int64_t left = (width - from + LANES - 1) / LANES * LANES;
+                    const int64_t length = left < CHUNK ? left : CHUNK;
                     for (int64_t r = 0; r < TALL; r++) {
                         const int64_t row = r < rows ? r : 0; /* rows that are not there are not stored */
-                        int64_t left = (bytes_per_block - from % bytes_per_block) / LANES;
-                        const float *at = scales + row * scales_row + from / bytes_per_block;
-                        const float *zero = zeros + row * scales_row + from / bytes_per_block;
                         for (int64_t j = 0; j < length; j += LANES) {
-                            const ints v = load(from + j < whole ? w + row * w_row + from + j : last[row]);
+                            const int64_t at = from + j, b = row * scales_row + (HAS_BLOCKS ? at / STEP : 0);
+                            const ints v = load(at < whole ? w + row * w_row + at : last[row] + (at - whole));
                             _Pragma("GCC unroll 4") for (int s = 0; s < SPLIT; s++)
-                                *(vec *)(decoded + (r * SPLIT + s) * CHUNK + j) = scaled(v, s, at, zero);
-                            if (--left == 0) left = bytes_per_block / LANES, at++, zero++;
+                                *(vec *)(decoded + (r * SPLIT + s) * CHUNK + j) =
+                                    HAS_BLOCKS ? unscaled(v, s, zeros[b]) * scales[b] : unscaled(v, s, zeros[b]);
                         }
                     }
                     for (int64_t r = 0; r < m;) {
@@ -256,19 +275,13 @@ def unsupported_reason(
         return "an empty tensor"
     if m > MAX_ROWS:
         return f"{m} rows; more than {MAX_ROWS} are faster with the weight dequantized"
-    if block and not _unit(value, block):
-        return f"blocks of {block} columns do not fill vectors"
+    step = block * VALUES[value].bits / 8
+    if block and (step % _MIN_STEP or step > _MAX_STEP):
+        return f"blocks of {block} columns: they take a multiple of {_MIN_STEP} bytes, at most {_MAX_STEP}"
     tensors = (values, scale) if zero_point is None else (values, scale, zero_point)
     if any(t.shape[-1] > 1 and t.stride(-1) != 1 for t in tensors):
         return "rows of the weight are not contiguous"
     return None
-
-
-def _unit(value: str, block: int) -> int:
-    """Return how many bytes a vector may have so that blocks are whole vectors, 0 if none."""
-    bits = VALUES[value].bits
-    fits = [unit for unit in (16, 8, 4) if block * bits % (8 * unit) == 0]
-    return fits[0] if fits else 0
 
 
 def multiply(
@@ -297,7 +310,8 @@ def multiply(
     (m, k), n = x.shape, values.shape[0]
     per_byte = VALUES[value].per_byte
     width = -(-k // per_byte)
-    x_stream = -(-width // 16) * 16
+    step = block // per_byte or _STEP
+    x_stream = -(-width // step) * step
     blocks = scale.shape[1]
     scales_row = -(-blocks // 16) * 16  # conversions write whole vectors
     parts = min(8 * torch.get_num_threads(), -(-n // 4))
@@ -306,10 +320,10 @@ def multiply(
     work = x.new_empty(parts * 8 * scales_row, dtype=torch.float32)
     sizes = (
         m, k, n, values.stride(0), x.stride(0), x_stream, blocks, _row_stride(scale), _row_stride(zero_point),
-        block // per_byte or x_stream, _TYPES.index(x.dtype), _TYPES.index(scale.dtype), scales_row, parts,
+        scales_row, parts, _TYPES.index(x.dtype), _TYPES.index(scale.dtype),
     )  # fmt: skip
     pointers = (x, values, scale, zero_point, bias, out, streams, work)
-    call = _compile(value, _unit(value, block) if block else 16, bool(block), zero_point is not None)
+    call = _compile(value, step, bool(block), zero_point is not None)
     call(*(0 if t is None else t.data_ptr() for t in pointers), *sizes)
     return out
 
@@ -326,13 +340,13 @@ _FLOAT8 = {
 
 
 @cache
-def _compile(value: str, unit: int, has_blocks: bool, has_zero: bool) -> Callable[..., Any]:
+def _compile(value: str, step: int, has_blocks: bool, has_zero: bool) -> Callable[..., Any]:
     kind = VALUES[value]
     constants = (
         f"#define BITS {kind.bits}\n#define SPLIT {kind.per_byte}\n#define IS_FLOAT {int(kind.is_float)}\n"
-        f"#define UNIT {unit}\n#define HAS_BLOCKS {int(has_blocks)}\n#define HAS_ZERO {int(has_zero)}\n"
+        f"#define STEP {step}\n#define HAS_BLOCKS {int(has_blocks)}\n#define HAS_ZERO {int(has_zero)}\n"
         f"enum {{ MAX_ROWS = {MAX_ROWS} }};\n"
     )
     header = c_library.PREAMBLE + c_library.ALLOW_FMA + prelude.source()
     library = c_library.load(header + constants + _FLOAT8.get(value, "") + _SOURCE, ["multiply"])
-    return c_library.launcher(library["multiply"], pointers=8, ints=14)
+    return c_library.launcher(library["multiply"], pointers=8, ints=13)
