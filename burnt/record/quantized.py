@@ -63,7 +63,7 @@ def scale_paths(layers: Mapping[str, Mapping[str, Any]]) -> set[str]:
 def with_weight_dtype(
     layers: Mapping[str, dict[str, Any]], dtype: torch.dtype | None, keep: str | Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
-    """Return what a record says of quantized layers after its tensors were converted, as by `cast_tensors`."""
+    """Return what a record says of quantized layers after its tensors were converted by `cast_tensors`."""
     patterns = [] if keep is None else [keep] if isinstance(keep, str) else list(keep)
     return {
         path: entry

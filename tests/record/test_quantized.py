@@ -352,7 +352,7 @@ def train(folder, model, duration, resume=False):
         train=Loader(data, 5, shuffle=True, seed=3),
         duration=duration,
         checkpoints=[KeepLast(2)],
-        monitor=None,
+        monitor="off",
         resume=resume,
     )
     return training.run(Learner(model, optim.AdamW(), optim.Constant(1e-2), step=step))

@@ -29,7 +29,7 @@ def exact_linear(x: Tensor, weight: Tensor, terms: int = _EXACT) -> Tensor:
 
     float32 holds sums of up to `terms` products; longer ones are added as integers.
     """
-    parts = zip(x.split(terms, -1), weight.split(terms, -1), strict=True)
+    parts = zip(torch.split(x, terms, -1), torch.split(weight, terms, -1), strict=True)
     sums = [(a.float() @ b.float().mT).to(torch.int64) for a, b in parts]
     total = sums[0] if sums else x.new_zeros(*x.shape[:-1], weight.shape[-2], dtype=torch.int64)
     for part in sums[1:]:
@@ -38,7 +38,7 @@ def exact_linear(x: Tensor, weight: Tensor, terms: int = _EXACT) -> Tensor:
 
 
 def _check_output(
-    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype
+    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype | None
 ) -> None:
     if out_scale is None and not is_floating(dtype):
         raise InputValueError(
