@@ -583,6 +583,18 @@ def onednn_linear(
     return result
 
 
+def int8pack_mm(x: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Multiply ``x [m, k]`` by int8 ``values [n, k]`` with scales ``[n]`` in the dtype of `x`."""
+    result: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, values, scale)
+    return result
+
+
+def int8_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply int8 ``x [m, k]`` by int8 ``weight [n, k]``, transposed: int32 ``[m, n]``, by oneDNN."""
+    result: torch.Tensor = torch.ops.aten._int_mm(x, weight.t())
+    return result
+
+
 def onednn_packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
     """Repack a weight to the layout that oneDNN prefers for inputs with this number of rows."""
     result: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
@@ -671,4 +683,20 @@ def onednn_packed_conv(
     else:
         reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
         result = reorder(weight, padding, output_padding, stride, dilation, groups, list(size))
+    return result
+
+
+def float8_mm(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Multiply float8 matrices ``[m, k]`` and ``[n, k]``, transposed, by cuBLASLt on a GPU.
+
+    Args:
+        x: ``[m, k]``, float8.
+        weight: ``[n, k]``, float8.
+        x_scale: float32, one element, or ``[m, 1]`` for a bfloat16 result.
+        scale: float32, one element, or ``[1, n]`` with an `x_scale` for each row.
+        dtype: of the result, float32 or a 16-bit float.
+    """
+    result: torch.Tensor = torch._scaled_mm(x, weight.t(), x_scale, scale, out_dtype=dtype)
     return result

@@ -488,3 +488,14 @@ def test_suggest_memory_format() -> None:
     assert _torch.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
     volume = torch.empty(2, 3, 4, 5, 6, memory_format=torch.channels_last_3d)
     assert _torch.suggest_memory_format(volume[..., ::2]) == torch.channels_last_3d
+
+
+def test_products_of_8_bit_matrices() -> None:
+    a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((20, 32), (48, 32)))
+    assert torch.equal(_torch.int8_mm(a, b).long(), a.long() @ b.long().t())
+    x, w = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((20, 32), (48, 32)))
+    rows, columns, one = torch.rand(20, 1), torch.rand(1, 48), torch.ones(())
+    exact = x.float() @ w.float().t()
+    torch.testing.assert_close(_torch.float8_mm(x, w, one, one, torch.float32), exact)
+    result = _torch.float8_mm(x, w, rows, columns, torch.bfloat16)
+    torch.testing.assert_close(result, (exact * rows * columns).bfloat16())

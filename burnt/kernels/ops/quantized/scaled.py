@@ -19,7 +19,7 @@ from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quant
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 from burnt.kernels.ops.quantized.weight_only import check_bias
 
-__all__ = ["exact_conv", "exact_linear", "scaled_conv", "scaled_linear"]
+__all__ = ["exact_conv", "exact_linear", "finish_linear", "scaled_conv", "scaled_linear"]
 
 _EXACT = 1 << 10  # products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14
 
@@ -151,6 +151,44 @@ def _finish(
     return encode(out / out_scale.to(out.dtype), value, out_zero_point, value_type("scaled", value).smallest)
 
 
+def finish_linear(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    x_zero_point: Tensor | None,
+    column_sums: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    value: str,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """Scale the sums of products ``[rows, out_features]``, and do what `scaled_linear` does with the result.
+
+    Args:
+        sums: integers for int8, else floating-point.
+        x_scale: as in `scaled_linear`, as are the arguments without a comment.
+        scale: see `x_scale`.
+        x_zero_point: see `x_scale`.
+        column_sums: ``[out_features]``: sums of the weight's rows, with `x_zero_point`.
+        bias: see `x_scale`.
+        activation: see `x_scale`.
+        out_scale: see `x_scale`.
+        out_zero_point: see `x_scale`.
+        value: see `x_scale`.
+        dtype: see `x_scale`.
+    """
+    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
+    if x_zero_point is not None and column_sums is not None:
+        sums = sums - x_zero_point.to(sums.dtype) * column_sums
+    row_scale = x_scale.reshape(-1, 1) if x_scale.numel() != 1 else x_scale.reshape(())
+    out = sums.to(wide) * row_scale.to(wide) * scale.to(wide).reshape(-1)
+    if bias is not None:
+        out = out + bias.to(wide)
+    return _finish(out, activation, out_scale, out_zero_point, value, dtype)
+
+
 @op(check=_check_linear, examples=_linear_examples, autocast=cast_none)
 def scaled_linear(
     x: Tensor,
@@ -194,20 +232,16 @@ def scaled_linear(
     >>> scaled_linear(x, weight, torch.tensor(0.5), torch.tensor([[0.5]]))
     tensor([[125.]])
     """
-    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
     rows = x.reshape(-1, x.shape[-1])
+    column_sums = None
     if value == "int8":
-        total = exact_linear(rows, values)
-        if x_zero_point is not None:
-            total = total - x_zero_point.to(torch.int64) * values.sum(1, dtype=torch.int64)
-        out = total.to(wide)
+        sums = exact_linear(rows, values)
+        column_sums = None if x_zero_point is None else values.sum(1, dtype=torch.int64)
     else:
-        out = decode(rows, value, wide) @ decode(values, value, wide).t()
-    row_scale = x_scale.reshape(-1, 1) if x_scale.numel() != 1 else x_scale.reshape(())
-    out = out * row_scale.to(wide) * scale.to(wide).reshape(-1)
-    if bias is not None:
-        out = out + bias.to(wide)
-    out = _finish(out, activation, out_scale, out_zero_point, value, dtype)
+        wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
+        sums = decode(rows, value, wide) @ decode(values, value, wide).t()
+    rest = (bias, activation, out_scale, out_zero_point, value, dtype)
+    out = finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *rest)
     return out.reshape(*x.shape[:-1], values.shape[0])
 
 

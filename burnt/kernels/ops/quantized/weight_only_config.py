@@ -170,7 +170,7 @@ def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfi
         {"warps": selected.warps * 2}, {"warps": selected.warps // 2}, {"stages": selected.stages + 1},
         {"stages": selected.stages - 1}, {"split": selected.split * 2}, {"split": selected.split // 2},
     ):  # fmt: skip
-        config = dataclasses.replace(selected, **change)
+        config = dataclasses.replace(selected, **change)  # type: ignore[arg-type]
         accumulators = config.block_m * config.block_n // (config.warps * limits.warp_size)
         if (
             16 <= config.block_m <= max(2 * sizes.rows, 16)
