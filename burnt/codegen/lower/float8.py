@@ -62,15 +62,16 @@ def _is_conversion(node: Node) -> bool:
     """Whether a node with a float8 tensor converts it or views it."""
     if node.op != "call_function" or len(node.all_input_nodes) != 1:
         return False
-    metas = [n.meta.get("val") for n in (*node.all_input_nodes, node)]
-    if not all(isinstance(meta, torch.Tensor) for meta in metas):
+    (x,) = node.all_input_nodes
+    meta, made = x.meta.get("val"), node.meta.get("val")
+    if not isinstance(meta, torch.Tensor) or not isinstance(made, torch.Tensor):
         return False
-    source, result = (meta.dtype for meta in metas)
+    source, result = meta.dtype, made.dtype
     if node.target is aten.view.dtype:
         return {source, result} <= {*FLOAT8_FORMATS, *_BYTES}
     if node.target in _CASTS:
         device = node.kwargs.get("device")
-        is_here = device is None or device == metas[1].device
+        is_here = device is None or device == made.device
         are_floats = source.is_floating_point and result.is_floating_point
         return is_here and are_floats and {source, result} <= {*DTYPES, *FLOAT8_FORMATS}
     return node.target in _VIEWS

@@ -277,12 +277,12 @@ def exact_conv(
         windows = windows.unfold(2 + axis, spread, stride[axis])[..., :: dilation[axis]]
     batch, _, *positions = windows.shape[: 2 + axes]
     # As [batch, groups, *axes, channels, *kernel], then as a matrix for each group.
-    windows = windows.unflatten(1, (groups, weight.shape[1])).movedim(2, 2 + axes)
+    windows = windows.reshape(batch, groups, weight.shape[1], *windows.shape[2:]).movedim(2, 2 + axes)
     rows = windows.flatten(2 + axes).transpose(0, 1).flatten(1, 1 + axes)
-    matrices = weight.unflatten(0, (groups, weight.shape[0] // groups)).flatten(2)
-    sums = exact_linear(rows, matrices, terms)
-    sums = sums.unflatten(1, (batch, math.prod(positions))).permute(1, 0, 3, 2)
-    return sums.reshape(batch, weight.shape[0], *positions)
+    columns = weight.shape[0] // groups
+    matrices = weight.reshape(groups, columns, weight[0].numel())
+    sums = exact_linear(rows, matrices, terms).reshape(groups, batch, math.prod(positions), columns)
+    return sums.permute(1, 0, 3, 2).reshape(batch, weight.shape[0], *positions)
 
 
 def _check_conv(

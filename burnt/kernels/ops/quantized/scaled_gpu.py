@@ -83,13 +83,9 @@ def _compile_linear(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future[
     from burnt.kernels.ops.quantized.scaled_triton import linear_launches
 
     *tensors, value, dtype = rest
-    launches, _ = linear_launches(
-        *meta_tensors(x.reshape(-1, x.shape[-1]), *tensors),
-        value,
-        result_dtype(dtype),
-        MatmulConfig.of(config["tiles"]),
-        float8=_linear_float8(x, tensors[6], value, dtype),
-    )
+    arguments = meta_tensors(x.reshape(-1, x.shape[-1]), *tensors, value, result_dtype(dtype))
+    arguments.append(MatmulConfig.of(config["tiles"]))
+    launches, _ = linear_launches(*arguments, float8=_linear_float8(x, tensors[6], value, dtype))
     return compile_all(launches, x.device)
 
 
@@ -150,7 +146,8 @@ def _compile_conv(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future[No
     from burnt.kernels.ops.quantized.scaled_triton import conv_launches
 
     arguments = meta_tensors(x, *_conv_arguments(rest, x.dim() - 2))
-    return compile_all(conv_launches(*arguments, MatmulConfig.of(config["tiles"]))[0], x.device)
+    arguments.append(MatmulConfig.of(config["tiles"]))
+    return compile_all(conv_launches(*arguments)[0], x.device)
 
 
 @scaled_conv.candidate(

@@ -317,7 +317,7 @@ def linear_launches(
     scales = x_scale.reshape(-1).contiguous(), scale.reshape(-1).contiguous()
     scale_strides = tuple(int(s.numel() > 1) for s in scales)
     bias = None if bias is None else bias.contiguous()
-    arguments = (x, values, *scales, x_zero_point, bias, out_scale, out_zero_point, target)
+    arguments: tuple[Any, ...] = (x, values, *scales, x_zero_point, bias, out_scale, out_zero_point, target)
     arguments += (rows, columns, terms, x.stride(0), values.stride(0), *scale_strides)
     constants = {
         "VALUE": value,
@@ -393,7 +393,7 @@ def conv_launches(
     bias = None if bias is None else bias.contiguous()
     strides = (*x.stride()[:2], *(0,) * lead, *x.stride()[2:])
     rows, columns = x.shape[0] * math.prod(out_sizes), values.shape[0] // groups
-    arguments = (x, values, *scales, x_zero_point, bias, out_scale, out_zero_point, out)
+    arguments: tuple[Any, ...] = (x, values, *scales, x_zero_point, bias, out_scale, out_zero_point, out)
     arguments += (rows, columns, values.shape[1], strides, sizes, out_sizes, taps, steps, around, spread)
     arguments += tuple(int(s.numel() > 1) for s in scales)
     constants = {

@@ -69,7 +69,8 @@ def _start_compiling(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future
     from burnt.kernels.ops.quantized.weight_only_triton import launches
 
     rows = x.detach().reshape(-1, x.shape[-1])
-    return compile_all(launches(*meta_tensors(rows, *rest), config)[0], x.device)
+    arguments = [*meta_tensors(rows, *rest), config]
+    return compile_all(launches(*arguments)[0], x.device)
 
 
 def _is_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
@@ -88,4 +89,5 @@ def _is_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:
     from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
 
-    return quantized_linear_triton(*args, config)
+    arguments = [*args, config]
+    return quantized_linear_triton(*arguments)

@@ -281,7 +281,7 @@ def launches(
     out = x.new_empty(rows, columns)
     parts = x.new_empty(sizes.split, rows, columns, dtype=torch.float32) if sizes.split > 1 else out
     scale_stride = 0 if scale.shape[0] == 1 and columns != 1 else scale.shape[1]
-    arguments = (x, values, scale, zero_point, bias, parts, rows, columns, terms)
+    arguments: tuple[Any, ...] = (x, values, scale, zero_point, bias, parts, rows, columns, terms)
     arguments += (x.stride(0), values.stride(0), scale_stride)
     constants: dict[str, Any] = {
         "BLOCK": block,
