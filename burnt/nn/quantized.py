@@ -409,7 +409,7 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         return conv(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
-        _, pull_back = torch.func.vjp(lambda x: self._dequantized_conv(*self._pad(x), None), input)
+        pull_back: Any = torch.func.vjp(lambda x: self._dequantized_conv(*self._pad(x), None), input)[1]
         grad: Tensor = pull_back(grad_out.to(input.dtype))[0]
         return grad
 

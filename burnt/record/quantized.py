@@ -136,7 +136,7 @@ def set_weight_dtypes(
             continue
         wanted = by_name.get(str(entry.get("dtype"))) if dtype is None else dtype
         if wanted is not None:
-            child.weight_dtype = wanted  # type: ignore[assignment]
+            child.weight_dtype = wanted
 
 
 @contextlib.contextmanager
