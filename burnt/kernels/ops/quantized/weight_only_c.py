@@ -99,9 +99,9 @@ static inline ints load(const int8_t *w)
 typedef char burnt_bytes __attribute__((vector_size(16)));
 static inline ints load(const int8_t *w)
 {
-    burnt_bytes b = {0};
+    long long b;
     memcpy(&b, w, 8);
-    return (ints)__builtin_ia32_pmovsxbd256(b);
+    return (ints)__builtin_ia32_pmovsxbd256((burnt_bytes)(long long __attribute__((vector_size(16)))){b, 0});
 }
 #else
 typedef int8_t burnt_bytes __attribute__((vector_size(LANES), aligned(1)));
