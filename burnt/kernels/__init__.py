@@ -45,6 +45,7 @@ from burnt.kernels.ops.normalization import (
 )
 from burnt.kernels.ops.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
 from burnt.kernels.ops.quantized import (  # noqa: F401 - they register candidates
+    scaled_cpu,
     scaled_gpu,
     scaled_library,
     weight_only_gpu,

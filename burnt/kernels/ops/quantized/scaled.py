@@ -19,7 +19,7 @@ from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quant
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 from burnt.kernels.ops.quantized.weight_only import check_bias
 
-__all__ = ["exact_conv", "exact_linear", "finish_linear", "scaled_conv", "scaled_linear"]
+__all__ = ["exact_conv", "exact_linear", "finish_conv", "finish_linear", "scaled_conv", "scaled_linear"]
 
 _EXACT = 1 << 10  # products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14
 
@@ -401,16 +401,30 @@ def scaled_conv(
     >>> scaled_conv(x, torch.tensor([[[1, -1]]], dtype=torch.int8), torch.tensor(0.5), torch.tensor([[2.0]]))
     tensor([[[-1., -1.]]])
     """
-    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
     axes = values.dim() - 2
     numbers, terms = x.float(), _EXACT
     if x_zero_point is not None:
         numbers, terms = numbers - x_zero_point.float(), _EXACT // 2  # differences have one bit more
     step, around, spread = (expand_sizes(size, axes) for size in (stride, padding, dilation))
     total = exact_conv(numbers, values, step, around, spread, groups, terms)
-    ones = [1] * axes
+    return finish_conv(total, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
+
+
+def finish_conv(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """Scale the sums of products of `scaled_conv`, with arguments as there, and add its epilogue."""
+    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
+    ones = [1] * (sums.dim() - 2)
     sample_scale = x_scale.reshape(-1, 1, *ones) if x_scale.numel() != 1 else x_scale.reshape(())
-    out = total.to(wide) * sample_scale.to(wide) * scale.to(wide).reshape(-1, *ones)
+    out = sums.to(wide) * sample_scale.to(wide) * scale.to(wide).reshape(-1, *ones)
     if bias is not None:
         out = out + bias.to(wide).reshape(-1, *ones)
     return _finish(out, activation, out_scale, out_zero_point, "int8", dtype)

@@ -199,8 +199,7 @@ def _dequantized_unsupported_reason(x: Tensor, *rest: Any) -> str | None:
     "dequantized",
     devices=["cpu"],
     when=_dequantized_unsupported_reason,
-    # At few rows the eager reference is slower, too: it makes several passes over the weight.
-    best=lambda *_: True,
+    best=lambda *args: _c_unsupported_reason(*args) is not None or not _is_c_best(*args),
 )
 def _linear_dequantized(
     x: Tensor,
