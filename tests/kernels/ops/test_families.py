@@ -193,7 +193,8 @@ def plain(**options: Any) -> tuple[Any, ...]:
 def packed(rows: int, columns: int, value: str, block: int = 0, zero: bool = False) -> tuple[Any, ...]:
     """Return values, scales and zero points of a matrix."""
     per_byte = 8 // int(value.removeprefix("int"))
-    values = ints(256, rows, columns // per_byte).to(torch.int8 if per_byte == 1 else torch.uint8)
+    values = ints(256, rows, columns // per_byte).to(torch.uint8)
+    values = values.to(torch.int8) // 16 if per_byte == 1 else values  # small, for the gradient of the scale
     shape = (rows, columns // block if block else 1)
     return values, randn(*shape, seed=5).abs() / 8, ints(7, *shape).to(torch.int8) - 3 if zero else None
 

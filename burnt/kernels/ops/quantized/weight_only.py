@@ -14,6 +14,7 @@ from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast
 from burnt.kernels.interface.checks import check_floating, check_one_device
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.matmul import linear
 from burnt.kernels.ops.quantized import weight_only_c
@@ -155,6 +156,8 @@ def _c_unsupported_reason(
 ) -> str | None:
     if find_compiler() is None:
         return "no C compiler works here"
+    if wants_gradient(x, scale, bias):
+        return "a gradient is required"
     if bias is not None and bias.dtype == torch.float64:
         return "a bias of float64"
     return weight_only_c.unsupported_reason(x, values, scale, zero_point, value, block)
@@ -199,6 +202,7 @@ def _dequantized_unsupported_reason(x: Tensor, *rest: Any) -> str | None:
     "dequantized",
     devices=["cpu"],
     when=_dequantized_unsupported_reason,
+    differentiable=True,
     best=lambda *args: _c_unsupported_reason(*args) is not None or not _is_c_best(*args),
 )
 def _linear_dequantized(
@@ -231,6 +235,8 @@ def _int8pack_unsupported_reason(
         return "only in bfloat16 it is faster than the C kernel"
     if scale.dtype != x.dtype:
         return "scales have another dtype than x"
+    if wants_gradient(x, scale, bias):
+        return "a gradient is required"
     is_dense = x.is_contiguous() and values.is_contiguous() and scale.is_contiguous()
     return None if is_dense and x.numel() and values.shape[0] else "an empty or a strided tensor"
 
