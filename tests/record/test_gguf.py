@@ -204,7 +204,7 @@ def test_every_cut_and_every_changed_byte_of_the_header_is_an_error_or_harmless(
     other_model(tmp_path / "m.gguf", kind)
     whole = (tmp_path / "m.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
-    for length in [*range(4, 200, 7), len(whole) - 1]:
+    for length in [*range(4, 200, 7), len(whole) - 32]:
         cut.write_bytes(whole[:length])
         with pytest.raises(RecordError):
             burnt.load_weights(nn.Sequential(nn.Linear(64, 6, bias=False)), cut)
