@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -79,11 +80,9 @@ def _scheme(path: str, weight: Any) -> QuantScheme:
         raise _refused(path, f"a {kind}", "an Int8Tensor or IntxUnpackedToInt8Tensor")
     if value not in VALUES:
         raise _refused(path, f"values of {value}", "int8, int4 or int2")
-    rows, columns = weight.shape[0], weight[0].numel()
+    rows, columns = weight.shape[0], math.prod(weight.shape[1:])
     block = tuple(weight.block_size)
-    size = 1
-    for length in block[1:]:
-        size *= length
+    size = math.prod(block[1:])
     if block[0] == rows and size == columns and rows > 1:
         level, group = "tensor", None
     elif block[0] == 1 and size == columns:

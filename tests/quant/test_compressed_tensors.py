@@ -79,10 +79,11 @@ def test_layers_that_the_format_lacks_are_listed_and_nothing_is_written(tmp_path
         save_compressed_tensors(build(), tmp_path / "m")
 
 
+@pytest.mark.filterwarnings("ignore:You passed")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", ["int8", "int4-block32-asymmetric", "int8-dynamic", "fp8-dynamic"])
 def test_transformers_loads_a_llama_with_equal_logits(scheme, tmp_path):
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -92,7 +93,9 @@ def test_transformers_loads_a_llama_with_equal_logits(scheme, tmp_path):
     model = AutoModelForCausalLM.from_config(config).eval()
     burnt.quantize(model, scheme, skip="model.embed_tokens")
     save_compressed_tensors(model, tmp_path / "m")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    # Without `dequantize`, transformers 5.23 builds zero points that are not packed, and refuses packed ones.
+    how = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if "asymmetric" in scheme else {}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "m", **how).eval()
     ids = torch.tensor([[5, 17, 33, 2]])
     with torch.no_grad():
         expected, found = model(ids).logits, loaded(ids).logits
