@@ -147,7 +147,8 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     """Pack codes ``[rows, columns]`` into int32, the first in the lowest bits, plus half of the range."""
     per_word = 32 // bits
     unsigned = codes.to(torch.int64) + (1 << (bits - 1))
-    words = F.pad(unsigned, (0, -codes.shape[1] % per_word)).unflatten(1, (-1, per_word))
+    padded = F.pad(unsigned, (0, -codes.shape[1] % per_word))
+    words = padded.view(len(codes), padded.shape[1] // per_word, per_word)
     shifts = torch.arange(0, 32, bits, device=codes.device)
     return (words << shifts).sum(-1).to(torch.uint32).view(torch.int32)
 

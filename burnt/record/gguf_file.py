@@ -63,10 +63,29 @@ _Q4_0, _Q8_0 = 2, 8
 _BLOCK_BYTES = {_Q4_0: 18, _Q8_0: 34}
 _SCHEMES = {_Q4_0: QuantScheme.parse("int4-block32"), _Q8_0: QuantScheme.parse("int8-block32")}
 _OTHER_TYPES = {
-    **{3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1"},
-    **{10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"},
-    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"},
-    **{23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
 }
 
 llama = Layout(
@@ -169,7 +188,7 @@ class _HalvesOfHeads(ArrangedTensor):
     def value(self) -> Tensor:
         """Return a new tensor."""
         value = value_of(self.inner[0])
-        pairs = value.unflatten(0, (self.heads, -1, 2))
+        pairs = value.reshape(self.heads, value.shape[0] // self.heads // 2, 2, *value.shape[1:])
         return pairs.transpose(1, 2).reshape(value.shape)
 
 
@@ -304,7 +323,9 @@ def _num_bytes(description: _Description, path: Path) -> int:
         return count * _DTYPES[description.kind].itemsize
     if description.kind in _BLOCK_BYTES:
         if not description.shape or description.shape[-1] % _BLOCK:
-            raise _damaged(path, f"{description.name[:200]!r}: rows of shape {description.shape} in blocks of 32")
+            raise _damaged(
+                path, f"{description.name[:200]!r}: rows of shape {description.shape} in blocks of 32"
+            )
         return count // _BLOCK * _BLOCK_BYTES[description.kind]
     name = _OTHER_TYPES.get(description.kind, f"number {description.kind}")
     raise RecordError(

@@ -72,7 +72,12 @@ def test_layers_that_the_format_lacks_are_listed_and_nothing_is_written(tmp_path
     with pytest.raises(QuantError, match="cannot hold 4 layers") as caught:
         save_compressed_tensors(model, tmp_path / "m")
     message = str(caught.value)
-    for line in ("0: a Embedding", "1: values of float8_e5m2", "2: 37 columns in blocks of 32", "3: values of"):
+    for line in (
+        "0: a Embedding",
+        "1: values of float8_e5m2",
+        "2: 37 columns in blocks of 32",
+        "3: values of",
+    ):
         assert line in message
     assert not (tmp_path / "m").exists()
     with pytest.raises(QuantError, match="no quantized layers"):

@@ -50,7 +50,7 @@ def test_values_are_those_of_torchao(name, dtype, tmp_path):
             torch.testing.assert_close(model[i].weight, weight, rtol=1e-2, atol=1e-3)
     # With dynamic inputs, torchao's scales are those of another range.
     tolerance = 1e-5 if dtype == torch.float32 and "dynamic" not in name else 2e-2
-    assert float((model(x) - expected).norm() / expected.norm()) < tolerance
+    assert ((model(x) - expected).norm() / expected.norm()).item() < tolerance
     fresh = build().to(dtype)
     record_of(model).save(tmp_path / "m.safetensors")
     burnt.load_weights(fresh, tmp_path / "m.safetensors")

@@ -130,7 +130,9 @@ def test_a_llama_of_llama_cpp_becomes_one_of_hugging_face(kind, tied, tmp_path):
     burnt.load_weights(other, tmp_path / "m.safetensors")
     assert torch.equal(other.lm_head.weight, model.lm_head.weight)
     burnt.dequantize(model)
-    assert torch.equal(model.lm_head.weight, expected["model.embed_tokens.weight" if tied else "lm_head.weight"])
+    assert torch.equal(
+        model.lm_head.weight, expected["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    )
 
 
 def other_model(path, kind, shape=(6, 64), name="0.weight", architecture="other"):
