@@ -39,8 +39,8 @@ def save_compressed_tensors(
     the weights' dtype where this changes none of them.
 
     Args:
-        model: with quantized Linear layers: int8, int4 or int2 per tensor, channel or block; int8 with dynamic
-            or static inputs; fp8. Its paths should be those of the model that loads it.
+        model: with quantized Linear layers: int8, int4 or int2 per tensor, channel or block; int8 with
+            dynamic or static inputs; fp8. Its paths should be those of the model that loads it.
         folder: as in `Record.save_folder`.
         shard_bytes: the size of a file.
 

@@ -9,8 +9,8 @@ A file is a header, metadata, descriptions of the tensors and their values, all 
     the tensors' values, each at its offset from here
 
 A string is its length (u64) and its bytes. Q4_0 and Q8_0 store 32 adjacent values of a row as one block: a
-float16 scale and 16 bytes with two values each, or 32 int8 values. They become the ``values`` and ``scale`` of
-quantized layers, ``int4-block32`` and ``int8-block32``, without being rounded again. In files of Llama models
+float16 scale and 16 bytes with two values each, or 32 int8 values. They become the ``values`` and ``scale``
+of quantized layers, ``int4-block32`` and ``int8-block32``, without being rounded again. In files of Llama models
 the tensors get the names that Hugging Face uses, and the rows of queries and keys its order.
 """
 
@@ -333,8 +333,8 @@ def _num_bytes(description: _Description, path: Path) -> int:
         where=f"{path}: {description.name[:200]}",
         expected="F32, F16, BF16, Q4_0 or Q8_0",
         found=name,
-        hint="llama.cpp's llama-quantize --allow-requantize in.gguf out.gguf Q8_0 converts it; or transformers' "
-        "from_pretrained(folder, gguf_file=...) dequantizes it",
+        hint="llama.cpp's llama-quantize --allow-requantize in.gguf out.gguf Q8_0 converts it; or "
+        "transformers' from_pretrained(folder, gguf_file=...) dequantizes it",
     )
 
 

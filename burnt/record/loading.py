@@ -88,7 +88,7 @@ def load_weights(
     partial: bool = False,
     dtype: torch.dtype | Literal["stored"] | None = None,
 ) -> LoadReport:
-    """Load weights from a file of PyTorch, Hugging Face, NumPy, Burn, llama.cpp or burnt into any torch module.
+    """Load weights from a file of PyTorch, Hugging Face, NumPy, Burn, llama.cpp or burnt into any module.
 
     Every tensor of the model must be in the source and fit, and the other way round, unless `only`, `skip`
     or `partial` say otherwise. A nested key (``state_dict``, ``model``, ...) and the prefixes of DDP and

@@ -1,4 +1,4 @@
-"""Quantized models in files and in memory: every way to copy, save and load one keeps its values to the bit."""
+"""Quantized models in files and memory: every way to copy, save and load one keeps its bits."""
 
 import copy
 import json
@@ -75,7 +75,8 @@ def bits(model):
 
 def stored_bits(model):
     """The bits of what quantization has made; biases and norms are left out."""
-    return {path: value for path, value in bits(model).items() if path.split(".")[-1] in ("values", "scale", "zero_point")}  # fmt: skip
+    names = ("values", "scale", "zero_point")
+    return {path: value for path, value in bits(model).items() if path.split(".")[-1] in names}
 
 
 def is_tied(model):
