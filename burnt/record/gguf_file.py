@@ -10,8 +10,8 @@ A file is a header, metadata, descriptions of the tensors and their values, all 
 
 A string is its length (u64) and its bytes. Q4_0 and Q8_0 store 32 adjacent values of a row as one block: a
 float16 scale and 16 bytes with two values each, or 32 int8 values. They become the ``values`` and ``scale``
-of quantized layers, ``int4-block32`` and ``int8-block32``, without being rounded again. In files of Llama models
-the tensors get the names that Hugging Face uses, and the rows of queries and keys its order.
+of quantized layers, ``int4-block32`` and ``int8-block32``, without being rounded again. In files of Llama
+models the tensors get the names that Hugging Face uses, and the rows of queries and keys its order.
 """
 
 from __future__ import annotations
