@@ -594,7 +594,7 @@ def build_quantized(
             hint="load into a model that is not quantized, or quantized like the one that was saved",
         )
     cls = quantized_class(layer)
-    if cls is None or LAYERS.get(entry["origin"], cls) is not cls:
+    if cls is None or LAYERS.get(str(entry.get("origin")), cls) is not cls:
         raise RecordError(
             "a layer of the model cannot be quantized as the file has it",
             expected=f"a {entry.get('origin') or 'Linear, Conv or Embedding'}",

@@ -88,7 +88,7 @@ def load_weights(
     partial: bool = False,
     dtype: torch.dtype | Literal["stored"] | None = None,
 ) -> LoadReport:
-    """Load weights from a file of PyTorch, Hugging Face, NumPy, Burn or burnt into any torch module.
+    """Load weights from a file of PyTorch, Hugging Face, NumPy, Burn, llama.cpp or burnt into any module.
 
     Every tensor of the model must be in the source and fit, and the other way round, unless `only`, `skip`
     or `partial` say otherwise. A nested key (``state_dict``, ``model``, ...) and the prefixes of DDP and
@@ -98,7 +98,8 @@ def load_weights(
         model: any module. What is on the meta device gets memory on torch's default device.
         source: a safetensors file; a folder with one, or with shards and their index (a Hugging Face
             snapshot); a ``.pt``, ``.pth`` or ``.bin`` file of a state dict; a ``.npz`` file; a ``.bpk`` file
-            of Burn's; a state dict; a Record. Nothing but tensors is unpickled.
+            of Burn's; a ``.gguf`` file; a state dict; a Record. Nothing but tensors is unpickled. Layers that
+            are quantized in the source are replaced by quantized ones.
         only: patterns on paths in the model (``"encoder"``, ``"*.bias|head"``); nothing else is loaded,
             required or unexpected.
         skip: patterns on paths in the model that are left out in the same way.

@@ -1,4 +1,4 @@
-"""Quantized models in files and in memory: every way to copy, save and load one keeps its values to the bit."""
+"""Quantized models in files and memory: every way to copy, save and load one keeps its bits."""
 
 import copy
 import json
@@ -75,7 +75,8 @@ def bits(model):
 
 def stored_bits(model):
     """The bits of what quantization has made; biases and norms are left out."""
-    return {path: value for path, value in bits(model).items() if path.split(".")[-1] in ("values", "scale", "zero_point")}  # fmt: skip
+    names = ("values", "scale", "zero_point")
+    return {path: value for path, value in bits(model).items() if path.split(".")[-1] in names}
 
 
 def is_tied(model):
@@ -97,7 +98,7 @@ def test_a_file_comes_back_to_the_bit_in_a_fresh_model(scheme, tmp_path):
     report = burnt.load_weights(fresh, tmp_path / "m.safetensors")
     assert bits(fresh) == bits(model)
     assert torch.equal(fresh(x), model(x))
-    assert not (report.cast or report.meta or report.missing)
+    assert (report.cast, report.meta, report.missing) == ({}, (), ())
     assert [type(layer) for layer in fresh] == [type(layer) for layer in model]
     burnt.load_weights(fresh, tmp_path / "m.safetensors")  # into the quantized model, too
     assert bits(fresh) == bits(model)
@@ -241,7 +242,8 @@ def test_failing_loads_leave_the_model_as_it_was(tmp_path):
     assert "the model is quantized and the weights are not" in message
     message = refused("quantized by another scheme", model, int8_file)
     assert "int8.safetensors: 0" in message
-    assert "expected  int8" in message and "found     int4-block32" in message
+    assert "expected  int8" in message
+    assert "found     int4-block32" in message
     assert bits(model) == before
 
     plain = build(seed=1)
@@ -376,7 +378,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 def model(kind):
     if kind == "gpt2":
-        config = GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+        config = GPT2Config(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64,
+                            bos_token_id=1, eos_token_id=2)
     else:
         config = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
@@ -431,3 +434,16 @@ def test_scales_are_the_only_part_that_size_depends_on(tmp_path):
         record_of(other).save(path)
         assert path.stat().st_size / whole < most, scheme
         assert math.isclose(sum(b.nbytes for b in other.buffers()), path.stat().st_size, rel_tol=0.1)
+
+
+def test_show_names_the_schemes_of_a_file(tmp_path, capsys):
+    from burnt.cli import show
+
+    model = quantized("int8", overrides={"5": "int4-block32"})
+    record_of(model).save(tmp_path / "m.safetensors")
+    assert show.run(str(tmp_path / "m.safetensors"), [], False, False) == 0
+    assert "quantized  2 layers in int8, 1 layer in int4-block32" in " ".join(
+        capsys.readouterr().out.split("\n")
+    )
+    show.run(str(tmp_path / "m.safetensors"), [], False, True)
+    assert json.loads(capsys.readouterr().out)["quantized"]["5"] == "int4-block32"
