@@ -406,8 +406,8 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         return conv(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
-        _, pull_back = torch.func.vjp(lambda x: self._dequantized_conv(*self._pad(x), None), input)
-        grad: Tensor = pull_back(grad_out.to(input.dtype))[0]
+        result = torch.func.vjp(lambda x: self._dequantized_conv(*self._pad(x), None), input)
+        grad: Tensor = result[1](grad_out.to(input.dtype))[0]
         return grad
 
     def _bias_gradient(self, grad_out: Tensor) -> Tensor:

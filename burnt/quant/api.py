@@ -113,7 +113,8 @@ def quantize(
     for path, layer in others.items():
         layers[path] = skipped_report(path, layer, other_reason(layer))
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
-    return QuantReport(tuple(layers[path] for path in sorted(layers, key=lambda p: order.get(p, 0))))
+    ordered = tuple(layers[path] for path in sorted(layers, key=lambda p: order.get(p, 0)))
+    return QuantReport(ordered, notes(wanted))
 
 
 def dequantize(model: torch.nn.Module) -> torch.nn.Module:
@@ -215,6 +216,17 @@ def choose_schemes(
 _LEAST_FLOAT16 = 2.0**-18  # below, scales are rounded by more than 0.8 %: steps are 2^-24
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OTHER = "only Linear, Conv and Embedding are quantized"
+
+
+def notes(quantized: Sequence[Site]) -> tuple[str, ...]:
+    """Return what a user should know of the layers that were quantized."""
+    parents = [parent for site in quantized for parent, _ in site.places]
+    if not any(isinstance(parent, torch.nn.TransformerEncoderLayer) for parent in parents):
+        return ()
+    return (
+        "in eval mode without gradients, TransformerEncoderLayer dequantizes weights and multiplies these; "
+        "torch.backends.mha.set_fastpath_enabled(False) avoids that",
+    )
 
 
 def other_reason(layer: torch.nn.Module) -> str:
