@@ -142,11 +142,14 @@ def test_other_objects_and_unknown_fields() -> None:
 def test_sizes(scheme: QuantScheme, rows: int, columns: int) -> None:
     padded = scheme.padded_columns(columns)
     multiple = scheme.block or 1
-    assert padded * scheme.type.bits % 8 == 0 and padded % multiple == 0
+    assert padded * scheme.type.bits % 8 == 0
+    assert padded % multiple == 0
     assert columns <= padded < columns + max(multiple, scheme.type.per_byte) * 2
     blocks = scheme.blocks(columns)
     assert scheme.block is None or (blocks - 1) * scheme.block < columns or columns == blocks == 0
-    assert scheme.smallest == (-scheme.largest if scheme.narrow or scheme.type.is_float else -scheme.largest - 1)
+    assert scheme.smallest == (
+        -scheme.largest if scheme.narrow or scheme.type.is_float else -scheme.largest - 1
+    )
 
 
 def test_schemes_are_values() -> None:

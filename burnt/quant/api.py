@@ -245,7 +245,8 @@ def other_reason(layer: torch.nn.Module) -> str:
 
 def skip_reason(layer: torch.nn.Module, scheme: QuantScheme) -> str | None:
     """Return why a layer cannot be quantized by a scheme, or None."""
-    if hasattr(layer, "lora_adapter"):
+    adapter = getattr(layer, "lora_adapter", None)
+    if adapter is not None and adapter.merged is None:
         return "it has a LoRA adapter: call burnt.nn.merge_lora first"
     if any(getattr(layer, name) for name in _HOOKS):
         return "it has hooks, which a new layer would lose"
