@@ -113,7 +113,8 @@ def quantize(
     for path, layer in others.items():
         layers[path] = skipped_report(path, layer, other_reason(layer))
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
-    return QuantReport(tuple(layers[path] for path in sorted(layers, key=lambda p: order.get(p, 0))))
+    ordered = tuple(layers[path] for path in sorted(layers, key=lambda p: order.get(p, 0)))
+    return QuantReport(ordered, notes(wanted))
 
 
 def dequantize(model: torch.nn.Module) -> torch.nn.Module:
@@ -217,6 +218,17 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _OTHER = "only Linear, Conv and Embedding are quantized"
 
 
+def notes(quantized: Sequence[Site]) -> tuple[str, ...]:
+    """Return what a user should know of the layers that were quantized."""
+    parents = [parent for site in quantized for parent, _ in site.places]
+    if not any(isinstance(parent, torch.nn.TransformerEncoderLayer) for parent in parents):
+        return ()
+    return (
+        "in eval mode without gradients, TransformerEncoderLayer dequantizes weights and multiplies these; "
+        "torch.backends.mha.set_fastpath_enabled(False) avoids that",
+    )
+
+
 def other_reason(layer: torch.nn.Module) -> str:
     """Return why a layer of a class that has no quantized one stays."""
     if isinstance(layer, Quantized):
@@ -233,7 +245,8 @@ def other_reason(layer: torch.nn.Module) -> str:
 
 def skip_reason(layer: torch.nn.Module, scheme: QuantScheme) -> str | None:
     """Return why a layer cannot be quantized by a scheme, or None."""
-    if hasattr(layer, "lora_adapter"):
+    adapter = getattr(layer, "lora_adapter", None)
+    if adapter is not None and adapter.merged is None:
         return "it has a LoRA adapter: call burnt.nn.merge_lora first"
     if any(getattr(layer, name) for name in _HOOKS):
         return "it has hooks, which a new layer would lose"
