@@ -231,7 +231,7 @@ def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
         for column in _DROPPABLE:
             if column in columns and left_for_path() < min(widths[0], _NARROWEST_PATH):
                 columns.remove(column)
-        widths[0] = min(widths[0], max(left_for_path(), _NARROWEST_PATH))
+        widths[0] = min(widths[0], max(left_for_path(), 12))
     lines = []
     for row in [_HEADINGS, *rows]:
         cells = [_cut(row[0], widths[0]), *(row[i] for i in columns[1:])]

@@ -103,11 +103,11 @@ def test_the_drawing_has_each_quantized_layer_by_scheme(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8))
     weight = model[0].weight.detach().clone()
-    report = burnt.quantize(model, "int8", overrides={"2": "int4-block32"})
+    report = burnt.quantize(model, "int8", overrides={"2": "int8-tensor"})
     drawing = report.plot(tmp_path / "a.svg")
     assert (tmp_path / "a.svg").read_text() == drawing.svg()
     ElementTree.parse(tmp_path / "a.svg")
-    assert [group.name for group in drawing.groups] == ["int8", "int4-block32"]
+    assert [group.name for group in drawing.groups] == ["int8", "int8-tensor"]
     assert drawing.y == "error of the weight"
     error = (model[0].weight - weight).norm() / weight.norm()
     assert drawing.groups[0].ys[0] == pytest.approx(error.item(), rel=1e-4)
