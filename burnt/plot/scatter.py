@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -109,15 +110,11 @@ class Scatter:
         margin = max(len(tick.text) for tick in y_ticks)
         columns = max(width - margin - 1, 10)
         cells = [list(" " * columns) for _ in range(rows)]
-        labels = self._labels()
         for marker, _, x, y in self._points(left, right, low, high):
             column, row = round(x * (columns - 1)), round((1 - y) * (rows - 1))
             if cells[row][column] == " ":
                 cells[row][column] = _MARKERS[marker % len(_MARKERS)]
-        for _, label, x, y in self._points(left, right, low, high):
-            if label not in labels:
-                continue
-            labels.discard(label)
+        for _, label, x, y in itertools.islice(self._points(left, right, low, high), self.labelled):
             column, row = round(x * (columns - 1)), round((1 - y) * (rows - 1))
             free = _place(cells[row], column, label)
             if free is not None:
@@ -188,12 +185,10 @@ class Scatter:
         parts.append(_label((margin + width - _RIGHT) / 2, height - 8, self.x, "middle"))
         points = [(g, label, x_at(x), y_at(y)) for g, label, x, y in self._points(left, right, low, high)]
         taken = [_Box(x - 4, y - 4, x + 4, y + 4) for *_, x, y in points]
-        labels = self._labels()
-        for group_number, label, x, y in points:
+        for rank, (group_number, label, x, y) in enumerate(points):
             parts.append(_circle(x, y, group_number, label))
-            if label not in labels:
+            if rank >= self.labelled:
                 continue
-            labels.discard(label)
             length = _LABEL_WIDTH * len(label)
             # To the right, to the left, above or below: where nothing is yet.
             for start, base in ((x + 7, y + 4), (x - 7 - length, y + 4), (x + 4, y - 7), (x + 4, y + 15)):
@@ -205,16 +200,6 @@ class Scatter:
                     parts.append(f'<text class="point" x="{start:.5g}" y="{base:.5g}">{text}</text>')
                     break
         return "\n".join([*parts, "</svg>\n"])
-
-    def _labels(self) -> set[str]:
-        """Return the labels that are drawn."""
-        points = [
-            (y, label)
-            for group in self.groups
-            for y, label in zip(group.ys, group.labels, strict=True)
-            if math.isfinite(y)
-        ]
-        return {label for _, label in sorted(points, reverse=True)[: self.labelled]}
 
     def _points(
         self, left: float, right: float, low: float, high: float
