@@ -42,7 +42,7 @@ def test_size_speed_and_accuracy_are_compared(
     for name in ("digits", "lines"):
         float32, int8 = found[name]
         assert int8.file.stat().st_size < 0.5 * float32.file.stat().st_size
-        assert float32.accuracy > (0.8 if name == "digits" else 0.75)
+        assert float32.accuracy > (0.8 if name == "digits" else 0.7)
         assert abs(int8.accuracy - float32.accuracy) < 0.02
         assert re.search(rf"^int8 .*{int8.seconds * 1e3:.2f} .*x +{int8.accuracy:.4f}$", printed, re.M)
     assert (runs / "quantized" / "quantized.svg").read_text().startswith("<svg")
