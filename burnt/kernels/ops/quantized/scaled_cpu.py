@@ -71,9 +71,7 @@ def _linear_onednn(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
     column_sums = None
     if x_zero_point is not None:
         x_zero_point = x_zero_point.reshape(())
-        column_sums = _derive(
-            values, "sums", rows.shape[0], None, lambda: values.sum(1, dtype=torch.int32)
-        )
+        column_sums = _derive(values, "sums", rows.shape[0], None, lambda: values.sum(1, dtype=torch.int32))
     out = _finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *epilogue)
     return out.view(*x.shape[:-1], values.shape[0])
 
