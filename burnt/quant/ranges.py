@@ -136,7 +136,10 @@ def _asymmetric(groups: Tensor, scheme: QuantScheme, method: str) -> tuple[Tenso
         scale = _rounded((high - low) * factor / (scheme.largest - scheme.smallest), scheme)
         safe = torch.where(scale == 0, 1.0, scale)
         zero_point = (scheme.smallest - low * factor / safe).round().clamp(scheme.smallest, scheme.largest)
-        if best is None or method != "mse":
+        if method != "mse":
+            best = scale, zero_point
+            break
+        if best is None:
             best = scale, zero_point
             least = _errors(groups, scale, zero_point, scheme)
             continue

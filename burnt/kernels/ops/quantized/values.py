@@ -66,7 +66,8 @@ def pack(codes: Tensor, value: str) -> Tensor:
     unsigned = codes.to(torch.uint8) if kind.bits == 8 else (codes & ((1 << kind.bits) - 1)).to(torch.uint8)
     if kind.per_byte == 1:
         return unsigned
-    parts = unsigned.reshape(*codes.shape[:-1], codes.shape[-1] // kind.per_byte, kind.per_byte).unbind(-1)
+    columns = codes.shape[-1] // kind.per_byte
+    parts = unsigned.reshape(*codes.shape[:-1], columns, kind.per_byte).unbind(-1)
     packed: Tensor = parts[0]
     for i, part in enumerate(parts[1:], 1):
         packed = packed | (part << (i * kind.bits))
