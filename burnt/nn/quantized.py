@@ -33,12 +33,14 @@ from burnt.scheme import QuantScheme
 __all__ = [
     "FOLDED",
     "LAYERS",
+    "Folded",
     "Quantized",
     "QuantizedConv",
     "QuantizedEmbedding",
     "QuantizedLinear",
     "QuantizedMap",
     "build_quantized",
+    "has_transposed_weight",
     "quantized_class",
     "weight_key",
     "weight_matrix",
@@ -89,7 +91,7 @@ class Quantized(Module, init=False):
         weight = getattr(layer, "weight")  # noqa: B009  # torch types it as a module or a tensor
         self.scheme = scheme
         self.origin = qualified_name(type(layer))
-        self.is_transposed = self.origin == _HF_CONV1D
+        self.is_transposed = has_transposed_weight(layer)
         self.weight_shape: tuple[int, ...] = tuple(weight.t().shape if self.is_transposed else weight.shape)
         self.rows, self.columns = self.weight_shape[0], math.prod(self.weight_shape[1:])
         device = weight.device
@@ -196,6 +198,11 @@ class Quantized(Module, init=False):
                     twin._buffers[name] = self._buffers[name]
         return self
 
+    @property
+    def input_value(self) -> str:
+        """The type of quantized inputs."""
+        return _input_value(self.scheme)
+
     def extra_repr(self) -> str:
         """Return sizes and scheme."""
         return f"{self._sizes_text()}, bias={self.bias is not None}, scheme={self.scheme.name}"
@@ -235,7 +242,7 @@ class QuantizedMap(Quantized, init=False):
 
     def _quantize_input(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values and scales of inputs ``[rows, columns]``: one scale, or one for each row."""
-        value = _input_value(self.scheme)
+        value = self.input_value
         if self.input_scale is None:
             return kernels.quantize_rows(rows, value)
         return kernels.quantize(rows, self.input_scale, self.input_zero_point, value), self.input_scale
@@ -532,11 +539,25 @@ def _values_shape(weight_shape: tuple[int, ...], scheme: QuantScheme) -> tuple[i
 def weight_matrix(layer: torch.nn.Module) -> Tensor:
     """Return a layer's weight as the matrix that a scheme sees: ``[output channels, all other axes]``."""
     weight: Tensor = layer.get_parameter("weight").detach()
-    return weight.t() if qualified_name(type(layer)) == _HF_CONV1D else weight.flatten(1)
+    return weight.t() if has_transposed_weight(layer) else weight.flatten(1)
+
+
+def has_transposed_weight(layer: torch.nn.Module) -> bool:
+    """Whether a layer's weight is ``[in_features, out_features]``, as in Hugging Face's Conv1D."""
+    return qualified_name(type(layer)) == _HF_CONV1D
 
 
 FOLDED = "folded"
 """The origin, in records, of a layer that was folded into the one before it."""
+
+
+class Folded(torch.nn.Identity):
+    """What stays of a batch norm that was folded into the layer before it: the identity."""
+
+    def quantization(self) -> dict[str, Any]:
+        """Return what records keep of it."""
+        return {"origin": FOLDED}
+
 
 _HF_CONV1D = "transformers.pytorch_utils.Conv1D"
 
@@ -574,7 +595,7 @@ def build_quantized(
             damaged.
     """
     if entry.get("origin") == FOLDED:
-        return layer if isinstance(layer, torch.nn.Identity) else torch.nn.Identity()
+        return layer if isinstance(layer, Folded) else Folded()
     try:
         scheme = QuantScheme.from_dict(entry["scheme"])
         has_bias = bool(entry["bias"])
