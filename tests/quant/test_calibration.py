@@ -90,7 +90,8 @@ def test_static_layers_equal_numpys_arithmetic():
 def test_the_output_error_of_each_layer_is_measured(scheme: str, net: Net):
     original = copy.deepcopy(net).eval()
     images = torch.randn(40, 1, 4, 4)
-    report = burnt.quantize(net, scheme, calibrate=[images[:30], images[30:]], fold_batch_norm=False)
+    batches = [images[:30], images[30:]]
+    report = burnt.quantize(net, scheme, calibrate=batches, fold_batch_norm=False, weights="minmax")
     net.eval()
     with torch.no_grad():
         hidden = original.layer_norm(original.norm(original.conv(images)).relu().flatten(1))
@@ -267,7 +268,7 @@ class Tied(nn.Module):
 def test_tied_weights_stay_tied(scheme: str):
     torch.manual_seed(0)
     model = Tied()
-    report = burnt.quantize(model, scheme, calibrate=[torch.arange(10)])
+    report = burnt.quantize(model, scheme, calibrate=[torch.arange(10)], weights="minmax")
     assert model.head.values.data_ptr() == model.embedding.values.data_ptr()
     assert len({layer.scheme for layer in report.quantized}) == 1
     assert all(layer.output_error is not None and layer.output_error < 0.02 for layer in report.quantized)
@@ -285,12 +286,12 @@ def test_compiled_models_are_calibrated(net: Net):
 
 
 @pytest.mark.parametrize(
-    ("bound", "schemes"), [(0.9, {"int2-block32"}), (0.15, {"int4"}), (0.02, {"int8"}), (0.0, {None})]
+    ("bound", "schemes"), [(0.95, {"int2-block32"}), (0.2, {"int4"}), (0.02, {"int8"}), (0.0, {None})]
 )
 def test_auto_takes_the_smallest_scheme_within_the_bound(bound: float, schemes: set[str | None]):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 64))
-    report = burnt.quantize(model, "auto", calibrate=[torch.randn(64, 256)], bound=bound)
+    report = burnt.quantize(model, "auto", calibrate=[torch.randn(64, 256)], bound=bound, weights="minmax")
     linears = [layer for layer in report.layers if layer.layer == "Linear"]
     assert {
         layer.scheme if bound > 0.5 or not layer.scheme else layer.scheme[:4] for layer in linears
@@ -310,16 +311,21 @@ def test_auto_tries_smaller_schemes_first():
     inputs = torch.randn(64, 256)
     sizes, errors = {}, {}
     for name in ("int4-block128", "int4-block64", "int4-block32", "int4-block16", "int8"):
-        report = burnt.quantize(copy.deepcopy(model), name, calibrate=[inputs])
+        report = burnt.quantize(copy.deepcopy(model), name, calibrate=[inputs], weights="minmax")
         sizes[name], errors[name] = report.quantized[0].bytes_after, error_of(report, "0")
     bound = errors["int4-block32"] * 1.0001
-    report = burnt.quantize(model, "auto", calibrate=[inputs], bound=bound)
+    report = burnt.quantize(model, "auto", calibrate=[inputs], bound=bound, weights="minmax")
     chosen = report.quantized[0]
     assert chosen.bytes_after <= min(size for name, size in sizes.items() if errors[name] <= bound)
 
 
 def test_overrides_may_mix_auto_and_schemes(net: Net):
     report = burnt.quantize(
-        net, "fp8", calibrate=[torch.randn(8, 1, 4, 4)], overrides={"head": "auto"}, bound=0.9
+        net,
+        "fp8",
+        calibrate=[torch.randn(8, 1, 4, 4)],
+        overrides={"head": "auto"},
+        bound=0.95,
+        weights="minmax",
     )
     assert [layer.scheme for layer in report.quantized] == ["fp8", "int2-block32"]

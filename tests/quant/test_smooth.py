@@ -78,7 +78,7 @@ def test_float_outputs_stay_and_integers_get_better(norm: nn.Module):
     burnt.quantize(plain, "int8-static", calibrate=[inputs])
     report = burnt.quantize(smoothed, "int8-static", calibrate=[inputs], smooth=0.5)
     errors = [(m(inputs) - expected).norm().item() for m in (plain, smoothed)]
-    assert errors[1] < 0.6 * errors[0], errors
+    assert errors[1] < 0.75 * errors[0], errors
     assert report.notes == ("SmoothQuant with alpha=0.5 applied to 1 norm (norm) before 2 linear layers",)
     torch.testing.assert_close(burnt.dequantize(smoothed)(inputs).double(), expected, rtol=0.1, atol=1.0)
 
@@ -137,7 +137,9 @@ def test_a_norm_stays_if_auto_leaves_a_reader_in_float():
     model = Block(with_outliers(nn.LayerNorm(16))).eval()
     inputs = torch.randn(30, 16)
     expected = model(inputs)
-    report = burnt.quantize(model, "int8", calibrate=[inputs], smooth=0.5, overrides={"q": "auto"}, bound=0.0)
+    report = burnt.quantize(
+        model, "int8", calibrate=[inputs], smooth=0.5, overrides={"q": "auto"}, bound=0.0, weights="minmax"
+    )
     assert type(model.q) is nn.Linear
     assert "not smoothed after all: norm: q stays as it is" in report.notes
     assert model.norm.weight[3] == 40
