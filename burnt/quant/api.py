@@ -497,13 +497,13 @@ def _calibrate(
     if any(_folds(site, fold) for site in sites):
         followed |= batch_norms(model)
     if smooth is not None:
-        followed |= smoothing_norms(model)
+        followed |= {**layers, **smoothing_norms(model)}
     return calibrate_layers(
         model,
         layers,
         batches,
         forward=forward,
-        followed={**layers, **followed} if followed or smooth is not None else None,
+        followed={**{site.path: site.layer for site in sites}, **followed} if followed else None,
         progress=progress,
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from burnt.errors import quantity
 from burnt.nn.quantized import QuantizedLinear, has_transposed_weight, quantized_class
 from burnt.quant.calibration import Calibration
 from burnt.quant.copies import is_plain, shared_parameters, with_parameters
@@ -100,7 +101,9 @@ def smoothing_notes(found: Sequence[Smoothing], refused: Mapping[str, str], alph
     """Return the lines about smoothing in a report."""
     count = sum(len(smoothing.layers) for smoothing in found)
     names = ", ".join(smoothing.norm for smoothing in found[:3]) + ", ..." * (len(found) > 3)
-    where = f"{len(found)} norms ({names}) before {count} linear layers" if found else "no norm"
+    where = "no norm"
+    if found:
+        where = f"{quantity(len(found), 'norm')} ({names}) before {quantity(count, 'linear layer')}"
     notes = [f"SmoothQuant with alpha={alpha:g} applied to {where}"]
     for reason, number in Counter(refused.values()).items():
         first = next(path for path, why in refused.items() if why == reason)
