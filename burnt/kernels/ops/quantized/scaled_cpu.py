@@ -28,7 +28,22 @@ _EXACT_TERMS, _EXACT_SHIFTED_TERMS = 1 << 10, 1 << 9
 # Terms whose sum int32 holds, also times a zero point.
 _MAX_TERMS = 1 << 16
 
-_finish_linear, _finish_conv = fuse(finish_linear), fuse(finish_conv)
+_finish_linear = fuse(finish_linear)
+
+@fuse
+def _finish_conv(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    out = finish_conv(sums, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
+    return out.contiguous()
+
 
 _derived: MutableMapping[Tensor, dict[str, tuple[object, Tensor]]] = WeakIdKeyDictionary()
 
@@ -192,5 +207,4 @@ def _conv_onednn_sums(
         ),
     )
     sizes_and_groups = (stride, padding, dilation, groups)
-    sums = _torch.onednn_int8_conv(_unsigned(x), packed, values.shape[0], zero, *sizes_and_groups)
-    return sums.contiguous(memory_format=_torch.suggest_memory_format(x))
+    return _torch.onednn_int8_conv(_unsigned(x), packed, values.shape[0], zero, *sizes_and_groups)
