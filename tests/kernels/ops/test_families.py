@@ -168,9 +168,7 @@ def quantized_by_hand(
     codes = (x / scale[:, at]).round() + (0 if zero is None else zero[:, at])
     codes = codes.clamp(-(2 ** (bits - 1)) + narrow, 2 ** (bits - 1) - 1).long() % 2**bits
     per_byte = 8 // bits
-    packed = [
-        sum(codes[:, c + i] << i * bits for i in range(per_byte)) for c in range(0, columns, per_byte)
-    ]
+    packed = [sum(codes[:, c + i] << i * bits for i in range(per_byte)) for c in range(0, columns, per_byte)]
     return torch.stack(packed, 1).to(torch.int8 if bits == 8 else torch.uint8)  # type: ignore[arg-type]
 
 

@@ -60,7 +60,8 @@ def test_few_rows_in_c(value: str, block: int, zero: bool, rows: int, dtype: tor
             values, scale.double(), zero_point, value, block, k, torch.float64
         )
         expected = F.relu(x.double() @ weight.t() + bias.double())
-        tolerance = 4 * torch.finfo(dtype).eps * float((x.double().abs() @ weight.abs().t()).max())
+        largest = x.double().abs() @ weight.abs().t() + bias.double().abs()
+        tolerance = 4 * torch.finfo(dtype).eps * float(largest.max())
         found = linear_c(*args)
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
@@ -73,7 +74,9 @@ def test_every_float8_code_in_c(value: str) -> None:
     dtype = torch.float8_e4m3fn if value == "float8_e4m3" else torch.float8_e5m2
     for rows in (1, 3):
         found = linear_c(torch.ones(rows, 1), codes, torch.ones(1, 1), None, None, None, value, 0)
-        torch.testing.assert_close(found[-1], codes.view(dtype).float().view(-1), equal_nan=True, rtol=0, atol=0)
+        torch.testing.assert_close(
+            found[-1], codes.view(dtype).float().view(-1), equal_nan=True, rtol=0, atol=0
+        )
 
 
 @needs_compiler
@@ -268,7 +271,7 @@ def test_scaled_conv_is_onnx_runtimes() -> None:
     assert np.array_equal(found.numpy().astype(np.int32) + 128, theirs.astype(np.int32))
 
 
-def test_oneDNN_is_offered_where_it_is_exact() -> None:  # noqa: N802 - its name
+def test_oneDNN_is_offered_where_it_is_exact() -> None:
     args = (int8(4, 64), int8(3, 64), torch.tensor(1.0), torch.ones(1, 1))
     reason = kernels.scaled_linear.candidates["onednn"].why_not((*args, *kernels.scaled_linear.defaults[4:]))
     assert (reason is None) == _torch.onednn_adds_int8_exactly()
