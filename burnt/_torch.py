@@ -583,12 +583,6 @@ def onednn_linear(
     return result
 
 
-def int8pack_mm(x: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Multiply ``x [m, k]`` by int8 ``values [n, k]`` with scales ``[n]`` in the dtype of `x`."""
-    result: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, values, scale)
-    return result
-
-
 def int8_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply int8 ``x [m, k]`` by int8 ``weight [n, k]``, transposed: int32 ``[m, n]``, by oneDNN."""
     result: torch.Tensor = torch.ops.aten._int_mm(x, weight.t())

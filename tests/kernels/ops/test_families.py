@@ -795,7 +795,10 @@ def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     paired = op.pair is not None and args[op.pair] is not None and args[op.pair] is not False
     given = [a.detach().clone().requires_grad_() if is_float(a) else a for a in args]
     overload = op.overloads[paired]
-    torch.library.opcheck(overload, tuple(op.as_schema_args(given)))
+    # torch adds up the sums of all results, of which it cannot add a float to an integer.
+    integer_first = op is kernels.quantize_rows
+    checks = {"test_utils": ("test_schema", "test_faketensor")} if integer_first else {}
+    torch.library.opcheck(overload, tuple(op.as_schema_args(given)), **checks)
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def exact_conv(
     columns = weight.shape[0] // groups
     matrices = weight.reshape(groups, columns, weight[0].numel())
     sums = exact_linear(rows, matrices, terms).reshape(groups, batch, math.prod(positions), columns)
-    return sums.permute(1, 0, 3, 2).reshape(batch, weight.shape[0], *positions)
+    return sums.permute(1, 0, 3, 2).contiguous().view(batch, weight.shape[0], *positions)
 
 
 def _check_conv(

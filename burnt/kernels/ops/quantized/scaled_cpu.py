@@ -28,7 +28,23 @@ _EXACT_TERMS, _EXACT_SHIFTED_TERMS = 1 << 10, 1 << 9
 # Terms whose sum int32 holds, also times a zero point.
 _MAX_TERMS = 1 << 16
 
-_finish_linear, _finish_conv = fuse(finish_linear), fuse(finish_conv)
+_finish_linear = fuse(finish_linear)
+
+
+@fuse
+def _finish_conv(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    out = finish_conv(sums, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
+    return out.contiguous()
+
 
 _derived: MutableMapping[Tensor, dict[str, tuple[object, Tensor]]] = WeakIdKeyDictionary()
 
@@ -58,6 +74,8 @@ def _onednn_unsupported_reason(x: Tensor, values: Tensor, terms: int) -> str | N
 def _linear_onednn_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
     if rest[-2] != "int8":
         return "it is for int8 values"
+    if x.shape[-1] == 1:
+        return "one column: torch's matmul of integers returns wrong results"
     return _onednn_unsupported_reason(x, values, x.shape[-1])
 
 
@@ -72,7 +90,7 @@ def _linear_onednn(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
     if x_zero_point is not None:
         x_zero_point = x_zero_point.reshape(())
         column_sums = _derive(values, "sums", rows.shape[0], None, lambda: values.sum(1, dtype=torch.int32))
-    out = _finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *epilogue)
+    out: Tensor = _finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *epilogue)
     return out.view(*x.shape[:-1], values.shape[0])
 
 
@@ -97,7 +115,7 @@ def _linear_float32(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
         sums = _exact_sums(rows, values, x_zero_point)
     else:
         sums = linear(_decode_float32(rows, value), _decode_float32(values, value))
-    out = _finish_linear(sums, x_scale, scale, None, None, *epilogue)
+    out: Tensor = _finish_linear(sums, x_scale, scale, None, None, *epilogue)
     return out.view(*x.shape[:-1], values.shape[0])
 
 
@@ -156,14 +174,16 @@ def _conv_from_sums(sums_of: Callable[..., Tensor], x: Tensor, values: Tensor, *
     x_scale, scale, x_zero_point, bias, activation, stride, padding, dilation, groups, *requantize = rest
     sizes = [expand_sizes(size, values.dim() - 2) for size in (stride, padding, dilation)]
     sums = sums_of(x, values, x_zero_point, sizes, groups)
-    return _finish_conv(sums, x_scale, scale, bias, activation, *requantize)
+    out: Tensor = _finish_conv(sums, x_scale, scale, bias, activation, *requantize)
+    return out
 
 
 def _conv_float32_sums(
     x: Tensor, values: Tensor, x_zero_point: Tensor | None, sizes: Sequence[list[int]], groups: int
 ) -> Tensor:
     numbers = x.float() if x_zero_point is None else x.float() - x_zero_point.float()
-    return conv(numbers, values.float(), None, None, None, None, *sizes, groups)
+    stride, padding, dilation = sizes
+    return conv(numbers, values.float(), None, None, None, None, stride, padding, dilation, groups)
 
 
 @fuse
@@ -190,5 +210,4 @@ def _conv_onednn_sums(
         ),
     )
     sizes_and_groups = (stride, padding, dilation, groups)
-    sums = _torch.onednn_int8_conv(_unsigned(x), packed, values.shape[0], zero, *sizes_and_groups)
-    return sums.contiguous(memory_format=_torch.suggest_memory_format(x))
+    return _torch.onednn_int8_conv(_unsigned(x), packed, values.shape[0], zero, *sizes_and_groups)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt import _torch
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
@@ -166,10 +165,12 @@ def _c_unsupported_reason(
 def _is_c_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
     """Whether the weight's bytes take longer than the arithmetic: for a few rows.
 
-    4096 x 4096 on one thread of a Zen 4, times of float32's `F.linear`: int8 0.25 and int4 in blocks of 32 0.17
-    for one row, 0.5 for four, 0.8 for 16; for 64 rows 1.1, where dequantizing first takes 0.9.
+    4096 x 4096 on one thread of a Zen 4, times of float32's `F.linear`: for one row int8 0.25 and int4 in
+    blocks of 32 0.17, 0.5 for four, 0.8 for 16; for 64 rows 1.1, where an int8 weight dequantized first takes 0.9.
+    Dequantizing int4 takes six times as long as int8.
     """
-    return x.numel() <= _FEW_ROWS * x.shape[-1]
+    is_packed = values.shape[1] < x.shape[-1]
+    return x.numel() <= (weight_only_c.MAX_ROWS if is_packed else _FEW_ROWS) * x.shape[-1]
 
 
 _FEW_ROWS = 32
@@ -217,46 +218,6 @@ def _linear_dequantized(
 ) -> Tensor:
     weight = dequantize(values, scale, zero_point, value, block, x.shape[-1], x.dtype)
     return linear(x, weight, None if bias is None else bias.to(x.dtype), None, activation)
-
-
-def _int8pack_unsupported_reason(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> str | None:
-    if value != "int8" or block or zero_point is not None or values.shape[0] != scale.shape[0]:
-        return "it is for int8 weights with a scale for each row"
-    if x.dtype != torch.bfloat16:
-        return "only in bfloat16 it is faster than the C kernel"
-    if scale.dtype != x.dtype:
-        return "scales have another dtype than x"
-    if wants_gradient(x, scale, bias):
-        return "a gradient is required"
-    is_dense = x.is_contiguous() and values.is_contiguous() and scale.is_contiguous()
-    return None if is_dense and x.numel() and values.shape[0] else "an empty or a strided tensor"
-
-
-@quantized_linear.candidate(
-    "torch int8pack", devices=["cpu"], when=_int8pack_unsupported_reason, best=lambda *_: False
-)
-def _linear_int8pack(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> Tensor:
-    out = _torch.int8pack_mm(x.reshape(-1, x.shape[-1]), values, scale.view(-1))
-    out = out if bias is None else out + bias.to(x.dtype)
-    return apply_activation(out, activation).view(*x.shape[:-1], values.shape[0])
 
 
 def _check_embedding(

@@ -31,8 +31,8 @@ _MIN_STEP, _MAX_STEP = 4, 4096  # bytes of a block
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)  # the C code knows them by their index
 
 # Legend: m rows of inputs, n of the weight, k columns, streams of `width` bytes. SPLIT, BITS, IS_FLOAT, STEP
-# (bytes of a block, or at once without blocks), HAS_BLOCKS and HAS_ZERO are constants of the compiled variant, and for float8
-# MANTISSA (bits), BIAS (of the exponent) and SMALLEST (number above 0).
+# (bytes of a block, or at once without blocks), HAS_BLOCKS and HAS_ZERO are constants of the compiled variant,
+# and for float8 MANTISSA (bits), BIAS (of the exponent) and SMALLEST (number above 0).
 _SOURCE = r"""
 #include <string.h>
 
@@ -63,7 +63,8 @@ static inline __attribute__((always_inline)) vec decode(ints w, const int s)
 #if IS_FLOAT && BITS == 8
     const ints magnitude = w & 0x7f, sign = w & (int32_t)0x80000000;
     const ints tiny = (ints)(__builtin_convertvector(magnitude, vec) * SMALLEST);
-    ints out = choose(magnitude < (1 << MANTISSA), tiny, (magnitude << (23 - MANTISSA)) + ((127 - BIAS) << 23));
+    const ints normal = (magnitude << (23 - MANTISSA)) + ((127 - BIAS) << 23);
+    ints out = choose(magnitude < (1 << MANTISSA), tiny, normal);
 #if BIAS == 7
     out = choose(magnitude == 0x7f, (ints){0} + 0x7fc00000, out); /* without infinities */
 #else
@@ -208,13 +209,16 @@ void multiply(const burnt_arg *a)
             float *scales = work + part * 2 * TALL * scales_row, *zeros = scales + TALL * scales_row;
             const int64_t first = t * TALL, rows = n - first < TALL ? n - first : TALL;
             for (int64_t r = 0; r < rows; r++) {
-                floats_of(scales + r * scales_row, scale + (first + r) * scale_row * scale_size, blocks, scale_kind);
+                const char *row_scale = scale + (first + r) * scale_row * scale_size;
+                const int8_t *row_zero = zero_point ? zero_point + (first + r) * zero_row : 0;
+                floats_of(scales + r * scales_row, row_scale, blocks, scale_kind);
                 for (int64_t b = 0; b < blocks; b++)
-                    zeros[r * scales_row + b] = zero_point ? (float)zero_point[(first + r) * zero_row + b] : 0.0f;
+                    zeros[r * scales_row + b] = row_zero ? (float)row_zero[b] : 0.0f;
             }
             const int8_t *w = values + first * w_row;
             int8_t last[TALL][STEP] = {{0}}; /* the bytes after the last whole step */
-            for (int64_t r = 0; r < rows; r++) memcpy(last[r], w + r * w_row + whole, (size_t)(width - whole));
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(last[r], w + r * w_row + whole, (size_t)(width - whole));
             vec sums[MAX_ROWS * TALL];
             for (int64_t i = 0; i < m * TALL; i++) sums[i] = (vec){0};
             if (m == 1) {
@@ -238,17 +242,20 @@ void multiply(const burnt_arg *a)
                         for (int64_t j = 0; j < length; j += LANES) {
                             const int64_t at = from + j, b = row * scales_row + (HAS_BLOCKS ? at / STEP : 0);
                             const ints v = load(at < whole ? w + row * w_row + at : last[row] + (at - whole));
-                            _Pragma("GCC unroll 4") for (int s = 0; s < SPLIT; s++)
+                            _Pragma("GCC unroll 4") for (int s = 0; s < SPLIT; s++) {
+                                const vec number = unscaled(v, s, zeros[b]);
                                 *(vec *)(decoded + (r * SPLIT + s) * CHUNK + j) =
-                                    HAS_BLOCKS ? unscaled(v, s, zeros[b]) * scales[b] : unscaled(v, s, zeros[b]);
+                                    HAS_BLOCKS ? number * scales[b] : number;
+                            }
                         }
                     }
                     for (int64_t r = 0; r < m;) {
-                        const float *rows_of_x = streams + r * SPLIT * x_stream + from;
+                        const int64_t left_row = SPLIT * x_stream;
+                        const float *left = streams + r * left_row + from;
                         vec *to = sums + r * TALL;
-                        if (m - r >= 4) tile_4(length, x_stream, rows_of_x, SPLIT * x_stream, decoded, to), r += 4;
-                        else if (m - r >= 2) tile_2(length, x_stream, rows_of_x, SPLIT * x_stream, decoded, to), r += 2;
-                        else tile_1(length, x_stream, rows_of_x, SPLIT * x_stream, decoded, to), r++;
+                        if (m - r >= 4) tile_4(length, x_stream, left, left_row, decoded, to), r += 4;
+                        else if (m - r >= 2) tile_2(length, x_stream, left, left_row, decoded, to), r += 2;
+                        else tile_1(length, x_stream, left, left_row, decoded, to), r++;
                     }
                 }
             for (int64_t r = 0; r < m; r++)
