@@ -9,7 +9,7 @@ scale per row).
 Rivals: eager float32, torchao, torch.ao.quantization.quantize_dynamic, and ONNX Runtime with its own
 quantize_dynamic. In a round everybody takes a sample, in turns; a ratio is the median of the rounds' ratios,
 with its quartiles: how many times as long a rival takes. The error is that of burnt's output relative to
-float32's. Below the table: the bandwidth of a copy in the same rounds, and at what share of it decoding reads.
+float32's. Below the table: the bandwidth of a copy in the same rounds, and decoding's share of it.
 
 ``--save`` writes results/cpu-quantization.json and .md. Needs torchao, onnx, onnxruntime and transformers;
 what is missing or fails leaves a gap with its reason.
