@@ -265,13 +265,14 @@ def _load_file(args: QuantizeArguments) -> _Loaded:
             found=f"a model that the Config {config} built" if config else "no Config",
         )
     value = named_model(args.model)
+    is_class = isinstance(value, type)
     try:
-        model = value.load(args.source) if isinstance(value, type) else value
+        model = value.load(args.source) if is_class else value
     except RecordError as error:
         if error.hint is not None and "load_record(" in error.hint:  # what to do in Python
             error.hint = "--model MODULE:NAME of a function that builds the model"
         raise
-    if not isinstance(value, type):
+    if not is_class:
         burnt.load_weights(model, args.source)
     return _Loaded(model.eval(), args.source)
 

@@ -145,6 +145,33 @@ def test_a_file_is_quantized_with_a_class_or_a_function(
     assert 0 < error < 0.05
 
 
+def test_calibration_takes_the_models_inputs_of_batches(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    # The batches' column is no argument of the model: the training step's use of it is known.
+    words = ["net", "--scheme", "int8-static", "--data", "nets.py:splits", "--activations", "percentile"]
+    assert main(["quantize", *words, "--batches", "3", "--device", "cpu", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "calibrating on train, not on test" in printed.err
+    found = json.loads(printed.out)
+    assert found["batches"] == 3
+    errors = [layer["output_error"] for layer in found["layers"] if layer["scheme"]]
+    assert len(errors) == 2
+    assert all(0 < error < 0.05 for error in errors)
+    nets = import_file(here / "nets.py")
+    loaded, original = nets.Net.load(found["file"]).eval(), burnt.load("runs/net", import_code=True)
+    x = nets.data().columns["picture"]
+    assert 0 < (loaded(x) - original(x)).norm() / original(x).norm() < 0.05
+
+
+def test_auto_is_bounded_and_a_page_says_what_was_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plain.safetensors", "--model", "nets.py:plain", "--data", "nets.py:plain_inputs"]
+    assert main(["quantize", *words, "--scheme", "auto", "--bound", "1e-9", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "calibrated on 2 batches" in shown
+    assert "0 layers quantized" in shown
+
+
 def test_the_report_is_a_page_with_a_line_for_each_layer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "runs/net", "--skip", "head", "--device", "cpu"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
