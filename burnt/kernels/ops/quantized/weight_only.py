@@ -165,9 +165,9 @@ def _c_unsupported_reason(
 def _is_c_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
     """Whether the weight's bytes take longer than the arithmetic: for a few rows.
 
-    4096 x 4096 on one thread of a Zen 4, times of float32's `F.linear`: for one row int8 0.25 and int4 in
-    blocks of 32 0.17, 0.5 for four, 0.8 for 16; for 64 rows 1.1, where an int8 weight dequantized first takes 0.9.
-    Dequantizing int4 takes six times as long as int8.
+    4096 x 4096 on one thread of a Zen 4, times of float32's `F.linear`: for one row int8 0.25 to 0.35 and
+    int4 in blocks of 32 0.17 to 0.27; for four rows 0.5, for 16 0.8, for 64 1.1. There an int8 weight takes
+    0.9 if it is dequantized first; dequantizing int4 takes six times as long.
     """
     is_packed = values.shape[1] < x.shape[-1]
     return x.numel() <= (weight_only_c.MAX_ROWS if is_packed else _FEW_ROWS) * x.shape[-1]

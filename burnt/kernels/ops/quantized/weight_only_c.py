@@ -31,8 +31,8 @@ _MIN_STEP, _MAX_STEP = 4, 4096  # bytes of a block
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)  # the C code knows them by their index
 
 # Legend: m rows of inputs, n of the weight, k columns, streams of `width` bytes. SPLIT, BITS, IS_FLOAT, STEP
-# (bytes of a block, or at once without blocks), HAS_BLOCKS and HAS_ZERO are constants of the compiled variant,
-# and for float8 MANTISSA (bits), BIAS (of the exponent) and SMALLEST (number above 0).
+# (bytes of a block, or at once without blocks), HAS_BLOCKS and HAS_ZERO are constants of the compiled
+# variant, and for float8 MANTISSA (bits), BIAS (of the exponent) and SMALLEST (number above 0).
 _SOURCE = r"""
 #include <string.h>
 
