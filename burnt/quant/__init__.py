@@ -4,6 +4,8 @@
 - `ranges`: scales of weights.
 - `compressed_tensors`: folders for vLLM and transformers.
 - `torchao`: layers from models that torchao has quantized.
+- `calibration`: runs a model over some batches; `observers` and `flow` watch its layers meanwhile.
+- `fold`, `smooth`: what changes before quantization and leaves the float outputs: batch norms, outliers.
 - `report`: what was quantized, and what was not.
 
 The layers are in `burnt.nn.quantized`, the kernels in `burnt.kernels.ops.quantized`, schemes in
