@@ -117,7 +117,8 @@ class QuantScheme:
             ``"float4_e2m1"``.
         level: what has a scale of its own: the whole ``"tensor"``, a ``"channel"`` (row), or a ``"block"`` of
             adjacent columns in a row.
-        block: columns per block; only with the level ``"block"``.
+        block: columns per block, an even number and for int2 a multiple of 4; only with the level
+            ``"block"``.
         symmetric: without zero points. Floats always are.
         narrow: integers leave out the most negative code, so that the range is symmetric (Burn's ``S``).
         scale: dtype of the scales: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
@@ -163,8 +164,11 @@ class QuantScheme:
                 raise _error(name, expected, getattr(self, name), [a for a in allowed if isinstance(a, str)])
         if (self.block is None) == (self.level == "block"):
             raise _error("block", "a size with the level 'block', None with others", self.block)
-        if self.block is not None and (type(self.block) is not int or self.block < 2 or self.block % 2):
-            raise _error("block", "an even number of columns", self.block)
+        multiple = max(2, self.type.per_byte)
+        if self.block is not None and (
+            type(self.block) is not int or self.block < multiple or self.block % multiple
+        ):
+            raise _error("block", f"a multiple of {multiple} columns for {self.value}", self.block)
         if self.type.is_float and not self.symmetric:
             raise _error("symmetric", f"True, since {self.value} has a sign and no zero point", False)
         if self.type.is_float and self.narrow:
@@ -292,8 +296,8 @@ class QuantScheme:
         return 1 if self.block is None else math.ceil(columns / self.block)
 
     def padded_columns(self, columns: int) -> int:
-        """Return the columns that are stored: a multiple of the block, and of the values in a byte."""
-        multiple = self.type.per_byte if self.block is None else math.lcm(self.block, self.type.per_byte)
+        """Return the columns that are stored: a multiple of the block, or of the values in a byte."""
+        multiple = self.type.per_byte if self.block is None else self.block
         return math.ceil(columns / multiple) * multiple
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, int]:

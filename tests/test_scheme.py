@@ -17,7 +17,7 @@ from burnt.scheme import NAMES, VALUES, QuantScheme
 
 
 def all_schemes() -> Iterator[QuantScheme]:
-    levels = [("tensor", None), ("channel", None), ("block", 2), ("block", 32), ("block", 128)]
+    levels = [("tensor", None), ("channel", None), ("block", 4), ("block", 32), ("block", 128)]
     for value, (level, block), symmetric, narrow, scale, activations, uneven in itertools.product(
         VALUES,
         levels,
@@ -93,6 +93,7 @@ def test_common_names_are_their_own() -> None:
         ("int8-static-dynamic", "'static' and 'dynamic'", None),
         ("int4-block3", "3", None),
         ("int4-block0", "0", None),
+        ("int2-block6", "6", None),  # a byte has 4 values
         ("fp8-asymmetric", "False", None),
         ("fp8-narrow", "True", None),
     ],
@@ -144,7 +145,8 @@ def test_sizes(scheme: QuantScheme, rows: int, columns: int) -> None:
     multiple = scheme.block or 1
     assert padded * scheme.type.bits % 8 == 0
     assert padded % multiple == 0
-    assert columns <= padded < columns + max(multiple, scheme.type.per_byte) * 2
+    assert columns <= padded < columns + max(multiple, scheme.type.per_byte)
+    assert scheme.blocks(columns) * multiple in (padded, 1)
     blocks = scheme.blocks(columns)
     assert scheme.block is None or (blocks - 1) * scheme.block < columns or columns == blocks == 0
     assert scheme.smallest == (
