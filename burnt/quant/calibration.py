@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnt._torch import is_compiled
+from burnt._torch import is_compiled, version_of
 from burnt.errors import QuantError
 from burnt.inspect.specs import map_tensors
 from burnt.nn.quantized import Quantized, QuantizedConv, QuantizedEmbedding, quantized_class
@@ -188,9 +188,11 @@ def output_error(
     """
     error = power = 0.0
     is_conv = isinstance(new, QuantizedConv)
+    dtype = layer.get_parameter("weight").dtype  # under autocast, inputs may have had another one
     with torch.no_grad():
         for group in observer.sample.groups():
-            items = group if divisor is None else group / divisor.to(group.dtype)
+            items = group.to(dtype) if group.is_floating_point() else group
+            items = items if divisor is None else items / divisor.to(dtype)
             for part in torch.split(items, _CHUNK_SAMPLES if is_conv else _CHUNK_ROWS):
                 expected = layer(part).double()
                 error += float((new(part).double() - expected).square().sum())
@@ -216,7 +218,11 @@ def _evaluation(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which a model evaluates; flags and buffers get their values back after it."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [
-        (module, dict(module._buffers), [(v, v.clone()) for v in module._buffers.values() if v is not None])
+        (
+            module,
+            dict(module._buffers),
+            [(v, version_of(v), v.clone()) for v in module._buffers.values() if v is not None],
+        )
         for module in model.modules()
         if module._buffers and not isinstance(module, Quantized)
     ]
@@ -234,8 +240,11 @@ def _evaluation(model: torch.nn.Module) -> Iterator[None]:
             for module, tensors, values in buffers:
                 module._buffers.clear()
                 module._buffers.update(tensors)
-                for tensor, value in values:
-                    tensor.copy_(value)
+                for tensor, version, value in values:
+                    # Unchanged ones may not be writable: expanded tensors, those of inference mode.
+                    is_same = tensor.is_meta or torch.equal(tensor, value)  # `.data` has no versions
+                    if version_of(tensor) != version or not is_same:
+                        tensor.copy_(value)
 
 
 def _single_device(model: torch.nn.Module) -> torch.device | None:

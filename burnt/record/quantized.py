@@ -216,9 +216,6 @@ def _build(
         raise
 
 
-"""The buffers that layers of tied weights share."""
-
-
 def _weight(layer: torch.nn.Module) -> torch.nn.Parameter | None:
     return layer._parameters.get("weight")
 

@@ -126,6 +126,43 @@ def test_the_model_is_afterwards_as_before(net: Net):
     assert model[1].head.training
 
 
+def test_buffers_that_cannot_be_written():
+    class Shifted(nn.Module):
+        rows: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            self.register_buffer("rows", torch.randn(1, 4).expand(3, 4))
+            with torch.inference_mode():
+                self.register_buffer("shift", torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.head(x + self.rows + self.shift)
+            return output
+
+    model = Shifted()
+    rows = model.rows
+    burnt.quantize(model, "int8-static", calibrate=[torch.randn(3, 4)])
+    assert model.rows is rows
+
+
+@pytest.mark.parametrize("scheme", ["int8-static", "int4-block32"])
+def test_calibration_under_autocast(scheme: str):
+    """Layers see inputs of another dtype than that of their weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 4))
+    images = torch.randn(16, 32)
+
+    def forward(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output: Tensor = model(batch)
+            return output
+
+    report = burnt.quantize(model, scheme, calibrate=[images], forward=forward)
+    assert 0 < error_of(report, "2") < 0.2
+
+
 def failing(error: bool = True) -> Callable[[nn.Module, Tensor], Tensor]:
     def forward(model: nn.Module, batch: Tensor) -> Tensor:
         output: Tensor = model(batch)
