@@ -1,7 +1,10 @@
 """Quantization: `burnt.quantize` and `burnt.dequantize`, on any torch module.
 
 - `api`: the two functions.
-- `ranges`: scales of weights.
+- `sites`: which layers may be quantized, and by what.
+- `calibration`: runs a model over batches; `observers` look at inputs, `flow` at who reads what.
+- `fold`, `smooth`: what changes in the model first; `copies` of layers.
+- `conversion`: quantized layers in the place of others; `ranges`: scales of weights.
 - `compressed_tensors`: folders for vLLM and transformers.
 - `torchao`: layers from models that torchao has quantized.
 - `calibration`: runs a model over some batches; `observers` and `flow` watch its layers meanwhile.

@@ -66,7 +66,7 @@ def calibrate_layers(
     check_batches(batches)
     observers: dict[str, InputObserver] = {}
     flow = None if followed is None else Flow(followed)
-    total = len(batches) if isinstance(batches, Sized) else 0
+    total = _count_batches(batches)
     count = 0
     device = _single_device(model)
     with _evaluation(model), contextlib.ExitStack() as stack:
@@ -110,6 +110,14 @@ def calibrate_layers(
             hint="forward=lambda model, batch: model(...) says how to call the model",
         )
     return Calibration(observers, flow, count)
+
+
+def _count_batches(batches: Iterable[Any]) -> int:
+    """Return the number of batches, 0 if it is unknown."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else 0
+    except TypeError:  # a DataLoader of a stream has a length in its class alone
+        return 0
 
 
 def check_batches(batches: object) -> None:

@@ -20,13 +20,26 @@ from burnt.record import record_of
 VALUES = ("int8", "int4", "int2", "fp8", "e5m2", "float4")
 INTEGERS = VALUES[:3]
 SCHEMES = [
-    f"{value}-{level}{zero}{dynamic}"
-    for value, level, zero, dynamic in itertools.product(
-        VALUES, ("tensor", "channel", "block4", "block32"), ("", "-asymmetric"), ("", "-dynamic")
+    f"{value}-{level}{zero}{activations}"
+    for value, level, zero, activations in itertools.product(
+        VALUES,
+        ("tensor", "channel", "block4", "block32"),
+        ("", "-asymmetric"),
+        ("", "-dynamic", "-static"),
     )
     if not zero or value in INTEGERS
 ]
-SOME = ("int8", "int4-block32-asymmetric", "fp8", "int8-dynamic", "fp8-dynamic", "int4-block32-dynamic")
+SOME = (
+    "int8",
+    "int4-block32-asymmetric",
+    "fp8",
+    "int8-dynamic",
+    "fp8-dynamic",
+    "int4-block32-dynamic",
+    "int8-static",
+    "fp8-static",
+    "int4-block32-static",
+)
 
 
 def hf_conv1d() -> nn.Module:
@@ -59,9 +72,10 @@ def inputs(shape: tuple[int, ...] | None, dtype: torch.dtype = torch.float32) ->
     return torch.randint(11, (3, 4)) if shape is None else torch.randn(shape).to(dtype)
 
 
-def quantized(build: Callable[[], nn.Module], scheme: str, dtype: torch.dtype = torch.float32) -> Any:
+def quantized(build: Callable[[], nn.Module], scheme: str, x: Tensor, dtype: Any = torch.float32) -> Any:
+    """The layer, calibrated with `x` if the scheme is static."""
     model = nn.Sequential(build().to(dtype))
-    report = burnt.quantize(model, scheme)
+    report = burnt.quantize(model, scheme, calibrate=[x] if "static" in scheme else None)
     assert len(report.quantized) == 1, report
     return model
 
@@ -74,19 +88,20 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.full) for i in range(1, 16))])
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_scheme_computes_with_its_weight(name: str, part: int) -> None:
-    """Equal to the original layer with the dequantized weight; dynamic inputs are rounded besides."""
+    """Equal to the original layer with the dequantized weight; quantized inputs are rounded besides."""
     build, shape = LAYERS[name]
     dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float16))
     schemes = SCHEMES[(part + list(LAYERS).index(name)) % 16 :: 16]
     for scheme, dtype in zip(schemes, dtypes, strict=False):
         torch.manual_seed(1)
-        model, x = quantized(build, scheme, dtype), inputs(shape, dtype)
+        x = inputs(shape, dtype)
+        model = quantized(build, scheme, x, dtype)
         layer: Quantized = model[0]
         plain = burnt.dequantize(copy.deepcopy(model))
         found, expected = model(x), plain(x)
         assert (found.dtype, found.shape) == (dtype, expected.shape), scheme
         rounded = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
-        if scheme.endswith("dynamic") and shape is not None:
+        if scheme.endswith(("dynamic", "static")) and shape is not None:
             rounded = 0.2 if "e5m2" in scheme else 0.05 if "f" in scheme else 0.03
         assert error(found, expected) <= rounded, scheme
         stored = sum(b.nbytes for b in (layer.values, layer.scale, layer.zero_point) if b is not None)
@@ -97,8 +112,9 @@ def test_every_scheme_computes_with_its_weight(name: str, part: int) -> None:
 def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
     """To the bit or nearly, in transforms and twice too: rounding the input has the gradient one."""
     for build, shape in [*FAST[:3], LAYERS["causal"], LAYERS["reflect"], LAYERS["HF Conv1D"]]:
-        model = quantized(build, scheme)
-        plain, x = burnt.dequantize(copy.deepcopy(model)), inputs(shape).requires_grad_()
+        x = inputs(shape).requires_grad_()
+        model = quantized(build, scheme, x)
+        plain = burnt.dequantize(copy.deepcopy(model))
         weight = torch.randn_like(plain(x))
         ours, theirs = (torch.autograd.grad((m(x) * weight).sum(), [x, m[0].bias]) for m in (model, plain))
         for a, b in zip(ours, theirs, strict=True):
@@ -122,7 +138,8 @@ def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_the_dtype_of_a_plain_layer(scheme: str, dtype: torch.dtype) -> None:
     for build, shape in FAST:
-        model, x = quantized(build, scheme), inputs(shape)
+        x = inputs(shape)
+        model = quantized(build, scheme, x)
         plain = burnt.dequantize(copy.deepcopy(model))
         for grad in (True, False):
             leaf = x.clone().requires_grad_(grad and shape is not None)
@@ -136,7 +153,8 @@ def test_autocast_gives_the_dtype_of_a_plain_layer(scheme: str, dtype: torch.dty
 
 
 def test_integers_are_summed_exactly_under_autocast() -> None:
-    model, x = quantized(lambda: nn.Linear(2000, 8), "int8-dynamic"), torch.randn(5, 2000)
+    x = torch.randn(5, 2000)
+    model = quantized(lambda: nn.Linear(2000, 8), "int8-dynamic", x)
     with torch.no_grad():
         expected = model(x)
         with torch.autocast("cpu", torch.bfloat16):
@@ -147,7 +165,8 @@ def test_integers_are_summed_exactly_under_autocast() -> None:
 @pytest.mark.parametrize("scheme", SOME)
 def test_whatever_torch_does_to_a_module(scheme: str) -> None:
     for build, shape in FAST:
-        model, x = quantized(build, scheme), inputs(shape)
+        x = inputs(shape)
+        model = quantized(build, scheme, x)
         layer = model[0]
         file = io.BytesIO()
         torch.save(model, file)
@@ -159,7 +178,7 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
         meta = copy.deepcopy(model).to("meta")
         empty = copy.deepcopy(meta).to_empty(device="cpu")
         for other in (meta, empty, *(copy.deepcopy(model).type(t) for t in (torch.float16, torch.float64))):
-            for name in ("values", "scale", "zero_point"):
+            for name in ("values", "scale", "zero_point", "input_scale", "input_zero_point"):
                 mine, its = getattr(layer, name), getattr(other[0], name)
                 assert getattr(mine, "dtype", None) == getattr(its, "dtype", None), name
         empty.load_state_dict(model.state_dict())
@@ -176,7 +195,8 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
 )
 def test_vmap_and_compile(scheme: str) -> None:
     for build, shape in FAST[:2]:
-        model, x = quantized(build, scheme), torch.stack([inputs(shape) for _ in range(3)])
+        x = torch.stack([inputs(shape) for _ in range(3)])
+        model = quantized(build, scheme, x[0])
         with torch.no_grad():
             each = torch.stack([model(t) for t in x])
             assert error(torch.func.vmap(model)(x), each) < 1e-5
@@ -192,7 +212,8 @@ def test_vmap_and_compile(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SOME)
 def test_layouts_and_empty_batches(scheme: str) -> None:
-    linear, conv = quantized(lambda: nn.Linear(64, 8), scheme), quantized(lambda: nn.Conv2d(3, 4, 3), scheme)
+    linear = quantized(lambda: nn.Linear(64, 8), scheme, torch.randn(5, 64))
+    conv = quantized(lambda: nn.Conv2d(3, 4, 3), scheme, torch.randn(2, 3, 6, 6))
     assert linear(torch.zeros(0, 64)).shape == (0, 8)
     assert linear(torch.zeros(2, 0, 64)).shape == (2, 0, 8)
     assert conv(torch.zeros(0, 3, 6, 6)).shape == (0, 4, 4, 4)
@@ -204,17 +225,17 @@ def test_layouts_and_empty_batches(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SOME)
 def test_inputs_that_do_not_fit(scheme: str) -> None:
-    linear = quantized(lambda: nn.Linear(40, 8), scheme)
+    linear = quantized(lambda: nn.Linear(40, 8), scheme, torch.randn(5, 40))
     for columns in (20, 50, 64):  # blocks of 32 are padded to 64
         with pytest.raises(ShapeError, match=r"expected  \(\.\.\., 40\)"):
             linear(torch.randn(2, columns))
         with pytest.raises(ShapeError, match="QuantizedLinear"):
             burnt.check(linear, torch.randn(2, columns))
-    conv = quantized(lambda: nn.Conv2d(3, 4, 3), scheme)
+    conv = quantized(lambda: nn.Conv2d(3, 4, 3), scheme, torch.randn(2, 3, 6, 6))
     with torch.no_grad(), pytest.raises(ShapeError, match=r"\(N, 3, H, W\)"):
         conv(torch.randn(2, 5, 6, 6))
     with pytest.raises(IndexError):
-        quantized(lambda: nn.Embedding(10, 32), scheme)(torch.tensor([10]))
+        quantized(lambda: nn.Embedding(10, 32), scheme, torch.arange(10))(torch.tensor([10]))
 
 
 class Tied(nn.Module):

@@ -1,13 +1,14 @@
 """Calibration: a model is observed and is afterwards as before; what cannot be calibrated is said."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import burnt
 from burnt.data import Batch
@@ -246,6 +247,17 @@ def test_arguments_are_checked(arguments: dict[str, Any], net: Net):
 )
 def test_batches_of_every_kind(batch: Any, net: Net):
     assert len(burnt.quantize(net, "int8-static", calibrate=[batch]).quantized) == 2
+
+
+def test_a_loader_of_unknown_length(net: Net):
+    class Stream(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(torch.randn(6, 1, 4, 4))
+
+    seen: list[tuple[str, int, int]] = []
+    loader = DataLoader(Stream(), 4)
+    burnt.quantize(net, "int8-static", calibrate=loader, progress=lambda *what: seen.append(what))
+    assert seen[:2] == [("calibrating", 0, 0), ("calibrating", 1, 0)]
 
 
 def test_progress_counts_batches_and_layers(net: Net):

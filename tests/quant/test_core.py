@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import burnt
+from burnt.errors import QuantError
 from burnt.record import record_of
 
 
@@ -41,6 +43,31 @@ def test_layers_that_are_skipped_say_why() -> None:
     model = nn.ModuleDict({name: layer for name, (layer, _) in layers.items()})
     found = reasons(model)
     assert {name: found[name] for name in layers} == {name: why for name, (_, why) in layers.items()}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weights_that_hooks_compute() -> None:
+    """As torch's older normalizations and pruning do: `weight` is then no parameter."""
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4), nn.Linear(4, 4))
+    prune.l1_unstructured(model[1], "weight", 0.5)  # type: ignore[no-untyped-call]
+    found = reasons(model, "int8-static", calibrate=[torch.randn(2, 4)], smooth=0.5, fold_batch_norm=True)
+    assert found == dict.fromkeys("01", "it has hooks, which a new layer would lose")
+
+
+def test_weights_beyond_float32() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).double())
+    nn.init.constant_(model[0].weight, 1e60)
+    assert reasons(model) == {"0": "its weight has values that float32 does not hold"}
+
+
+def test_a_single_layer_is_not_replaced() -> None:
+    layer = nn.Linear(4, 4)
+    with pytest.raises(QuantError, match=r"burnt\.quantize\(torch\.nn\.Sequential\(layer\)\)"):
+        burnt.quantize(layer)
+    model = nn.Sequential(layer)
+    burnt.quantize(model)
+    with pytest.raises(QuantError, match=r"burnt\.dequantize\(torch\.nn\.Sequential\(layer\)\)"):
+        burnt.dequantize(model[0])
 
 
 def test_attention_reads_the_weight_of_its_output_layer_itself() -> None:
