@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import qualified_name
-from burnt.errors import ConfigError, QuantError, quantity
+from burnt.errors import ArgumentError, ConfigError, QuantError, quantity
 from burnt.nn.quantized import (
     LAYERS,
     Folded,
@@ -149,6 +150,7 @@ def quantize(
         a report of every layer with parameters: what it became, bytes and errors, or why it was skipped.
 
     Raises:
+        ArgumentError: `model` is no module, or a pattern is no string.
         ConfigError: there is no such scheme or method, or a number is out of range.
         QuantError: a pattern matches nothing, a calibration set is missing, empty or does not fit the model,
             or the model is a single layer. The model is unchanged.
@@ -162,6 +164,7 @@ def quantize(
     1 layer skipped
       Linear: skip='2'  (2)
     """
+    check_model(model, "burnt.quantize")
     chosen = scheme if scheme == "auto" else QuantScheme.parse(scheme)
     if weights is not None:
         check_method(weights)
@@ -214,6 +217,9 @@ def dequantize(model: torch.nn.Module) -> torch.nn.Module:
 
     Weights keep the values that quantization has rounded. Batch norms that were folded stay folded.
 
+    Raises:
+        ArgumentError: `model` is no module.
+
     >>> import torch, burnt
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2))
     >>> report = burnt.quantize(model, "int8")
@@ -222,6 +228,7 @@ def dequantize(model: torch.nn.Module) -> torch.nn.Module:
       (0): Linear(in_features=4, out_features=2, bias=True)
     )
     """
+    check_model(model, "burnt.dequantize")
     restored: dict[int, torch.nn.Module] = {}
     weights: dict[int, torch.nn.Parameter] = {}
     for parent, name, child in _children(model):
@@ -273,16 +280,24 @@ def choose_schemes(
     """Set the schemes of each site, or why it is skipped.
 
     Raises:
+        ArgumentError: `only` or `skip` are no strings, or `overrides` is no mapping from strings.
         ConfigError: a scheme of `overrides` does not exist.
         QuantError: a pattern matches no layer.
     """
     paths = [site.path for site in sites]
-    selected = None if only is None else [only] if isinstance(only, str) else list(only)
-    skipped = [] if skip is None else [skip] if isinstance(skip, str) else list(skip)
-    special = {
-        pattern: name if name == "auto" else QuantScheme.parse(name)
-        for pattern, name in (overrides or {}).items()
-    }
+    selected = None if only is None else _as_patterns("only", only)
+    skipped = [] if skip is None else _as_patterns("skip", skip)
+    special: dict[str, str | QuantScheme] = {}
+    if overrides is not None:
+        if not isinstance(overrides, Mapping):
+            raise ArgumentError(
+                "overrides= of burnt.quantize is no mapping",
+                expected="patterns and their schemes, such as {'head': 'int8'}",
+                found=repr(overrides),
+            )
+        patterns = _as_patterns("overrides", list(overrides))
+        schemes = [s if s == "auto" else QuantScheme.parse(s) for s in overrides.values()]
+        special = dict(zip(patterns, schemes, strict=True))
     for argument, patterns in (("only", selected or []), ("skip", skipped), ("overrides", list(special))):
         for pattern in patterns:
             if not any(matches(pattern, path) for path in paths):
@@ -444,6 +459,51 @@ def tensor_bytes(tensors: Iterable[Tensor | None]) -> int:
 def _size_on(layer: torch.nn.Module) -> Callable[[QuantScheme], int]:
     rows, columns = weight_matrix(layer).shape
     return lambda scheme: scheme.num_bytes(rows, columns)
+
+
+def check_model(model: object, function: str) -> None:
+    """Check that an argument is a module.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if isinstance(model, torch.nn.Module):
+        return
+    hint = None
+    if isinstance(model, str | Path):
+        hint = "build the model, call burnt.load_weights(model, path), and pass it; or run `burnt quantize`"
+    elif isinstance(model, Mapping):
+        hint = "build the model, call burnt.load_weights(model, state_dict), and pass it"
+    elif isinstance(model, type) and issubclass(model, torch.nn.Module):
+        hint = f"an instance: {model.__name__}(...)"
+    raise ArgumentError(
+        f"{function} takes a model", expected="a torch.nn.Module", found=_described(model), hint=hint
+    )
+
+
+def _described(value: object) -> str:
+    return (
+        f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"
+    )
+
+
+def _as_patterns(argument: str, patterns: str | Sequence[str]) -> list[str]:
+    """Return one pattern or several as a list.
+
+    Raises:
+        ArgumentError: one is no string.
+    """
+    found = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
+    if wrong := [pattern for pattern in found if not isinstance(pattern, str)]:
+        raise ArgumentError(
+            f"{argument}= of burnt.quantize takes patterns on paths of modules",
+            expected="strings such as 'head' or 'encoder.*.ff'",
+            found=", ".join(map(repr, wrong)),
+            hint=f"{argument}='{wrong[0]}'"
+            if isinstance(wrong[0], int) and argument != "overrides"
+            else None,
+        )
+    return found
 
 
 def _check_number(name: str, number: float | None, low: float, high: float) -> None:
