@@ -482,9 +482,9 @@ def check_model(model: object, function: str) -> None:
 
 
 def _described(value: object) -> str:
-    return (
-        f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"
-    )
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"an object of {type(value).__name__}"
 
 
 def _as_patterns(argument: str, patterns: str | Sequence[str]) -> list[str]:
@@ -499,9 +499,7 @@ def _as_patterns(argument: str, patterns: str | Sequence[str]) -> list[str]:
             f"{argument}= of burnt.quantize takes patterns on paths of modules",
             expected="strings such as 'head' or 'encoder.*.ff'",
             found=", ".join(map(repr, wrong)),
-            hint=f"{argument}='{wrong[0]}'"
-            if isinstance(wrong[0], int) and argument != "overrides"
-            else None,
+            hint=f"{str(wrong[0])!r} instead of {wrong[0]}" if isinstance(wrong[0], int) else None,
         )
     return found
 

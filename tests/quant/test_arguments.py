@@ -45,10 +45,10 @@ def test_a_model_is_a_module(name: str, model: Any, found: str, hint: str) -> No
 @pytest.mark.parametrize(
     ("argument", "value", "found", "hint"),
     [
-        ("skip", 4, "4", "skip='4'"),
-        ("only", ["0", 2], "2", "only='2'"),
+        ("skip", 4, "4", "'4' instead of 4"),
+        ("only", ["0", 2], "2", "'2' instead of 2"),
         ("skip", [None], "None", ""),
-        ("overrides", {0: "int8"}, "0", ""),
+        ("overrides", {0: "int8"}, "0", "'0' instead of 0"),
     ],
 )
 def test_patterns_are_strings(argument: str, value: Any, found: str, hint: str) -> None:
@@ -60,7 +60,7 @@ def test_patterns_are_strings(argument: str, value: Any, found: str, hint: str) 
 
 def test_overrides_are_a_mapping() -> None:
     wrong: Any = ["0=int8"]
-    with pytest.raises(ArgumentError, match="overrides= of burnt.quantize is no mapping") as caught:
+    with pytest.raises(ArgumentError, match=r"overrides= of burnt\.quantize is no mapping") as caught:
         burnt.quantize(mlp(), overrides=wrong)
     assert (caught.value.expected, caught.value.found) == (
         "patterns and their schemes, such as {'head': 'int8'}",
