@@ -624,6 +624,7 @@ def build_quantized(
             "a layer of the model cannot be quantized as the file has it",
             expected=f"a {entry.get('origin') or 'Linear, Conv or Embedding'}",
             found=qualified_name(type(layer)),
+            hint="build the model as it was before burnt.quantize",
         )
     matrix = weight_matrix(layer)
     own = (
