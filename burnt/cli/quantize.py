@@ -15,7 +15,7 @@ from burnt.cli.evaluate import load_data
 from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar
 from burnt.cli.run_model import load_model, named_model
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.errors import ConfigError, RecordError
+from burnt.errors import ConfigError, QuantError, RecordError
 from burnt.train.store.schema import DATABASE
 
 if TYPE_CHECKING:
@@ -86,10 +86,11 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
 
     Raises:
         UsageError: there is no such source, or an argument is invalid.
-        BurntError: the model cannot be loaded, quantized or saved.
+        BurntError: the model cannot be loaded, quantized or saved, or none of its layers was quantized.
     """
     import burnt
     from burnt.device import as_device
+    from burnt.nn.quantized import Quantized
     from burnt.record import record_of
 
     if args.batches < 1 or args.batch_size < 1:
@@ -124,6 +125,16 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
             overrides=overrides or None,
             progress=progress,
             **settings,
+        )
+    if not report.quantized:
+        raise QuantError(
+            "no layer was quantized, and no file written",
+            where=loaded.name,
+            expected="Linear, Conv or Embedding layers with floating-point weights",
+            found="\n".join(line.strip() for line in report.text().splitlines()[1:]) or "no such layer",
+            hint=f"start from the weights before they were quantized, to write {out}"
+            if any(isinstance(layer, Quantized) for layer in loaded.model.modules())
+            else None,
         )
     model = loaded.model
     record = model.into_record() if isinstance(model, burnt.Module) else record_of(model)

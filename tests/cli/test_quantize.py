@@ -248,6 +248,17 @@ with step_bar() as advance_to:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_file_is_quantized_once(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    quantized(capsys, "plain.safetensors", "--model", "nets.py:plain")
+    words = ["plain-int8.safetensors", "--model", "nets.py:plain", "--scheme", "int4", "--device", "cpu"]
+    assert main(["quantize", *words]) == 1
+    message = capsys.readouterr().err
+    assert "no layer was quantized, and no file written" in message
+    assert "it is quantized already: int8" in message
+    assert "start from the weights before they were quantized" in message
+    assert not (here / "plain-int8-int4.safetensors").exists()
+
+
 def test_the_bar_shows_text_and_count_in_a_terminal_alone(capfd: pytest.CaptureFixture[str]) -> None:
     with step_bar() as advance_to:
         advance_to("quantizing", 1, 2)
