@@ -487,7 +487,7 @@ def _described(value: object) -> str:
     return f"an object of {type(value).__name__}"
 
 
-def _as_patterns(argument: str, patterns: str | Sequence[str]) -> list[str]:
+def _as_patterns(argument: str, patterns: Any) -> list[str]:
     """Return one pattern or several as a list.
 
     Raises:
