@@ -270,7 +270,7 @@ class QuantScheme:
             elif part in ("pad", "refuse"):
                 set_once("uneven", part)
             else:
-                raise _unknown(text, part, _SUFFIXES.split(", "))
+                raise _unknown(text, part, _SUFFIXES.replace("<size>", "32").split(", "))
         settings.setdefault("scale", cls._default_scale(settings.get("level", "channel")))
         return cls(**settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.evaluate import load_data
-from burnt.cli.output import Cell, Page, UsageError, print_json, size_text, step_bar
+from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar
 from burnt.cli.run_model import load_model, named_model
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.errors import ConfigError, RecordError
+from burnt.errors import ConfigError, QuantError, RecordError
 from burnt.train.store.schema import DATABASE
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from burnt.scheme import QuantScheme
 
 __all__ = ["QuantizeArguments", "run"]
+
+
+_WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".bpk", ".gguf"}
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,11 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
 
     Raises:
         UsageError: there is no such source, or an argument is invalid.
-        BurntError: the model cannot be loaded, quantized or saved.
+        BurntError: the model cannot be loaded, quantized or saved, or none of its layers was quantized.
     """
     import burnt
     from burnt.device import as_device
+    from burnt.nn.quantized import Quantized
     from burnt.record import record_of
 
     if args.batches < 1 or args.batch_size < 1:
@@ -96,6 +101,9 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
     overrides = {pattern: _scheme(scheme, "--override") for pattern, scheme in map(_split, args.overrides)}
     scheme = args.scheme if args.scheme == "auto" else _scheme(args.scheme, "--scheme")
     _check_data(args, [scheme, *overrides.values()])
+    source = Path(args.source)
+    if source.suffix in _WEIGHTS and not source.exists():
+        raise _no_file(source)
     is_run = _is_run(args)
     folder = run_folder(args.source) if is_run else None
     out = Path(args.out or _default_name(folder or args.source, args.scheme))
@@ -117,6 +125,16 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
             overrides=overrides or None,
             progress=progress,
             **settings,
+        )
+    if not report.quantized and scheme != "auto":  # which may find that no layer stays within the bound
+        raise QuantError(
+            "no layer was quantized, and no file written",
+            where=loaded.name,
+            expected="Linear, Conv or Embedding layers with floating-point weights",
+            found="\n".join(line.strip() for line in report.text().splitlines()[1:]) or "no such layer",
+            hint=f"start from the weights before they were quantized, to write {out}"
+            if any(isinstance(layer, Quantized) for layer in loaded.model.modules())
+            else None,
         )
     model = loaded.model
     record = model.into_record() if isinstance(model, burnt.Module) else record_of(model)
@@ -142,7 +160,10 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
 def _print(
     page: Page, loaded: _Loaded, out: Path, report: QuantReport, calibrate: Sequence[Any] | None
 ) -> None:
-    page.line(Cell(loaded.name, "bold"), " -> ", Cell(str(out), "bold"), f", {size_text(out.stat().st_size)}")
+    from burnt.quant.report import decimal_size
+
+    size = decimal_size(out.stat().st_size)
+    page.line(Cell(loaded.name, "bold"), " -> ", Cell(str(out), "bold"), f", {size}")
     if calibrate is not None:
         count = len(calibrate)
         page.line(f"calibrated on {count} batch{'es' * (count != 1)}")
@@ -197,6 +218,16 @@ def _check_data(args: QuantizeArguments, schemes: Sequence[str | QuantScheme]) -
         )
 
 
+def _no_file(path: Path) -> UsageError:
+    there = [str(file) for file in path.parent.glob("*.*") if file.suffix in _WEIGHTS]
+    guess = closest_path(str(path), there, "/")
+    return UsageError(
+        f"there is no file {str(path)!r}",
+        expected="a file of weights, or a run's folder",
+        hint=f"did you mean {guess}?" if guess else None,
+    )
+
+
 def _is_run(args: QuantizeArguments) -> bool:
     source = Path(args.source)
     return not source.is_file() and (
@@ -223,9 +254,16 @@ def _check_out(out: Path, args: QuantizeArguments) -> None:
         raise UsageError(
             "the file would replace its source", found=str(out), hint="--out another.safetensors"
         )
+    if args.plot is not None and Path(args.plot).suffix.lower() != ".svg":
+        raise UsageError("--plot is invalid", expected="a name that ends with .svg", found=args.plot)
     for path in (out, *([Path(args.plot)] if args.plot else [])):
         if not path.parent.is_dir():
-            raise UsageError("there is no folder for the file", found=str(path))
+            raise UsageError(
+                "there is no folder for the file",
+                expected=f"the folder {path.parent}",
+                found=str(path),
+                hint=f"mkdir -p {shlex.quote(str(path.parent))}",
+            )
         if path.exists() and not args.force:
             raise UsageError(
                 "the file exists", found=str(path), hint="--force replaces it, --out writes another one"

@@ -465,6 +465,10 @@ class QuantizedEmbedding(Quantized):
         self.padding_idx = layer.padding_idx
         self.num_embeddings, self.embedding_dim = self.rows, self.columns
 
+    def extra_repr(self) -> str:
+        """Return sizes, as those of torch's Embedding, and the scheme."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, scheme={self.scheme.name}"
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
         scheme = self.scheme
@@ -620,6 +624,7 @@ def build_quantized(
             "a layer of the model cannot be quantized as the file has it",
             expected=f"a {entry.get('origin') or 'Linear, Conv or Embedding'}",
             found=qualified_name(type(layer)),
+            hint="build the model as it was before burnt.quantize",
         )
     matrix = weight_matrix(layer)
     own = (

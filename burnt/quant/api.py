@@ -18,7 +18,15 @@ from burnt.quant.fold import fold_batch_norm as _folded_layer
 from burnt.quant.observers import ActivationMethod, check_activation_method
 from burnt.quant.ranges import RangeMethod, check_method
 from burnt.quant.report import QuantReport
-from burnt.quant.sites import Site, check_is_model, children, choose_schemes, find_sites, other_reason
+from burnt.quant.sites import (
+    Site,
+    check_model,
+    children,
+    choose_schemes,
+    find_sites,
+    other_reason,
+    refuse_single_layer,
+)
 from burnt.quant.smooth import Smoothing, find_smoothings, smoothed_layer, smoothing_norms, smoothing_notes
 from burnt.scheme import QuantScheme
 
@@ -72,6 +80,7 @@ def quantize(
         a report of every layer with parameters: what it became, bytes and errors, or why it was skipped.
 
     Raises:
+        ArgumentError: `model` is no module, or a pattern is no string.
         ConfigError: there is no such scheme or method, or a number is out of range.
         QuantError: a pattern matches nothing, a calibration set is missing, empty or does not fit the model,
             or the model is a single layer. The model is unchanged.
@@ -85,6 +94,7 @@ def quantize(
     1 layer skipped
       Linear: skip='2'  (2)
     """
+    check_model(model, "burnt.quantize")
     chosen = scheme if scheme == "auto" else QuantScheme.parse(scheme)
     if weights is not None:
         check_method(weights)
@@ -138,6 +148,7 @@ def dequantize(model: torch.nn.Module) -> torch.nn.Module:
     Weights keep the values that quantization has rounded. Batch norms that were folded stay folded.
 
     Raises:
+        ArgumentError: `model` is no module.
         QuantError: the model is itself a quantized layer.
 
     >>> import torch, burnt
@@ -148,8 +159,9 @@ def dequantize(model: torch.nn.Module) -> torch.nn.Module:
       (0): Linear(in_features=4, out_features=2, bias=True)
     )
     """
+    check_model(model, "burnt.dequantize")
     if isinstance(model, Quantized):
-        check_is_model(model)
+        refuse_single_layer(model)
     restored: dict[int, torch.nn.Module] = {}
     weights: dict[int, torch.nn.Parameter] = {}
     for parent, name, child in children(model):

@@ -86,8 +86,13 @@ def _check(model: torch.nn.Module, layers: dict[str, Quantized]) -> None:
             where=type(model).__name__,
             expected="Linear layers in int8, int4, int2 or fp8",
             found="\n".join([*shown, *([f"and {more} more"] if more else [])]),
-            hint=f"burnt.quantize(..., skip={'|'.join(list(problems)[:3])!r}), or another scheme for them",
+            hint=f"burnt.quantize(..., skip={_shown_skip(list(problems))}), or another scheme for them",
         )
+
+
+def _shown_skip(paths: list[str]) -> str:
+    """Return patterns that skip some layers, or what to write where they are many."""
+    return repr("|".join(paths)) if len(paths) <= 3 else "[those layers]"
 
 
 def _problem(layer: Quantized) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from burnt._files import replacing
-from burnt.errors import quantity
+from burnt.errors import ConfigError, quantity
 from burnt.plot import Points, Scatter
 
 __all__ = ["LayerReport", "QuantReport"]
@@ -111,12 +111,13 @@ class QuantReport:
         relative to the weight.
 
         Args:
-            path: a file to write as SVG, which is replaced if it exists.
+            path: an ``.svg`` file to write, which is replaced if it exists.
 
         Returns:
             the drawing: ``print(report.plot())`` shows it as text, a notebook as SVG.
 
         Raises:
+            ConfigError: the file's name does not end with ``.svg``.
             OSError: the file cannot be written.
 
         >>> import torch, burnt
@@ -125,6 +126,12 @@ class QuantReport:
         >>> [group.name for group in drawing.groups], drawing.y
         (['int8'], 'error of the weight')
         """
+        if path is not None and Path(path).suffix.lower() != ".svg":
+            raise ConfigError(
+                "drawings are written as SVG",
+                expected="a name that ends with .svg",
+                found=repr(os.fspath(path)),
+            )
         has_outputs = any(layer.output_error is not None for layer in self.quantized)
         layers: dict[str, list[tuple[float, float, str]]] = {}
         for layer in self.quantized:
@@ -147,11 +154,11 @@ class QuantReport:
 
         Args:
             width: the longest line; long paths are cut to it, reasons wrapped, and where it is small columns
-                are left out. None is unlimited.
+                are left out: first the class and a scheme that all layers share. None is unlimited.
             every_layer: a row for every layer.
         """
         part = self.bytes_after / self.bytes_before if self.bytes_before else 1.0
-        total = f"{_size(self.bytes_before)} -> {_size(self.bytes_after)} ({part:.1%})"
+        total = f"{decimal_size(self.bytes_before)} -> {decimal_size(self.bytes_after)} ({part:.1%})"
         lines = [f"{quantity(len(self.quantized), 'layer')} quantized, {total}"]
         collapse = not every_layer and len(self.quantized) > _MOST_ROWS
         rows = [_row(group) for group in _groups(self.quantized, collapse)]
@@ -174,7 +181,9 @@ class QuantReport:
 
 
 _HEADINGS = ("layer", "class", "scheme", "bytes", "SQNR", "output error")
-_DROPPABLE = (1, 2, 3)  # columns that a narrow terminal leaves out, in this order
+_SCHEME = 2
+_DROPPABLE = (1, 3, 4, _SCHEME)  # columns that a narrow terminal leaves out, in this order
+_MOST_RANGES = 4  # of numbers in a pattern
 
 
 def _terminal_width() -> int | None:
@@ -211,7 +220,7 @@ def _row(group: tuple[str, tuple[LayerReport, ...]]) -> tuple[str, ...]:
         path,
         first.layer if len(layers) == 1 else f"{len(layers)} {first.layer}",
         first.scheme or "",
-        f"{_size(before)} -> {_size(after)}",
+        f"{decimal_size(before)} -> {decimal_size(after)}",
         f"{min(ratios):.1f} dB" if ratios else "",
         f"{max(errors):.2%}" if errors else "",
     )
@@ -228,7 +237,8 @@ def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
         return (width or 0) - sum(2 + widths[i] for i in columns[1:]) - 2
 
     if width is not None:
-        for column in _DROPPABLE:
+        is_one_scheme = len({row[_SCHEME] for row in rows}) == 1
+        for column in (1, _SCHEME, 3, 4) if is_one_scheme else _DROPPABLE:
             if column in columns and left_for_path() < min(widths[0], _NARROWEST_PATH):
                 columns.remove(column)
         widths[0] = min(widths[0], max(left_for_path(), 12))
@@ -266,21 +276,36 @@ def _template(path: str) -> str:
 
 
 def _pattern(paths: Sequence[str]) -> str:
-    """Return a path for several of the same template: numbers that differ become ``[0-11]`` or ``*``.
+    """Return a path for several of the same template: numbers that differ become ``[0-11]``, ``[3,7]``, or
+    ``*`` where they are many.
 
     >>> _pattern(["layers.0.ff.1", "layers.1.ff.1", "layers.2.ff.1"]), _pattern(["a.3.x", "a.7.x"])
-    ('layers.[0-2].ff.1', 'a.*.x')
+    ('layers.[0-2].ff.1', 'a.[3,7].x')
     """
     parts = []
     for column in zip(*(path.split(".") for path in paths), strict=True):
-        distinct = sorted(set(column), key=lambda part: (len(part), part))
-        if len(distinct) == 1:
-            parts.append(distinct[0])
-        elif int(distinct[-1]) - int(distinct[0]) == len(distinct) - 1:
-            parts.append(f"[{distinct[0]}-{distinct[-1]}]")
-        else:
-            parts.append("*")
+        if len(set(column)) == 1:
+            parts.append(column[0])
+            continue
+        ranges = _ranges(sorted(set(map(int, column))))
+        texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+        parts.append(f"[{','.join(texts)}]" if len(texts) <= _MOST_RANGES else "*")
     return ".".join(parts)
+
+
+def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last of each run of successive numbers, which are sorted.
+
+    >>> _ranges([0, 2, 3, 4, 7])
+    [(0, 0), (2, 4), (7, 7)]
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return ranges
 
 
 def _patterns(paths: Iterable[str]) -> list[str]:
@@ -297,7 +322,7 @@ def _first_patterns(patterns: Sequence[str]) -> str:
     return shown if len(patterns) <= 3 else f"{shown} and {len(patterns) - 3} more"
 
 
-def _size(count: int) -> str:
+def decimal_size(count: int) -> str:
     """Format a number of bytes: ``1.5 MB``."""
     size = float(count)
     for unit in ("B", "kB", "MB"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +13,19 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import qualified_name
-from burnt.errors import QuantError
+from burnt.errors import ArgumentError, QuantError
 from burnt.nn.quantized import LAYERS, Quantized, QuantizedEmbedding, quantized_class, weight_matrix
 from burnt.scheme import QuantScheme
 
-__all__ = ["Site", "check_is_model", "children", "choose_schemes", "find_sites", "other_reason"]
+__all__ = [
+    "Site",
+    "check_model",
+    "children",
+    "choose_schemes",
+    "find_sites",
+    "other_reason",
+    "refuse_single_layer",
+]
 
 _AUTO = tuple(
     QuantScheme.parse(name)
@@ -83,7 +93,7 @@ class Site:
         self.schemes, self.new, self.why_skipped, self.output_error = (), None, reason, None
 
 
-def check_is_model(model: torch.nn.Module) -> None:
+def refuse_single_layer(model: torch.nn.Module) -> None:
     """Check that a module is not itself a layer that would have to be replaced.
 
     Raises:
@@ -107,7 +117,7 @@ def find_sites(model: torch.nn.Module) -> tuple[list[Site], dict[str, torch.nn.M
     Raises:
         QuantError: the model is itself such a layer.
     """
-    check_is_model(model)
+    refuse_single_layer(model)
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for parent, name, child in children(model):
         places.setdefault(id(child), []).append((parent, name))
@@ -136,12 +146,19 @@ def choose_schemes(
         QuantError: a pattern matches no layer.
     """
     paths = [site.path for site in sites]
-    selected = None if only is None else [only] if isinstance(only, str) else list(only)
-    skipped = [] if skip is None else [skip] if isinstance(skip, str) else list(skip)
-    special = {
-        pattern: name if name == "auto" else QuantScheme.parse(name)
-        for pattern, name in (overrides or {}).items()
-    }
+    selected = None if only is None else _as_patterns("only", only)
+    skipped = [] if skip is None else _as_patterns("skip", skip)
+    special: dict[str, str | QuantScheme] = {}
+    if overrides is not None:
+        if not isinstance(overrides, Mapping):
+            raise ArgumentError(
+                "overrides= of burnt.quantize is no mapping",
+                expected="patterns and their schemes, such as {'head': 'int8'}",
+                found=repr(overrides),
+            )
+        patterns = _as_patterns("overrides", list(overrides))
+        schemes = [s if s == "auto" else QuantScheme.parse(s) for s in overrides.values()]
+        special = dict(zip(patterns, schemes, strict=True))
     for argument, patterns in (("only", selected or []), ("skip", skipped), ("overrides", list(special))):
         for pattern in patterns:
             if not any(matches(pattern, path) for path in paths):
@@ -230,3 +247,46 @@ def children(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.n
         for name, child in parent._modules.items()
         if child is not None
     ]
+
+
+def check_model(model: object, function: str) -> None:
+    """Check that an argument is a module.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if isinstance(model, torch.nn.Module):
+        return
+    hint = None
+    if isinstance(model, str | Path):
+        hint = "build the model, call burnt.load_weights(model, path), and pass it; or run `burnt quantize`"
+    elif isinstance(model, Mapping):
+        hint = "build the model, call burnt.load_weights(model, state_dict), and pass it"
+    elif isinstance(model, type) and issubclass(model, torch.nn.Module):
+        hint = f"an instance: {model.__name__}(...)"
+    raise ArgumentError(
+        f"{function} takes a model", expected="a torch.nn.Module", found=_described(model), hint=hint
+    )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"an object of {type(value).__name__}"
+
+
+def _as_patterns(argument: str, patterns: Any) -> list[str]:
+    """Return one pattern or several as a list.
+
+    Raises:
+        ArgumentError: one is no string.
+    """
+    found = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
+    if wrong := [pattern for pattern in found if not isinstance(pattern, str)]:
+        raise ArgumentError(
+            f"{argument}= of burnt.quantize takes patterns on paths of modules",
+            expected="strings such as 'head' or 'encoder.*.ff'",
+            found=", ".join(map(repr, wrong)),
+            hint=f"{str(wrong[0])!r} instead of {wrong[0]}" if isinstance(wrong[0], int) else None,
+        )
+    return found

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from burnt.errors import QuantError
 from burnt.kernels.ops.quantized.values import pack
 from burnt.nn.quantized import Quantized, quantized_class
+from burnt.quant.sites import check_model
 from burnt.scheme import VALUES, QuantScheme
 
 __all__ = ["from_torchao"]
@@ -28,8 +29,10 @@ def from_torchao(model: torch.nn.Module) -> tuple[str, ...]:
         the paths of the layers that were replaced.
 
     Raises:
+        ArgumentError: `model` is no module.
         QuantError: a weight is quantized in another way, or there is none; the model is unchanged.
     """
+    check_model(model, "burnt.quant.from_torchao")
     places = [
         (f"{path}.{name}" if path else name, parent, name, child)
         for path, parent in model.named_modules(remove_duplicate=False)

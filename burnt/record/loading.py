@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -20,8 +21,10 @@ from burnt.record.fit import Fit
 from burnt.record.layout import Layout
 from burnt.record.layouts import burn
 from burnt.record.quantized import (
+    module_paths,
     quantized_hint,
     quantized_layers,
+    quantized_note,
     renamed_layers,
     scale_paths,
     set_weight_dtypes,
@@ -143,18 +146,21 @@ def load_weights(
             **opened.record.aliases,
             **{f"{path}.values": f"{source}.values" for path, source in tied.items()},
         }
+        known = module_paths(inner) if partial else ()
         layers = {
             path: entry
             for path, entry in layers.items()
             if selection.takes(f"{path}.values")
-            and not (partial and f"{tied.get(path, path)}.values" not in incoming.tensors)
+            and not (
+                partial and (path not in known or f"{tied.get(path, path)}.values" not in incoming.tensors)
+            )
         }
         shapes = {name: stored.shape for name, stored in incoming.tensors.items()}
         with with_quantized_layers(inner, layers, opened.path, aliases, shapes):
             report = _load(model, incoming, selection, partial, dtype)
         if dtype is not None:
             set_weight_dtypes(inner, layers, None if dtype == "stored" else dtype)
-        return report
+        return dataclasses.replace(report, notes=(*report.notes, *quantized_note(layers.values())))
 
 
 def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:

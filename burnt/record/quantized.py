@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 
 from burnt._patterns import matches
-from burnt.errors import RecordError, nearest
+from burnt.errors import RecordError, nearest, quantity
 from burnt.record.casting import DTYPES
 from burnt.record.wrappers import WRAPPERS, without_wrappers
+from burnt.scheme import QuantScheme
 
 __all__ = [
+    "module_paths",
     "quantized_hint",
     "quantized_layers",
+    "quantized_note",
     "register_builder",
     "renamed_layers",
     "scale_paths",
@@ -238,8 +242,29 @@ def _lacks_layer(path: str, known: Collection[str], where: str | None) -> Record
         where=f"{where}: {path}" if where else path,
         expected=f"a layer {path!r}, as in the model that was saved",
         found="none of this path",
-        hint=f"did you mean {close!r}?" if close else None,
+        hint=f"did you mean {close!r}?"
+        if close
+        else "build the model as it was before burnt.quantize; partial=True loads the layers that it has",
     )
+
+
+def module_paths(model: torch.nn.Module) -> Collection[str]:
+    """Return the paths that a record has of a model's modules: without those of wrappers."""
+    return _places(model).keys()
+
+
+def quantized_note(layers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return a note on how many layers are quantized, and how, from what a record says of them.
+
+    >>> quantized_note([{"scheme": QuantScheme.parse(name).to_dict()} for name in ("int8", "int4", "int8")])
+    ('3 layers quantized: 2 int8, 1 int4-block32',)
+    """
+    entries = [entry["scheme"] for entry in layers if "scheme" in entry]
+    counts = Counter(QuantScheme.from_dict(entry).name for entry in entries)
+    if not counts:
+        return ()
+    schemes = [f"{count:,} {name}" for name, count in counts.most_common()]
+    return (f"{quantity(len(entries), 'layer')} quantized: {', '.join(schemes)}",)
 
 
 def quantized_hint(own: Collection[str], found: Collection[str]) -> str | None:

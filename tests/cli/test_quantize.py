@@ -175,7 +175,7 @@ def test_auto_is_bounded_and_a_page_says_what_was_calibrated(capsys: pytest.Capt
 def test_the_report_is_a_page_with_a_line_for_each_layer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "runs/net", "--skip", "head", "--device", "cpu"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"runs/net, step-\d+ -> net-int8.safetensors, [\d.]+ KiB", first)
+    assert re.fullmatch(r"runs/net, step-\d+ -> net-int8.safetensors, [\d.]+ kB", first)
     assert any(re.fullmatch(r"  first +Linear +int8 +2\.3 kB -> 1\.0 kB +\d+\.\d dB", line) for line in lines)
     assert "  Linear: skip='head'  (head)" in lines
 
@@ -184,7 +184,8 @@ def test_files_are_replaced_by_force_alone(capsys: pytest.CaptureFixture[str], h
     (here / "net-int8.safetensors").write_text("old")
     assert "error: the file exists" in failure(capsys, "net")
     assert (here / "net-int8.safetensors").read_text() == "old"
-    assert "--force replaces it" in failure(capsys, "net", "-o", "b.safetensors", "--plot", "nets.py")
+    (here / "old.svg").touch()
+    assert "--force replaces it" in failure(capsys, "net", "-o", "b.safetensors", "--plot", "old.svg")
     quantized(capsys, "net", "--force")
     assert (here / "net-int8.safetensors").stat().st_size > 1000
     source = failure(
@@ -204,7 +205,10 @@ def test_files_are_replaced_by_force_alone(capsys: pytest.CaptureFixture[str], h
         (["net", "--scheme", "auto"], "auto needs calibration data"),
         (["net", "--smooth", "0.5"], "--smooth needs calibration data"),
         (["net", "--out", "net.onnx"], "a name that ends with .safetensors"),
-        (["net", "--out", "no/net.safetensors"], "there is no folder for the file"),
+        (["net", "--out", "no/net.safetensors"], "hint      mkdir -p no"),
+        (["net", "--plot", "error.png"], "a name that ends with .svg"),
+        (["plan.safetensors"], "did you mean plain.safetensors?"),
+        (["runs/x.pt"], "there is no file 'runs/x.pt'"),
         (["net", "--batches", "0"], "--batches is invalid"),
         (["net.safetensors"], "a model that the Config __main__.Run built"),
         (["plain.safetensors"], "--model MODULE:NAME"),
@@ -244,6 +248,17 @@ with step_bar() as advance_to:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_file_is_quantized_once(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    quantized(capsys, "plain.safetensors", "--model", "nets.py:plain")
+    words = ["plain-int8.safetensors", "--model", "nets.py:plain", "--scheme", "int4", "--device", "cpu"]
+    assert main(["quantize", *words]) == 1
+    message = capsys.readouterr().err
+    assert "no layer was quantized, and no file written" in message
+    assert "it is quantized already: int8" in message
+    assert "start from the weights before they were quantized" in message
+    assert not (here / "plain-int8-int4.safetensors").exists()
+
+
 def test_the_bar_shows_text_and_count_in_a_terminal_alone(capfd: pytest.CaptureFixture[str]) -> None:
     with step_bar() as advance_to:
         advance_to("quantizing", 1, 2)

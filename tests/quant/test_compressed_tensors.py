@@ -106,3 +106,15 @@ def test_transformers_loads_a_llama_with_equal_logits(scheme, tmp_path):
         expected, found = model(ids).logits, loaded(ids).logits
     tolerance = 2e-2 if "dynamic" in scheme else 1e-5  # their scales of inputs are those of another range
     assert float((found - expected).norm() / expected.norm()) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("count", "hint"),
+    [(2, "burnt.quantize(..., skip='0|1'), or"), (4, "burnt.quantize(..., skip=[those layers]), or")],
+)
+def test_the_hint_skips_all_layers_that_do_not_fit_or_none_by_name(count, hint, tmp_path):
+    model = nn.Sequential(*(nn.Conv1d(3, 3, 1) for _ in range(count)))
+    burnt.quantize(model)
+    with pytest.raises(QuantError, match=f"cannot hold {count} layers") as caught:
+        burnt.quant.save_compressed_tensors(model, tmp_path / "folder")
+    assert (caught.value.hint or "").startswith(hint)

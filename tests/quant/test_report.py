@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import burnt
+from burnt.errors import ConfigError
 from burnt.quant import LayerReport, QuantReport
 
 
@@ -63,10 +64,29 @@ def test_layers_of_other_schemes_or_shapes_have_rows_of_their_own() -> None:
     shown = QuantReport(tuple(layers)).text()
     rows = [line.split() for line in shown.splitlines()[2:]]
     assert [(row[0], row[1]) for row in rows] == [
-        ("blocks.*.ff", "23"),
-        ("blocks.*.ff", "2"),
+        ("blocks.[0-2,4,6-8,10-25].ff", "23"),
+        ("blocks.[3,9].ff", "2"),
         ("blocks.5.ff", "Linear"),
     ]
+
+
+def test_many_separate_numbers_are_a_star() -> None:
+    layers = [layer(f"{i}", scheme=None, why_skipped="no") for i in (0, 2, 4, 6)]
+    assert QuantReport(tuple(layers)).text().endswith("Linear: no  ([0,2,4,6])")
+    more = QuantReport((*layers, layer("8", scheme=None, why_skipped="no"))).text()
+    assert more.endswith("Linear: no  (*)")
+
+
+@pytest.mark.parametrize("is_one_scheme", [True, False])
+def test_a_narrow_terminal_keeps_schemes_that_differ(is_one_scheme: bool) -> None:
+    names = ["int4-block32-asymmetric", "int4-block32-asymmetric" if is_one_scheme else "int8"]
+    layers = [layer(f"encoder.layer.{i}.attention.self.query", scheme=names[i]) for i in (0, 1)]
+    lines = QuantReport(tuple(layers)).text(80).splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = [lines[1].split(), lines[3].split()[1:2]]
+    assert shown == (
+        [["layer", "bytes", "SQNR"], ["4.0"]] if is_one_scheme else [["layer", "scheme", "SQNR"], ["int8"]]
+    )
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 52])
@@ -112,6 +132,14 @@ def test_the_drawing_has_each_quantized_layer_by_scheme(tmp_path: Path) -> None:
     error = (model[0].weight - weight).norm() / weight.norm()
     assert drawing.groups[0].ys[0] == pytest.approx(error.item(), rel=1e-4)
     assert drawing.groups[0].xs[0] == report.quantized[0].bytes_after / 1e3
+
+
+def test_a_drawing_is_an_svg_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="drawings are written as SVG") as caught:
+        transformer().plot(tmp_path / "error.png")
+    assert caught.value.expected == "a name that ends with .svg"
+    assert caught.value.found == repr(str(tmp_path / "error.png"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_with_calibration_the_drawing_shows_errors_of_outputs() -> None:

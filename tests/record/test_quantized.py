@@ -252,7 +252,9 @@ def test_failing_loads_leave_the_model_as_it_was(tmp_path):
     cut.write_bytes(int8_file.read_bytes()[:-9])
     refused("truncated", plain, cut)
     without = nn.Sequential(*build(seed=1)[:5])
-    assert "int8.safetensors: 5" in refused("lacks a layer that the file has quantized", without, int8_file)
+    message = refused("lacks a layer that the file has quantized", without, int8_file)
+    assert "int8.safetensors: 5" in message
+    assert "partial=True loads the layers that it has" in message
     assert not any(isinstance(layer, Quantized) for layer in without)
     wider = build(seed=1)
     wider[5] = nn.Linear(40, 9)
@@ -448,3 +450,26 @@ def test_show_names_the_schemes_of_a_file(tmp_path, capsys):
     )
     show.run(str(tmp_path / "m.safetensors"), [], False, True)
     assert json.loads(capsys.readouterr().out)["quantized"]["5"] == "int4-block32"
+
+
+def test_the_report_says_how_many_layers_are_quantized_and_how(tmp_path):
+    model = build()
+    burnt.quantize(model, "int8", overrides={"5": "int4-block32"})
+    record_of(model).save(tmp_path / "m.safetensors")
+    report = burnt.load_weights(build(seed=1), tmp_path / "m.safetensors")
+    assert report.notes == ("3 layers quantized: 2 int8, 1 int4-block32",)
+    assert str(report).endswith("note  3 layers quantized: 2 int8, 1 int4-block32")
+    assert burnt.load_weights(build(), tmp_path / "m.safetensors", only="5").notes == (
+        "1 layer quantized: 1 int4-block32",
+    )
+    record_of(build()).save(tmp_path / "plain.safetensors")
+    assert burnt.load_weights(build(), tmp_path / "plain.safetensors").notes == ()
+
+
+def test_layers_that_the_model_lacks_are_unexpected_in_a_partial_load(tmp_path):
+    model = quantized("int8")
+    record_of(model).save(tmp_path / "m.safetensors")
+    without = nn.Sequential(*build(seed=1)[:5])
+    report = burnt.load_weights(without, tmp_path / "m.safetensors", partial=True)
+    assert set(report.unexpected) == {"5.values", "5.scale", "5.bias"}
+    assert torch.equal(without[3].values, model[3].values)
