@@ -183,7 +183,8 @@ def _formulas() -> dict[Any, Any]:
         return 2 * x.numel() * values[0]
 
     def scaled_conv(x: torch.Size, values: torch.Size, *args: Any, out_shape: Any, **rest: Any) -> int:
-        return 2 * math.prod(out_shape) * math.prod(values[1:])
+        products: int = math.prod(out_shape) * math.prod(values[1:])
+        return 2 * products
 
     formulas = {
         "grouped_matmul": grouped_matmul,

@@ -2,13 +2,12 @@
 
 - `api`: the two functions.
 - `sites`: which layers may be quantized, and by what.
-- `calibration`: runs a model over batches; `observers` look at inputs, `flow` at who reads what.
-- `fold`, `smooth`: what changes in the model first; `copies` of layers.
 - `conversion`: quantized layers in the place of others; `ranges`: scales of weights.
 - `compressed_tensors`: folders for vLLM and transformers.
 - `torchao`: layers from models that torchao has quantized.
 - `calibration`: runs a model over some batches; `observers` and `flow` watch its layers meanwhile.
-- `fold`, `smooth`: what changes before quantization and leaves the float outputs: batch norms, outliers.
+- `fold`, `smooth`: what changes before quantization and leaves the float outputs: batch norms, outliers;
+  `copies` of layers.
 - `report`: what was quantized, and what was not.
 
 The layers are in `burnt.nn.quantized`, the kernels in `burnt.kernels.ops.quantized`, schemes in

@@ -134,7 +134,7 @@ def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
         assert error(grads["0.bias"], torch.autograd.grad(plain(x).sum(), plain[0].bias)[0]) < 1e-6
 
 
-@pytest.mark.sample()
+@pytest.mark.sample
 @pytest.mark.parametrize("scheme", SOME)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_the_dtype_of_a_plain_layer(scheme: str, dtype: torch.dtype) -> None:
