@@ -13,7 +13,7 @@ from burnt._lazy import attach
 from burnt._version import __version__
 
 if TYPE_CHECKING:
-    from burnt import data, kernels, memory, models, nn, onnx, optim, record, train
+    from burnt import data, kernels, memory, models, nn, onnx, optim, quant, record, train
     from burnt.codegen import explain, fuse
     from burnt.config import Config
     from burnt.device import device_info
@@ -57,6 +57,7 @@ _HOMES = {
     "onnx": "burnt.onnx",
     "optim": "burnt.optim",
     "predict": "burnt.train.prediction",
+    "quant": "burnt.quant",
     "quantize": "burnt.quant.api",
     "record": "burnt.record",
     "summary": "burnt.inspect",
@@ -98,6 +99,7 @@ __all__ = [
     "onnx",
     "optim",
     "predict",
+    "quant",
     "quantize",
     "record",
     "summary",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import types
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -40,17 +41,19 @@ class ValueType(NamedTuple):
         return 8 // self.bits
 
 
-VALUES: dict[str, ValueType] = {
-    value.name: value
-    for value in (
-        ValueType("int8", 8, -128, 127, False),
-        ValueType("int4", 4, -8, 7, False),
-        ValueType("int2", 2, -2, 1, False),
-        ValueType("float8_e4m3", 8, -448, 448, True),
-        ValueType("float8_e5m2", 8, -57344, 57344, True),
-        ValueType("float4_e2m1", 4, -6, 6, True),
-    )
-}
+VALUES: Mapping[str, ValueType] = types.MappingProxyType(
+    {
+        value.name: value
+        for value in (
+            ValueType("int8", 8, -128, 127, False),
+            ValueType("int4", 4, -8, 7, False),
+            ValueType("int2", 2, -2, 1, False),
+            ValueType("float8_e4m3", 8, -448, 448, True),
+            ValueType("float8_e5m2", 8, -57344, 57344, True),
+            ValueType("float4_e2m1", 4, -6, 6, True),
+        )
+    }
+)
 """The types of values by name. float8_e4m3 is the variant without infinities, as torch.float8_e4m3fn."""
 
 # Names of values: torch's and torchao's, those of the ONNX and OCP formats, and Burn's. Burn's ``S`` is the
@@ -114,7 +117,8 @@ class QuantScheme:
             ``"float4_e2m1"``.
         level: what has a scale of its own: the whole ``"tensor"``, a ``"channel"`` (row), or a ``"block"`` of
             adjacent columns in a row.
-        block: columns per block; only with the level ``"block"``.
+        block: columns per block, an even number and for int2 a multiple of 4; only with the level
+            ``"block"``.
         symmetric: without zero points. Floats always are.
         narrow: integers leave out the most negative code, so that the range is symmetric (Burn's ``S``).
         scale: dtype of the scales: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
@@ -160,8 +164,11 @@ class QuantScheme:
                 raise _error(name, expected, getattr(self, name), [a for a in allowed if isinstance(a, str)])
         if (self.block is None) == (self.level == "block"):
             raise _error("block", "a size with the level 'block', None with others", self.block)
-        if self.block is not None and (type(self.block) is not int or self.block < 2 or self.block % 2):
-            raise _error("block", "an even number of columns", self.block)
+        multiple = max(2, self.type.per_byte)
+        if self.block is not None and (
+            type(self.block) is not int or self.block < multiple or self.block % multiple
+        ):
+            raise _error("block", f"a multiple of {multiple} columns for {self.value}", self.block)
         if self.type.is_float and not self.symmetric:
             raise _error("symmetric", f"True, since {self.value} has a sign and no zero point", False)
         if self.type.is_float and self.narrow:
@@ -263,7 +270,7 @@ class QuantScheme:
             elif part in ("pad", "refuse"):
                 set_once("uneven", part)
             else:
-                raise _unknown(text, part, _SUFFIXES.split(", "))
+                raise _unknown(text, part, _SUFFIXES.replace("<size>", "32").split(", "))
         settings.setdefault("scale", cls._default_scale(settings.get("level", "channel")))
         return cls(**settings)
 
@@ -289,8 +296,8 @@ class QuantScheme:
         return 1 if self.block is None else math.ceil(columns / self.block)
 
     def padded_columns(self, columns: int) -> int:
-        """Return the columns that are stored: a multiple of the block, and of the values in a byte."""
-        multiple = self.type.per_byte if self.block is None else math.lcm(self.block, self.type.per_byte)
+        """Return the columns that are stored: a multiple of the block, or of the values in a byte."""
+        multiple = self.type.per_byte if self.block is None else self.block
         return math.ceil(columns / multiple) * multiple
 
     def scale_shape(self, rows: int, columns: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,8 +27,8 @@ class Row:
         path: its path, empty for the model itself.
         layer: its description, such as ``Linear(128 -> 64)``.
         output: the shapes of its last output; None if it was not called.
-        parameters: the number of elements of its own parameters, without its submodules'; a shared parameter
-            counts only where it occurs first.
+        parameters: the number of elements of its own parameters and quantized weight, without its
+            submodules'; shared ones count only where they occur first.
         flops: floating-point operations of its calls, including its submodules'; a multiplication
             and an addition are two.
         activation_bytes: bytes of its outputs, for modules that call no others; else 0.
@@ -50,8 +51,8 @@ class Summary:
     Args:
         rows: one per module, the model itself first.
         trainable: elements of parameters that require a gradient.
-        frozen: elements of the others.
-        parameter_bytes: memory of all parameters.
+        frozen: elements of the others, and of quantized weights.
+        parameter_bytes: memory of all parameters, and of quantized weights with their scales.
         flops: floating-point operations of one forward call.
         activation_bytes: bytes of the outputs of all modules that call no others, in one forward call.
         unchecked: why the run ended early, if it did; the rows then lack what follows.
@@ -151,13 +152,16 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
                 at = f" ({line})" if line else ""
                 place = costs.path_of(module, None)
                 unchecked = (f"{place}: {type(error).__name__}: {first_line(error)}{at}",)
-        rows = _rows(twin.model, costs)
+        quantized = _quantized_weights(twin.model)
+        rows = _rows(twin.model, costs, quantized)
         flops = counter.get_total_flops()
     return Summary(
         rows=rows,
         trainable=sum(p.numel() for p in twin.parameters.values() if p.requires_grad),
-        frozen=sum(p.numel() for p in twin.parameters.values() if not p.requires_grad),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in twin.parameters.values()),
+        frozen=sum(p.numel() for p in twin.parameters.values() if not p.requires_grad)
+        + sum(elements for elements, _ in quantized.values()),
+        parameter_bytes=sum(p.nbytes for p in twin.parameters.values())
+        + sum(nbytes for _, nbytes in quantized.values()),
         flops=flops,
         activation_bytes=sum(row.activation_bytes for row in rows),
         unchecked=unchecked,
@@ -175,7 +179,21 @@ def _formulas() -> dict[Any, Any]:
     ) -> int:
         return 2 * x[0] * x[1] * weight_ih[0] * (weight_ih[1] + weight_hh[1])
 
-    formulas = {"grouped_matmul": grouped_matmul, "lstm_layer": recurrent, "gru_layer": recurrent}
+    def quantized_linear(x: torch.Size, values: torch.Size, *args: Any, **rest: Any) -> int:
+        return 2 * x.numel() * values[0]
+
+    def scaled_conv(x: torch.Size, values: torch.Size, *args: Any, out_shape: Any, **rest: Any) -> int:
+        products: int = math.prod(out_shape) * math.prod(values[1:])
+        return 2 * products
+
+    formulas = {
+        "grouped_matmul": grouped_matmul,
+        "lstm_layer": recurrent,
+        "gru_layer": recurrent,
+        "quantized_linear": quantized_linear,
+        "scaled_linear": quantized_linear,
+        "scaled_conv": scaled_conv,
+    }
     ops = {getattr(torch.ops.burnt, name, None): formula for name, formula in formulas.items()}
     return {op: formula for op, formula in ops.items() if op is not None}
 
@@ -228,7 +246,25 @@ class _Costs(Trail):
             cost.activation_bytes += sum(t.numel() * t.element_size() for t in tensors_in(output))
 
 
-def _rows(model: nn.Module, costs: _Costs) -> tuple[Row, ...]:
+def _quantized_weights(model: nn.Module) -> dict[nn.Module, tuple[int, int]]:
+    """Return the layers with quantized weights -> elements of the weight, and the bytes that stand for it.
+
+    They are `burnt.nn.quantized.Quantized`, which this package may not import. Tied weights count once.
+    """
+    found: dict[nn.Module, tuple[int, int]] = {}
+    seen: set[int] = set()
+    for module in model.modules():
+        shape, values = getattr(module, "weight_shape", None), module._buffers.get("values")
+        if shape is None or values is None:
+            continue
+        own = [b for b in module._buffers.values() if b is not None and id(b) not in seen]
+        elements = math.prod(shape) if id(values) not in seen else 0
+        seen.update(map(id, own))
+        found[module] = elements, sum(b.nbytes for b in own)
+    return found
+
+
+def _rows(model: nn.Module, costs: _Costs, quantized: dict[nn.Module, tuple[int, int]]) -> tuple[Row, ...]:
     rows: list[Row] = []
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -240,7 +276,7 @@ def _rows(model: nn.Module, costs: _Costs) -> tuple[Row, ...]:
                 path=path,
                 layer=describe(module),
                 output=cost.output,
-                parameters=sum(p.numel() for p in own),
+                parameters=sum(p.numel() for p in own) + quantized.get(module, (0, 0))[0],
                 flops=cost.flops,
                 activation_bytes=cost.activation_bytes,
                 calls=cost.calls,

@@ -16,6 +16,8 @@ __all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
 def num_params(model: nn.Module, trainable: bool | None = None) -> int:
     """Return the number of elements in a model's parameters; a shared parameter counts once.
 
+    Quantized weights are buffers and do not count; `burnt.summary` has them.
+
     Args:
         model: any module.
         trainable: True counts only parameters that require a gradient, False only frozen ones.

@@ -304,6 +304,8 @@ def test_rows_of_a_gpu_and_what_is_aimed_at() -> None:
         },
         **{f"conv {size}": {"torch": 1.3} for size in ("56x56x64", "28x28x128", "14x14x256")},
         **{f"linear_cross_entropy{backward}": {"liger": 1.0} for backward in ("", " fwd+bwd")},
+        "quantized_linear int4 1x4096": {"torch": 2.8},
+        "scaled_linear float8 4096": {"torch": 1.5},
     }
 
 

@@ -214,3 +214,43 @@ def test_recurrent_layers_count_what_torchs_do(ours, theirs):
         expected = summary(getattr(nn, theirs)(16, 32, batch_first=True, **more), x).flops
         layer = getattr(burnt.nn, ours)(16, 32, **more)
         assert expected == summary(layer, x).flops == summary(layer, x, lengths=lengths).flops > 0
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 64)
+        self.head = nn.Linear(64, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids))
+
+
+QUANTIZED_MODELS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(40, 6), nn.Linear(6, 3)), lambda: torch.randn(2, 5, 40)),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(4, 6, 3, 2, padding=1, groups=2), nn.Conv2d(6, 2, 1, bias=False)),
+        lambda: torch.randn(2, 4, 8, 8),
+    ),
+    "tied": (Tied, lambda: torch.arange(10).view(2, 5)),
+}
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-block32", "int8-dynamic", "fp8-dynamic", "int8-static"])
+@pytest.mark.parametrize("name", QUANTIZED_MODELS)
+def test_quantized_layers_count_as_their_originals(name, scheme):
+    build, draw = QUANTIZED_MODELS[name]
+    model, x = build(), draw()
+    before = summary(model, x)
+    report = burnt.quantize(model, scheme, calibrate=[x])
+    after = summary(model, x)
+    assert after.unchecked == ()
+    assert [(row.parameters, row.flops) for row in after.rows] == [
+        (row.parameters, row.flops) for row in before.rows
+    ]
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    assert after.parameter_bytes == sum(t.nbytes for t in tensors.values()) < before.parameter_bytes
+    assert after.trainable == sum(p.numel() for p in model.parameters())
+    assert after.trainable + after.frozen == before.trainable
+    assert len(report.quantized) == 2
