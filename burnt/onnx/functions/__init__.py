@@ -11,6 +11,8 @@ from torch import Tensor
 
 from burnt.onnx.functions.casts import *  # noqa: F403
 from burnt.onnx.functions.math import *  # noqa: F403
+from burnt.onnx.functions.normalization import *  # noqa: F403
+from burnt.onnx.functions.resizing import *  # noqa: F403
 from burnt.onnx.functions.tensors import *  # noqa: F403
 from burnt.onnx.functions.unsigned import unsigned as unsigned
 from burnt.onnx.functions.windows import *  # noqa: F403

@@ -5,7 +5,9 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     casts,
     elementwise,
     linear,
+    normalization,
     reductions,
+    resizing,
     shapes,
     windows,
 )

@@ -1,0 +1,139 @@
+"""Normalizations, dropout and losses. With constant weights a normalization is a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnt import nn
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.ops.shapes import sizes_of
+from burnt.onnx.importer.ops.windows import _text, float_constant, set_weights
+from burnt.onnx.importer.registry import handler
+
+
+@handler("BatchNormalization")
+def _batch_norm(build: Build, node: Node) -> Any:
+    eps, momentum = node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+    if node.attr("training_mode", 0):
+        return build.calls(
+            "ops.batch_norm_training", *build.tensors_of(node), eps, momentum, count=3, hint="norm"
+        )
+    x, arrays = build.tensor(node, 0), [float_constant(build, node, i) for i in range(1, 5)]
+    if all(a is not None and a.ndim == 1 for a in arrays):
+        scale, bias, mean, var = arrays
+        assert scale is not None
+        layer = nn.BatchNorm(scale.shape[0], eps, 1 - momentum)
+        set_weights(layer, weight=scale, bias=bias, running_mean=mean, running_var=var)
+        return build.layer(layer, x, hint="norm")
+    scale, bias, mean, var = build.tensors_of(node)[1:5]
+    return build.call("F.batch_norm", x, mean, var, scale, bias, False, 0.0, eps, hint="norm")
+
+
+@handler("InstanceNormalization")
+def _instance_norm(build: Build, node: Node) -> Any:
+    x, scale, bias = build.tensors_of(node)[:3]
+    arguments = (x, None, None, scale, bias, True, 0.0, node.attr("epsilon", 1e-5))
+    return build.call("F.instance_norm", *arguments, hint="norm")
+
+
+@handler("LayerNormalization")
+def _layer_norm(build: Build, node: Node) -> Any:
+    axis, eps = node.attr("axis", -1), node.attr("epsilon", 1e-5)
+    scale, bias = float_constant(build, node, 1), float_constant(build, node, 2)
+    rank = build.rank(node, 0)
+    only_y = not node.uses_output(1) and not node.uses_output(2)
+    if scale is not None and only_y and rank is not None and scale.ndim == (-axis if axis < 0 else rank - axis):
+        if bias is None and not node.has(2):
+            layer = set_weights(nn.LayerNorm(scale.shape, eps, bias=False), weight=scale)
+            return build.layer(layer, build.tensor(node, 0), hint="norm")
+        if bias is not None and bias.shape == scale.shape:
+            layer = set_weights(nn.LayerNorm(scale.shape, eps), weight=scale, bias=bias)
+            return build.layer(layer, build.tensor(node, 0), hint="norm")
+    arguments = (*[build.tensor(node, i) for i in range(3)], axis, eps)
+    if only_y:
+        return build.call("ops.layer_norm", *arguments, hint="norm")
+    return build.calls("ops.layer_norm_statistics", *arguments, count=3, hint="norm")
+
+
+@handler("RMSNormalization", "SimplifiedLayerNormalization")
+@handler("SimplifiedLayerNormalization", domain="com.microsoft")
+def _rms_norm(build: Build, node: Node) -> Any:
+    axis, eps = node.attr("axis", -1), node.attr("epsilon", 1e-5)
+    scale, rank = float_constant(build, node, 1), build.rank(node, 0)
+    if scale is not None and scale.ndim == 1 and (axis == -1 or (rank is not None and axis == rank - 1)):
+        layer = set_weights(nn.RmsNorm(scale.shape[0], eps), weight=scale)
+        return build.layer(layer, build.tensor(node, 0), hint="norm")
+    return build.call("ops.rms_norm", build.tensor(node, 0), build.tensor(node, 1), axis, eps, hint="norm")
+
+
+@handler("GroupNormalization")
+def _group_norm(build: Build, node: Node) -> Any:
+    groups, eps = node.attr("num_groups"), node.attr("epsilon", 1e-5)
+    scale, bias = float_constant(build, node, 1), float_constant(build, node, 2)
+    if scale is not None and bias is not None and node.version >= 21:
+        layer = set_weights(nn.GroupNorm(groups, scale.shape[0], eps), weight=scale, bias=bias)
+        return build.layer(layer, build.tensor(node, 0), hint="norm")
+    return build.call("ops.group_norm", *build.tensors_of(node), groups, eps, hint="norm")
+
+
+@handler("LRN")
+def _lrn(build: Build, node: Node) -> Any:
+    numbers = node.attr("size"), node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    return build.call("ops.local_response_norm", build.tensor(node, 0), *numbers, hint="norm")
+
+
+@handler("LpNormalization")
+def _lp_normalization(build: Build, node: Node) -> Any:
+    numbers = node.attr("axis", -1), node.attr("p", 2)
+    return build.call("ops.lp_normalize", build.tensor(node, 0), *numbers, hint="norm")
+
+
+@handler("MeanVarianceNormalization")
+def _mean_variance(build: Build, node: Node) -> Any:
+    axes = node.attr("axes", [0, 2, 3])
+    return build.call("ops.mean_variance_normalize", build.tensor(node, 0), axes, hint="norm")
+
+
+@handler("Dropout")
+def _dropout(build: Build, node: Node) -> Any:
+    ratio = build.constant(node, 1)
+    p: Any = float(ratio) if ratio is not None else node.attr("ratio", 0.5)
+    if node.has(1) and ratio is None:
+        p = build.tensor(node, 1)
+    x = build.tensor(node, 0)
+    training: Any = False
+    if node.has(2):
+        constant = build.constant(node, 2)
+        training = build.tensor(node, 2) if constant is None else bool(constant)
+    if not node.uses_output(1) and training is False:
+        return build.layer(nn.Dropout(p), x, hint="dropout") if isinstance(p, float) else x
+    return build.calls("ops.dropout", x, p, training, count=2, hint="dropout")
+
+
+@handler("NegativeLogLikelihoodLoss")
+def _nll(build: Build, node: Node) -> Any:
+    inputs = [build.tensor(node, i) for i in range(3)]
+    extra = _text(node, "reduction", "mean"), node.attr("ignore_index")
+    return build.call("ops.negative_log_likelihood", *inputs, *extra, hint="loss")
+
+
+@handler("SoftmaxCrossEntropyLoss")
+def _cross_entropy(build: Build, node: Node) -> Any:
+    inputs = [build.tensor(node, i) for i in range(3)]
+    extra = _text(node, "reduction", "mean"), node.attr("ignore_index")
+    return build.calls("ops.softmax_cross_entropy", *inputs, *extra, count=2, hint="loss")
+
+
+@handler("GridSample")
+def _grid_sample(build: Build, node: Node) -> Any:
+    mode = _text(node, "mode", "bilinear")
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    padding, align = _text(node, "padding_mode", "zeros"), bool(node.attr("align_corners", 0))
+    return build.call("F.grid_sample", *build.tensors_of(node), mode, padding, align, hint="sampled")
+
+
+@handler("AffineGrid")
+def _affine_grid(build: Build, node: Node) -> Any:
+    align = bool(node.attr("align_corners", 0))
+    sizes = sizes_of(build, node, 1)
+    return build.call("ops.affine_grid", build.tensor(node, 0), sizes, align, hint="grid")
