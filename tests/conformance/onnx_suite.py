@@ -83,12 +83,19 @@ def check(case: Case) -> None:
     """Compare shapes, dtypes and values, with the test's own tolerances."""
     prepared = backend.prepare(case.model)
     for inputs, expected in case.data:
-        found = prepared.run(inputs)
-        Runner.assert_similar_outputs(expected, found, case.rtol, case.atol)
-        for want, have in zip(expected, found, strict=True):
-            assert isinstance(have, list | tuple) == isinstance(want, list | tuple)
-            if isinstance(want, list | tuple):
-                assert len(have) == len(want), f"a sequence of {len(have)} instead of {len(want)}"
+        _compare(expected, prepared.run(inputs), case)
+
+
+def _compare(expected: Sequence[Any], found: Sequence[Any], case: Case) -> None:
+    assert len(found) == len(expected), f"{len(found)} values instead of {len(expected)}"
+    for want, have in zip(expected, found, strict=True):
+        if isinstance(want, list | tuple):
+            assert isinstance(have, list | tuple), f"{type(have)} instead of a sequence"
+            _compare(want, have, case)
+        elif want is None:
+            assert have is None
+        else:
+            Runner.assert_similar_outputs([want], [have], case.rtol, case.atol)
 
 
 def failure(case: Case) -> str | None:

@@ -89,14 +89,14 @@ def _wrap(x: Tensor, bits: int, signed: bool) -> Tensor:
 
 
 def _to_float4(x: Tensor) -> Tensor:
-    """Round to the nearest of the 4-bit numbers, ties to the even code; out of range becomes the largest."""
+    """Round to the nearest of the 4-bit numbers, ties to the even code; NaN becomes -0, as in ml_dtypes."""
     values = _FLOAT4.to(x.device)
     size = x.float().abs()
     above = torch.bucketize(size, (values[1:] + values[:-1]) / 2, right=False)  # ties go down ...
     is_tie = (size == (values[1:] + values[:-1])[above.clamp(max=6)] / 2) & (above < 7)
     nearest = above + (is_tie & (above % 2 == 1)).to(above.dtype)  # ... unless the code above is the even one
     result = torch.copysign(values[nearest], x.float())
-    return torch.where(x.isnan(), torch.full_like(result, 6.0), result)
+    return torch.where(x.isnan(), torch.full_like(result, -0.0), result)
 
 
 def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:

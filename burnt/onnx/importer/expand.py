@@ -44,6 +44,9 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
             return
         _check_size(model, where, max_nodes)
         InlinePass()(model)
+        for node in list(model.graph):  # outputs that a body does not compute, and nothing reads
+            if node.op_type == "Constant" and not node.outputs[0].name and not node.outputs[0].uses():
+                model.graph.remove(node)
         _infer(model)
 
 
@@ -120,6 +123,9 @@ def _add_bodies(model: ir.Model) -> bool:
             continue
         function = _body_of(node, version, f"burnt_{number}")
         if function is not None:
+            for name, attribute in list(node.attributes.items()):
+                if attribute.type.name in ("GRAPH", "GRAPHS"):  # are part of the body already
+                    del node.attributes[name]
             node.overload = function.overload
             model.functions[function.identifier()] = function
             found = True
@@ -152,6 +158,13 @@ def _body_of(node: ir.Node, version: int, overload: str) -> ir.Function | None:
     proto.ParseFromString(raw)
     if not proto.node:
         return None
+    del proto.output[len(node.outputs) :]
+    computed = {*proto.input, *(name for part in proto.node for name in part.output)}
+    for name, output in zip(proto.output, node.outputs, strict=False):
+        if name not in computed:
+            if output.uses() or output.is_graph_output():
+                return None
+            proto.node.add(op_type="Constant", output=[name]).attribute.add(name="value_int", type="INT")
     proto.domain, proto.name, proto.overload = node.domain, node.op_type, overload
     del proto.attribute[:]  # an attribute that the node leaves out has the schema's default
     for attribute in schema.attributes.values():

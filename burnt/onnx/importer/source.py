@@ -29,7 +29,7 @@ _MAX_BYTES = 2**31  # protobuf's limit for a message
 
 
 def read_model(model: object) -> tuple[ir.Model, str]:
-    """Return a model with its functions inlined, and what messages call it.
+    """Return a model and what messages call it.
 
     Args:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
@@ -40,7 +40,6 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     """
     import onnx
     import onnx_ir as ir
-    from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
     where, folder = "an ONNX model", None
     if isinstance(model, str | os.PathLike):
@@ -68,10 +67,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     _check_proto(proto, where, folder)
     try:
         parsed = ir.from_proto(proto)
-        if parsed.functions:
-            parsed = InlinePass()(parsed).model
-        parsed = ShapeInferencePass(strict_mode=False)(parsed).model
-    except (ValueError, TypeError, KeyError, AttributeError, ir.passes.PassError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _not_onnx(where, str(error)) from None
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)

@@ -3,11 +3,16 @@
 from burnt.onnx.importer.ops import (  # noqa: F401
     activations,
     casts,
+    control,
     elementwise,
+    images,
     linear,
     normalization,
     reductions,
     resizing,
+    selection,
     shapes,
+    signal,
+    text,
     windows,
 )

@@ -309,12 +309,3 @@ def _col2im(build: Build, node: Node) -> Any:
 @handler("BitCast")
 def _bitcast(build: Build, node: Node) -> Any:
     return build.call("ops.bitcast", build.tensor(node, 0), torch_dtype(node.attr("to")), hint="bits")
-
-
-@handler("If")
-def _if(build: Build, node: Node) -> Any:
-    condition = build.tensor(node, 0)
-    then = build.body(node.attr("then_branch"), "then_branch")
-    otherwise = build.body(node.attr("else_branch"), "else_branch")
-    results = build.call("ops.if_", condition, then, otherwise, hint="branch")
-    return tuple(build.call("ops.item", results, i, hint="x") for i in range(node.num_outputs))

@@ -1,0 +1,226 @@
+"""Loops, sequences and optionals: sequences are lists, an empty optional is None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.errors import ShapeError
+
+__all__ = [
+    "batched_scan",
+    "concat_sequence",
+    "erase",
+    "get_element",
+    "has_element",
+    "insert",
+    "item",
+    "loop",
+    "scan",
+    "sequence",
+    "sequence_length",
+    "sequence_map",
+    "split_sequence",
+]
+
+
+def item(values: Sequence[Any], index: Tensor | int) -> Any:
+    """Return an element of a sequence."""
+    return values[int(index)]
+
+
+def sequence(*values: Any) -> list[Any]:
+    """Return a sequence."""
+    return list(values)
+
+
+def sequence_length(values: Sequence[Any]) -> Tensor:
+    """Return the number of elements as a tensor."""
+    return torch.tensor(len(values), dtype=torch.int64)
+
+
+def insert(values: Sequence[Any], value: Any, position: Tensor | int | None = None) -> list[Any]:
+    """Return a sequence with another element before a position, by default at the end."""
+    index = len(values) if position is None else int(position)
+    result = list(values)
+    result.insert(index, value)
+    return result
+
+
+def erase(values: Sequence[Any], position: Tensor | int = -1) -> list[Any]:
+    """Return a sequence without an element, by default the last one."""
+    result = list(values)
+    del result[int(position)]
+    return result
+
+
+def concat_sequence(values: Sequence[Any], axis: int, new_axis: bool = False) -> Any:
+    """Concatenate the elements of a sequence along an axis, or along a new one."""
+    if isinstance(values[0], np.ndarray):
+        return np.stack(values, axis) if new_axis else np.concatenate(values, axis)
+    return torch.stack(tuple(values), axis) if new_axis else torch.cat(tuple(values), axis)
+
+
+def split_sequence(
+    x: Tensor, split: Tensor | None = None, axis: int = 0, keepdim: bool = True
+) -> list[Tensor]:
+    """Split a tensor into a sequence.
+
+    Args:
+        x: any shape.
+        split: the size of each part, one for all or one per part; None: 1.
+        axis: the one that is split.
+        keepdim: whether the axis stays where `split` is None.
+    """
+    if split is None:
+        parts = x.split(1, axis)
+        return list(parts) if keepdim else [part.squeeze(axis) for part in parts]
+    return list(x.split(int(split) if split.dim() == 0 else split.tolist(), axis))
+
+
+def has_element(value: Any = None) -> Tensor:
+    """Whether an optional holds something."""
+    return torch.tensor(value is not None)
+
+
+def get_element(value: Any) -> Any:
+    """Return what an optional holds.
+
+    Raises:
+        ShapeError: it is empty.
+    """
+    if value is None:
+        raise ShapeError("an optional is empty", expected="a tensor or a sequence", found="None")
+    return value
+
+
+def loop(
+    trip_count: Tensor | int | None,
+    condition: Tensor | bool | None,
+    body: Callable[..., Any],
+    carried: Sequence[Any],
+    empty: Sequence[tuple[Sequence[int], torch.dtype]] = (),
+) -> tuple[Any, ...]:
+    """Run a loop.
+
+    Args:
+        trip_count: at most so many iterations; None: no limit.
+        condition: whether to begin; None: yes.
+        body: takes the iteration, the condition and the carried values; returns the next condition, the carried
+            values, and what is collected of each iteration.
+        carried: the values before the first iteration.
+        empty: shape and dtype of the elements of each collected output, for a loop without iterations.
+
+    Returns:
+        The last carried values, and the collected values stacked along a new first axis.
+
+    >>> one = torch.tensor(1)
+    >>> loop(3, None, lambda i, go, x: (go, x + x, x), [one], [((), torch.int64)])
+    (tensor(8), tensor([1, 2, 4]))
+    """
+    limit = None if trip_count is None else int(trip_count)
+    go = torch.tensor(True) if condition is None else torch.as_tensor(condition)
+    values, collected = list(carried), [list[Any]() for _ in empty]
+    iteration = 0
+    while (limit is None or iteration < limit) and bool(go):
+        go, *results = body(torch.tensor(iteration), go, *values)
+        values = results[: len(values)]
+        for elements, element in zip(collected, results[len(values) :], strict=True):
+            elements.append(element)
+        iteration += 1
+    stacked = [
+        _stack(elements, 0) if elements else torch.zeros((0, *shape), dtype=dtype)
+        for elements, (shape, dtype) in zip(collected, empty, strict=True)
+    ]
+    return (*values, *stacked)
+
+
+def _stack(elements: Sequence[Any], axis: int) -> Any:
+    return (
+        np.stack(elements, axis)
+        if isinstance(elements[0], np.ndarray)
+        else torch.stack(tuple(elements), axis)
+    )
+
+
+def scan(
+    body: Callable[..., Any],
+    states: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    input_axes: Sequence[int],
+    reverse_inputs: Sequence[bool],
+    output_axes: Sequence[int],
+    reverse_outputs: Sequence[bool],
+) -> tuple[Any, ...]:
+    """Run a body over slices of the inputs.
+
+    Args:
+        body: takes the states and a slice of each input; returns the next states and a slice of each output.
+        states: before the first step.
+        inputs: tensors whose axes `input_axes` are of one size, the number of steps.
+        input_axes: an axis per input.
+        reverse_inputs: whether to begin at an input's end.
+        output_axes: where the axis of the steps stands, per output.
+        reverse_outputs: whether the first step's slice is an output's last one.
+
+    Returns:
+        The last states, and the outputs.
+    """
+    count = inputs[0].shape[input_axes[0]]
+    values: list[Any] = list(states)
+    collected = [list[Any]() for _ in output_axes]
+    for step in range(count):
+        slices = [
+            x.select(axis, count - 1 - step if backwards else step)
+            for x, axis, backwards in zip(inputs, input_axes, reverse_inputs, strict=True)
+        ]
+        results = body(*values, *slices)
+        values = list(results[: len(values)])
+        for elements, element in zip(collected, results[len(values) :], strict=True):
+            elements.append(element)
+    outputs = [
+        _stack(elements[::-1] if backwards else elements, axis)
+        for elements, axis, backwards in zip(collected, output_axes, reverse_outputs, strict=True)
+    ]
+    return (*values, *outputs)
+
+
+def sequence_map(body: Callable[..., Any], first: Sequence[Any], *others: Any) -> tuple[list[Any], ...]:
+    """Map sequences element by element; a tensor is passed to each call.
+
+    Returns:
+        A sequence per output of the body.
+    """
+    rows = [
+        body(value, *[other[i] if isinstance(other, list) else other for other in others])
+        for i, value in enumerate(first)
+    ]
+    return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+def batched_scan(
+    body: Callable[..., Any],
+    states: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    reverse_inputs: Sequence[bool],
+    num_outputs: int,
+) -> tuple[Any, ...]:
+    """Run `scan` for each item of a batch, as version 8 does: axis 0 is the batch, axis 1 the steps."""
+    axes, forwards = [0] * num_outputs, [False] * num_outputs
+    rows = [
+        scan(
+            body,
+            [s[i] for s in states],
+            [x[i] for x in inputs],
+            [0] * len(inputs),
+            reverse_inputs,
+            axes,
+            forwards,
+        )
+        for i in range(inputs[0].shape[0])
+    ]
+    return tuple(_stack(column, 0) for column in zip(*rows, strict=True))

@@ -1,0 +1,113 @@
+"""Fourier transforms, windows, mel filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["dft", "mel_weights", "stft", "window"]
+
+
+def dft(
+    x: Tensor, length: Tensor | int | None, axis: Tensor | int, inverse: bool = False, onesided: bool = False
+) -> Tensor:
+    """Return the discrete Fourier transform along an axis.
+
+    Args:
+        x: ``[..., 1]`` (real) or ``[..., 2]`` (real and imaginary parts).
+        length: of the signal, which is cut or filled up with zeros; None: that of the axis.
+        axis: the one that is transformed; negative ones count from the last axis, that of the parts.
+        inverse: whether to transform back.
+        onesided: only the first half and one, of a real signal; or, with `inverse`, back to a real signal from it.
+
+    Returns:
+        ``[..., 2]``, or ``[..., 1]`` where a onesided transform is inverted.
+    """
+    dim = int(axis) % x.dim()
+    count = None if length is None else int(length)
+    if inverse and onesided:
+        return torch.fft.irfft(_complex(x), count, dim).unsqueeze(-1)
+    if onesided:
+        return torch.view_as_real(torch.fft.rfft(x[..., 0], count, dim))
+    transform = torch.fft.ifft if inverse else torch.fft.fft
+    return torch.view_as_real(transform(_complex(x), count, dim))
+
+
+def _complex(x: Tensor) -> Tensor:
+    if x.shape[-1] == 1:
+        return torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
+    return torch.view_as_complex(x.contiguous())
+
+
+def stft(
+    x: Tensor, step: Tensor | int, window: Tensor | None, length: Tensor | int | None, onesided: bool = True
+) -> Tensor:
+    """Return Fourier transforms of frames of a signal.
+
+    Args:
+        x: ``[batch, samples, 1]`` (real) or ``[batch, samples, 2]``.
+        step: samples between the beginnings of frames.
+        window: ``[length]``, multiplied with each frame; None: 1.
+        length: of a frame; None: that of the window.
+        onesided: only the first half and one, of a real signal.
+
+    Returns:
+        ``[batch, frames, bins, 2]``.
+    """
+    size = int(length) if length is not None else x.shape[1] if window is None else window.shape[0]
+    frames = (x[..., 0] if x.shape[-1] == 1 else _complex(x)).unfold(1, size, int(step))
+    if window is not None:
+        frames = frames * window
+    if onesided and not frames.is_complex():
+        return torch.view_as_real(torch.fft.rfft(frames))
+    spectrum = torch.fft.fft(frames)
+    return torch.view_as_real(spectrum[..., : size // 2 + 1] if onesided else spectrum)
+
+
+def window(kind: str, size: Tensor | int, periodic: bool, dtype: torch.dtype) -> Tensor:
+    """Return a window: ``hann``, ``hamming`` (with 25/46) or ``blackman``, periodic or symmetric."""
+    count = int(size)
+    angle = torch.arange(count, dtype=torch.float64) * (2 * np.pi / (count if periodic else count - 1))
+    if kind == "blackman":
+        values = 0.42 - 0.5 * angle.cos() + 0.08 * (2 * angle).cos()
+    else:
+        first = 0.5 if kind == "hann" else 25 / 46
+        values = first - (1 - first) * angle.cos()
+    return values.to(dtype)
+
+
+def mel_weights(
+    num_bins: Any, dft_length: Any, sample_rate: Any, lowest: Any, highest: Any, dtype: torch.dtype
+) -> Tensor:
+    """Return triangular filters, evenly spaced on the mel scale.
+
+    Args:
+        num_bins: of mel filters.
+        dft_length: of the transform whose bins are weighted.
+        sample_rate: in Hz.
+        lowest: frequency of the first filter's lower edge, in Hz.
+        highest: frequency of the last filter's upper edge, in Hz.
+        dtype: of the result.
+
+    Returns:
+        ``[dft_length // 2 + 1, num_bins]``.
+    """
+    bins, length, rate = int(num_bins), int(dft_length), int(sample_rate)
+    low, high = (2595 * np.log10(1 + float(edge) / 700) for edge in (lowest, highest))
+    mel = np.arange(bins + 2) * ((high - low) / (bins + 2)) + low
+    edges = np.floor((length + 1) * 700 * (10 ** (mel / 2595) - 1) / rate).astype(np.int64)
+    weights = np.zeros((length // 2 + 1, bins))
+    for i in range(bins):
+        left, center, right = edges[i : i + 3]
+        if center == left:
+            weights[center, i] = 1
+        else:
+            rising = np.arange(left, center + 1)
+            weights[rising, i] = (rising - left) / (center - left)
+        if right > center:
+            falling = np.arange(center, right)
+            weights[falling, i] = (right - falling) / (right - center)
+    return torch.from_numpy(weights).to(dtype)

@@ -1,0 +1,128 @@
+"""Strings: numpy arrays of Python's strings, since torch has none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["normalize_strings", "regex_full_match", "string_concat", "string_split", "tfidf"]
+
+
+def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Concatenate strings element by element; shapes are broadcast."""
+    return np.asarray(np.add(x, y), dtype=object)
+
+
+def string_split(
+    x: np.ndarray[Any, Any], delimiter: str | None = None, maxsplit: int | None = None
+) -> tuple[np.ndarray[Any, Any], Tensor]:
+    """Split strings.
+
+    Args:
+        x: strings, of any shape.
+        delimiter: None or empty: runs of whitespace.
+        maxsplit: at most so many splits; None: no limit.
+
+    Returns:
+        The parts along a new last axis, which is filled up with empty strings, and their numbers.
+
+    >>> string_split(np.array(["a b", "c"], dtype=object))[1]
+    tensor([2, 1])
+    """
+    parts = [text.split(delimiter or None, -1 if maxsplit is None else maxsplit) for text in x.reshape(-1)]
+    width = max(map(len, parts), default=0)
+    padded = np.full((len(parts), width), "", dtype=object)
+    for row, words in zip(padded, parts, strict=True):
+        row[: len(words)] = words
+    counts = torch.tensor([len(words) for words in parts], dtype=torch.int64)
+    return padded.reshape(*x.shape, width), counts.reshape(x.shape)
+
+
+def regex_full_match(x: np.ndarray[Any, Any], pattern: str) -> Tensor:
+    """Whether a regular expression matches the whole of each string."""
+    compiled = re.compile(pattern)
+    matches = [compiled.fullmatch(text) is not None for text in x.reshape(-1)]
+    return torch.tensor(matches, dtype=torch.bool).reshape(x.shape)
+
+
+def normalize_strings(
+    x: np.ndarray[Any, Any],
+    action: str = "NONE",
+    is_case_sensitive: bool = False,
+    stopwords: Sequence[str] = (),
+) -> np.ndarray[Any, Any]:
+    """Remove stop words, then change the case.
+
+    Args:
+        x: strings ``[words]`` or ``[1, words]``.
+        action: ``LOWER``, ``UPPER`` or ``NONE``.
+        is_case_sensitive: of the comparison with the stop words.
+        stopwords: what is removed.
+
+    Returns:
+        The other words; a single empty string if none is left.
+    """
+
+    def key(text: str) -> str:
+        return text if is_case_sensitive else text.lower()
+
+    unwanted = {key(word) for word in stopwords}
+    change = {"LOWER": str.lower, "UPPER": str.upper}.get(action, str)
+    words = [change(text) for text in x.reshape(-1) if key(text) not in unwanted] or [""]
+    return np.array(words, dtype=object).reshape(*x.shape[:-1], len(words))
+
+
+def tfidf(
+    x: Any,
+    mode: str,
+    lengths: tuple[int, int],
+    max_skip: int,
+    starts: Sequence[int],
+    columns: Sequence[int],
+    pool: Sequence[Any],
+    weights: Sequence[float] = (),
+) -> Tensor:
+    """Count the n-grams of a pool in sequences of tokens.
+
+    Args:
+        x: integers or strings, ``[tokens]`` or ``[batch, tokens]``.
+        mode: ``TF`` (counts), ``IDF`` (the weights of those that occur) or ``TFIDF`` (counts times weights).
+        lengths: the shortest and the longest n-grams that are counted.
+        max_skip: tokens that may stand between two tokens of an n-gram, the same number between all of them.
+        starts: where the 1-grams, 2-grams ... begin in the pool.
+        columns: of each n-gram in the output.
+        pool: the n-grams, one after the other.
+        weights: of each n-gram; empty: 1.
+
+    Returns:
+        float32 ``[columns]`` or ``[batch, columns]``.
+    """
+    array = x if isinstance(x, np.ndarray) else x.numpy(force=True)
+    grams: dict[tuple[Any, ...], int] = {}
+    number = 0
+    for n, begin in enumerate(starts, start=1):
+        end = starts[n] if n < len(starts) else len(pool)
+        for position in range(begin, end, n):
+            if lengths[0] <= n <= lengths[1]:
+                grams[tuple(pool[position : position + n])] = number
+            number += 1
+    rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+    counts = np.zeros((len(rows), max(columns) + 1), np.float32)
+    for row, tokens in zip(counts, rows.tolist(), strict=True):
+        for n in range(lengths[0], lengths[1] + 1):
+            for step in range(1, (max_skip + 1 if n > 1 else 1) + 1):
+                for begin in range(len(tokens) - (n - 1) * step):
+                    found = grams.get(tuple(tokens[begin : begin + (n - 1) * step + 1 : step]))
+                    if found is not None:
+                        row[columns[found]] += 1
+    if mode != "TF":
+        scale = np.ones(counts.shape[1], np.float32)
+        scale[list(columns)] = weights if len(weights) else 1.0
+        counts = (counts > 0) * scale if mode == "IDF" else counts * scale
+    result = torch.from_numpy(counts.astype(np.float32))
+    return result.reshape(*array.shape[:-1], -1)

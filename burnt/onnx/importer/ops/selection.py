@@ -1,0 +1,138 @@
+"""Constants, generated tensors, random numbers, and selection of elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnt.errors import UnsupportedError
+from burnt.onnx.importer.build import Build, Ints, Node
+from burnt.onnx.importer.dtypes import torch_dtype
+from burnt.onnx.importer.registry import handler
+
+
+@handler("Constant")
+def _constant(build: Build, node: Node) -> Any:
+    (name, attribute), *_ = node.node.attributes.items()
+    if name == "value":
+        return node.attr("value")
+    if name == "sparse_value":
+        raise UnsupportedError(
+            "a sparse constant cannot be imported",
+            where=node.name,
+            expected="a dense one",
+            found="sparse_value",
+        )
+    kinds = {"value_float": np.float32, "value_int": np.int64, "value_string": object}
+    return np.array(attribute.value, dtype=kinds[name.removesuffix("s")])
+
+
+def _dtype_attr(build: Build, node: Node, default: torch.dtype = torch.float32) -> torch.dtype:
+    """Return the dtype that the attribute names, else that of the first input, else the default."""
+    code = node.attr("dtype")
+    found = torch_dtype(int(code)) if code is not None else build.dtype(node, 0) if node.num_inputs else None
+    return default if found is None else found
+
+
+@handler("ConstantOfShape")
+def _constant_of_shape(build: Build, node: Node) -> Any:
+    array = node.attr("value", np.zeros(1, np.float32))
+    from burnt.onnx.importer.dtypes import to_tensor
+
+    value = to_tensor(array)
+    shape = build.ints(node, 0)
+    if shape is None:
+        shape = build.tensor(node, 0)
+        return build.call("ops.full", shape, value.item(), value.dtype, hint="full")
+    return build.call("torch.full", shape, value.item(), dtype=value.dtype, hint="full")
+
+
+@handler("Range")
+def _range(build: Build, node: Node) -> Any:
+    ends = [build.ints(node, i) for i in range(3)]
+    if build.dtype(node, 0) == torch.int64 and all(end is not None and len(end) == 1 for end in ends):
+        start, limit, delta = (end[0] for end in ends if end)
+        return build.call("torch.arange", start, limit, delta, hint="range")
+    return build.call("ops.arange", *build.tensors_of(node), hint="range")
+
+
+@handler("EyeLike")
+def _eye_like(build: Build, node: Node) -> Any:
+    dtype = _dtype_attr(build, node)
+    return build.call("ops.eye_like", build.tensor(node, 0), node.attr("k", 0), dtype, hint="eye")
+
+
+@handler("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+def _random(build: Build, node: Node) -> Any:
+    is_normal = "Normal" in node.op
+    names = (("mean", 0.0), ("scale", 1.0)) if is_normal else (("low", 0.0), ("high", 1.0))
+    numbers = [node.attr(*name) for name in names]
+    shape = (
+        build.call("ops.shape", build.tensor(node, 0), hint="shape")
+        if node.num_inputs
+        else node.attr("shape")
+    )
+    function = "ops.random_normal" if is_normal else "ops.random_uniform"
+    return build.call(function, shape, *numbers, _dtype_attr(build, node), hint="random")
+
+
+@handler("Bernoulli")
+def _bernoulli(build: Build, node: Node) -> Any:
+    return build.call("ops.bernoulli", build.tensor(node, 0), _dtype_attr(build, node), hint="bernoulli")
+
+
+@handler("Multinomial")
+def _multinomial(build: Build, node: Node) -> Any:
+    dtype = torch_dtype(int(node.attr("dtype", 6)))
+    assert dtype is not None
+    return build.call(
+        "ops.multinomial", build.tensor(node, 0), node.attr("sample_size", 1), dtype, hint="classes"
+    )
+
+
+@handler("TopK")
+def _topk(build: Build, node: Node) -> Any:
+    k: Any = node.attr("k")  # version 1
+    if k is None:
+        known = build.ints(node, 1)
+        k = known[0] if known else build.tensor(node, 1)
+    axis, largest = node.attr("axis", -1), bool(node.attr("largest", 1))
+    return build.calls("ops.topk", build.tensor(node, 0), k, axis, largest, count=2, hint="top")
+
+
+@handler("Compress")
+def _compress(build: Build, node: Node) -> Any:
+    return build.call(
+        "ops.compress", build.tensor(node, 0), build.tensor(node, 1), node.attr("axis"), hint="selected"
+    )
+
+
+@handler("NonZero")
+def _nonzero(build: Build, node: Node) -> Any:
+    return build.call("ops.nonzero", build.tensor(node, 0), hint="indices")
+
+
+@handler("OneHot")
+def _one_hot(build: Build, node: Node) -> Any:
+    depth = build.tensor_or_number(node, 1)
+    if isinstance(depth, float):
+        depth = int(depth)
+    known = build.known(node, 1)
+    if isinstance(known, Ints):
+        depth = known.values[0]
+    return build.call(
+        "ops.one_hot",
+        build.tensor(node, 0),
+        depth,
+        build.tensor(node, 2),
+        node.attr("axis", -1),
+        hint="one_hot",
+    )
+
+
+@handler("Unique")
+def _unique(build: Build, node: Node) -> Any:
+    axis, sort = node.attr("axis"), bool(node.attr("sorted", 1))
+    return build.calls("ops.unique", build.tensor(node, 0), axis, sort, count=4, hint="unique")

@@ -1,0 +1,58 @@
+"""Strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.registry import handler
+
+
+@handler("StringConcat")
+def _string_concat(build: Build, node: Node) -> Any:
+    return build.call("ops.string_concat", *build.tensors_of(node), hint="text")
+
+
+@handler("StringSplit")
+def _string_split(build: Build, node: Node) -> Any:
+    return build.calls(
+        "ops.string_split",
+        build.tensor(node, 0),
+        node.attr("delimiter"),
+        node.attr("maxsplit"),
+        count=2,
+        hint="parts",
+    )
+
+
+@handler("RegexFullMatch")
+def _regex_full_match(build: Build, node: Node) -> Any:
+    return build.call("ops.regex_full_match", build.tensor(node, 0), node.attr("pattern"), hint="matches")
+
+
+@handler("StringNormalizer")
+def _string_normalizer(build: Build, node: Node) -> Any:
+    return build.call(
+        "ops.normalize_strings",
+        build.tensor(node, 0),
+        node.attr("case_change_action", "NONE"),
+        bool(node.attr("is_case_sensitive", 0)),
+        node.attr("stopwords", []),
+        hint="text",
+    )
+
+
+@handler("TfIdfVectorizer")
+def _tfidf(build: Build, node: Node) -> Any:
+    return build.call(
+        "ops.tfidf",
+        build.tensor(node, 0),
+        node.attr("mode"),
+        (node.attr("min_gram_length"), node.attr("max_gram_length")),
+        node.attr("max_skip_count"),
+        node.attr("ngram_counts"),
+        node.attr("ngram_indexes"),
+        node.attr("pool_strings") or node.attr("pool_int64s"),
+        node.attr("weights", []),
+        hint="counts",
+    )
