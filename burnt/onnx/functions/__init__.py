@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.onnx.functions.attention import *  # noqa: F403
 from burnt.onnx.functions.casts import *  # noqa: F403
 from burnt.onnx.functions.control import (
     batched_scan,
@@ -28,6 +29,8 @@ from burnt.onnx.functions.control import (
 from burnt.onnx.functions.images import decode_image
 from burnt.onnx.functions.math import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403
+from burnt.onnx.functions.quantization import *  # noqa: F403
+from burnt.onnx.functions.recurrent import *  # noqa: F403
 from burnt.onnx.functions.resizing import *  # noqa: F403
 from burnt.onnx.functions.selection import (
     arange,

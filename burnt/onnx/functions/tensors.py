@@ -38,6 +38,7 @@ __all__ = [
     "tile",
     "to_ints",
     "trilu",
+    "unpack",
     "unsqueeze",
 ]
 
@@ -322,3 +323,8 @@ def col2im(
 def bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Reinterpret the bits of elements as another dtype of the same size."""
     return x.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def unpack(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return several results, to be named one by one."""
+    return tuple(values)

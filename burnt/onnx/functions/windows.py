@@ -302,14 +302,17 @@ def deform_conv(
     ]
     rows = steps[0].repeat_interleave(kw)[:, None, None] + starts[0][None, :, None] + offset[:, :, :, 0]
     columns = steps[1].repeat(kh)[:, None, None] + starts[1][None, None, :] + offset[:, :, :, 1]
-    # grid_sample's coordinates with align_corners=False: pixel i is at (2 i + 1) / size - 1.
-    grid = torch.stack([(2 * columns + 1) / width - 1, (2 * rows + 1) / height - 1], -1)
     per_group = channels // offset_groups
-    sampled = F.grid_sample(
-        x.reshape(n * offset_groups, per_group, height, width),
-        grid.reshape(n * offset_groups, kh * kw * out_h, out_w, 2).to(x.dtype),
-        align_corners=False,
-    ).reshape(n, offset_groups, per_group, kh * kw, out_h, out_w)
+    flat = x.reshape(n, offset_groups, per_group, height * width)
+    sampled = x.new_zeros(n, offset_groups, per_group, kh * kw * out_h * out_w)
+    top, left = rows.floor(), columns.floor()
+    for row, column in itertools.product((top, top + 1), (left, left + 1)):
+        share = (1 - (rows - row).abs()) * (1 - (columns - column).abs())
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        place = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
+        place = place.reshape(n, offset_groups, 1, -1).expand(-1, -1, per_group, -1)
+        sampled = sampled + flat.gather(-1, place) * (share * inside).reshape(n, offset_groups, 1, -1)
+    sampled = sampled.reshape(n, offset_groups, per_group, kh * kw, out_h, out_w)
     if mask is not None:
         sampled = sampled * mask.reshape(n, offset_groups, 1, kh * kw, out_h, out_w)
     inputs = sampled.reshape(n, groups, channels // groups * kh * kw, out_h * out_w)

@@ -2,12 +2,15 @@
 
 from burnt.onnx.importer.ops import (  # noqa: F401
     activations,
+    attention,
     casts,
     control,
     elementwise,
     images,
     linear,
     normalization,
+    quantization,
+    recurrent,
     reductions,
     resizing,
     selection,

@@ -1,0 +1,289 @@
+"""Functions of attention, rotary embedding and key-value caches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = [
+    "attention",
+    "attention_details",
+    "flex_attention",
+    "linear_attention",
+    "merge_heads",
+    "rotary_embedding",
+    "split_heads",
+    "swiglu",
+    "tensor_scatter",
+]
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Return ``[B, T, H * D]`` as ``[B, H, T, D]``."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Return ``[B, H, T, D]`` as ``[B, T, H * D]``."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], 1)
+
+
+def _bias(
+    query: Tensor,
+    length: int,
+    mask: Tensor | None,
+    offset: Tensor | int,
+    lengths: Tensor | None,
+    is_causal: bool,
+    window: tuple[int, int],
+) -> Tensor | None:
+    """Return what is added to scores: 0 or -inf, and the mask; None if nothing is."""
+    bias: Tensor | None = None
+    if mask is not None:
+        missing = length - mask.shape[-1]
+        if missing > 0:
+            mask = F.pad(mask, (0, missing), value=False if mask.dtype == torch.bool else -math.inf)
+        bias = _additive(mask, query) if mask.dtype == torch.bool else mask
+    if is_causal or max(window) >= 0:
+        place = torch.arange(query.shape[2], device=query.device)[:, None]
+        shift = offset.reshape(-1, 1, 1, 1) if isinstance(offset, Tensor) else offset
+        behind = place + shift - torch.arange(length, device=query.device)
+        allowed = torch.ones_like(behind, dtype=torch.bool)
+        if is_causal:
+            allowed = behind >= 0
+        if window[0] >= 0:
+            allowed = allowed & (behind <= window[0])
+        if window[1] >= 0:
+            allowed = allowed & (-behind <= window[1])
+        bias = _additive(allowed, query) if bias is None else bias + _additive(allowed, query)
+    if lengths is not None:
+        valid = torch.arange(length, device=query.device) < lengths.reshape(-1, 1, 1, 1)
+        bias = _additive(valid, query) if bias is None else bias + _additive(valid, query)
+    return bias
+
+
+def _additive(allowed: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill(~allowed, -math.inf)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+    """`attention_details` without the other outputs."""
+    return attention_details(query, key, value, mask, **options)[0]
+
+
+def attention_details(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *,
+    num_heads: int | None = None,
+    kv_num_heads: int | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    softcap: float = 0.0,
+    window: tuple[int, int] = (-1, -1),
+    scores: int | None = None,
+    softmax_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Attention with ONNX's options.
+
+    Args:
+        query: ``[B, H, T, D]``, or ``[B, T, H * D]`` with `num_heads`.
+        key: ``[B, K, S, D]`` or ``[B, S, K * D]``; K divides H.
+        value: likewise.
+        mask: boolean (True may be attended) or added to the scores; broadcast to ``[B, H, T, S]``.
+        past_key: ``[B, K, P, D]``, before `key`.
+        past_value: likewise.
+        lengths: ``[B]``: valid keys of each sequence.
+        num_heads: of the query, for three axes.
+        kv_num_heads: of key and value, for three axes.
+        scale: of scores; None is 1 / sqrt(D).
+        is_causal: no query sees later keys; it comes after the past.
+        softcap: scores are ``softcap * tanh(scores / softcap)``; 0 leaves them.
+        window: keys that may be seen to the left and to the right; -1 is all.
+        scores: return scores after 0: the matmul, 1: softcap, 2: the mask, 3: softmax; None returns none.
+        softmax_dtype: in which softmax is computed.
+
+    Returns:
+        The result in the query's layout, all keys, all values, and the scores. A query that may see no key
+        gives zeros.
+    """
+    is_flat = query.dim() == 3
+    if is_flat:
+        assert num_heads is not None and kv_num_heads is not None
+        query = split_heads(query, num_heads)
+        key, value = split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
+    if past_key is not None and past_value is not None:
+        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    offset: Tensor | int = 0 if past_key is None else past_key.shape[2]
+    if past_key is None and lengths is not None:
+        offset = lengths - query.shape[2]
+    bias = _bias(query, key.shape[2], mask, offset, lengths, is_causal, window)
+    keys, values = _repeat_heads(key, query.shape[1]), _repeat_heads(value, query.shape[1])
+    factor = torch.tensor(math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale), dtype=query.dtype)
+    factor = factor.to(query.device)
+    product = torch.matmul(query * factor, keys.transpose(-1, -2) * factor)
+    stages = {0: product}
+    if softcap > 0:
+        product = torch.tanh(product / softcap) * softcap
+    stages[1] = product
+    product = product if bias is None else product + bias
+    stages[2] = product
+    wide = product if softmax_dtype is None else product.to(softmax_dtype)
+    weights = torch.softmax(wide, -1)
+    if bias is not None:
+        weights = weights.masked_fill((bias == -math.inf).all(-1, keepdim=True), 0)
+    weights = weights.to(query.dtype)
+    stages[3] = weights
+    result = torch.matmul(weights, values)
+    shown = None if scores is None else stages[scores]
+    return (merge_heads(result) if is_flat else result), key, value, shown
+
+
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None = None,
+    score_mod: Callable[[Tensor], Any] | None = None,
+    prob_mod: Callable[[Tensor], Any] | None = None,
+    softmax_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Attention whose scores and weights go through functions; all have four axes, see `attention_details`."""
+    factor = torch.tensor(math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale), dtype=query.dtype)
+    keys, values = _repeat_heads(key, query.shape[1]), _repeat_heads(value, query.shape[1])
+    scores = torch.matmul(query * factor, (keys * factor).transpose(-1, -2))
+    narrow = query.dtype in (torch.float16, torch.bfloat16)
+    dtype = softmax_dtype or (torch.float32 if narrow else query.dtype)
+    scores = scores.to(dtype)
+    if score_mod is not None:
+        scores = score_mod(scores)[0].to(dtype)
+    weights = torch.softmax(scores, -1)
+    if prob_mod is not None:
+        weights = prob_mod(weights)[0].to(dtype)
+    return torch.matmul(weights, values.to(dtype)).to(value.dtype)
+
+
+def linear_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: Tensor | None = None,
+    decay: Tensor | None = None,
+    beta: Tensor | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    scale: float = 0.0,
+    update_rule: str = "gated_delta",
+) -> tuple[Tensor, Tensor]:
+    """Linear attention with decay and the delta rule, step by step, in float32.
+
+    Args:
+        query: ``[B, T, H * D]``.
+        key: ``[B, T, K * D]``.
+        value: ``[B, T, K * V]``.
+        state: ``[B, K, D, V]``; None is zeros.
+        decay: ``[B, T, K]`` or ``[B, T, K * D]``: logarithms.
+        beta: ``[B, T, K]`` or ``[B, T, 1]``.
+        num_heads: H.
+        kv_num_heads: K.
+        scale: 0 is 1 / sqrt(D).
+        update_rule: linear, gated, delta or gated_delta.
+
+    Yang and others, 2024.
+    """
+    batch, steps = query.shape[:2]
+    q = split_heads(query, num_heads).float()
+    k, v = split_heads(key, kv_num_heads).float(), split_heads(value, kv_num_heads).float()
+    shape = (batch, kv_num_heads, k.shape[-1], v.shape[-1])
+    dtype = query.dtype if state is None else state.dtype
+    memory = q.new_zeros(shape) if state is None else state.float()
+    gates = None if decay is None else split_heads(decay, kv_num_heads).float().exp()
+    rates = None if beta is None else beta.float().transpose(1, 2)
+    factor = q.shape[-1] ** -0.5 if not scale else scale
+    outputs = []
+    for step in range(steps):
+        if gates is not None and update_rule.startswith("gated"):
+            memory = memory * gates[:, :, step, :, None]
+        change = v[:, :, step]
+        if rates is not None and update_rule.endswith("delta"):
+            change = change - torch.einsum("bhdm,bhd->bhm", memory, k[:, :, step])
+            change = change * rates[:, :, step, None]
+        memory = memory + k[:, :, step, :, None] * change[..., None, :]
+        read = _repeat_heads(memory, num_heads)
+        outputs.append(factor * torch.einsum("bhd,bhdm->bhm", q[:, :, step], read))
+    result = torch.stack(outputs, 2) if outputs else q.new_zeros(batch, num_heads, 0, v.shape[-1])
+    return merge_heads(result).to(query.dtype), memory.to(dtype)
+
+
+def rotary_embedding(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    rotary_dim: int = 0,
+    num_heads: int = 0,
+) -> Tensor:
+    """Rotate pairs of features by their positions' angles.
+
+    Args:
+        x: ``[B, H, T, D]``, or ``[B, T, H * D]`` with `num_heads`.
+        cos: ``[positions, R / 2]`` with `positions`; else ``[B, T, R / 2]``.
+        sin: likewise.
+        positions: ``[B, T]``.
+        interleaved: pairs are neighbours; else they are R / 2 apart.
+        rotary_dim: R, the features that are rotated; 0 is all.
+        num_heads: H, for three axes.
+
+    Su and others, 2021.
+    """
+    heads = split_heads(x, num_heads) if x.dim() == 3 else x
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    size = rotary_dim or heads.shape[-1]
+    rotated, rest = heads[..., :size], heads[..., size:]
+    if interleaved:
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+        rotated = torch.stack([cos * a - sin * b, sin * a + cos * b], -1).flatten(-2)
+    else:
+        a, b = rotated.chunk(2, -1)
+        rotated = torch.cat([cos * a - sin * b, sin * a + cos * b], -1)
+    result = torch.cat([rotated, rest], -1)
+    return merge_heads(result) if x.dim() == 3 else result
+
+
+def tensor_scatter(
+    cache: Tensor, update: Tensor, starts: Tensor | None = None, axis: int = -2, circular: bool = False
+) -> Tensor:
+    """Return a copy of a cache ``[B, ...]`` with `update` written along an axis from each sequence's start."""
+    axis %= cache.dim()
+    step = torch.arange(update.shape[axis], device=cache.device)
+    first = torch.zeros(cache.shape[0], dtype=torch.int64, device=cache.device) if starts is None else starts
+    place = first[:, None] + step
+    if circular:
+        place = place % cache.shape[axis]
+    view = [1] * cache.dim()
+    view[0], view[axis] = place.shape
+    return cache.scatter(axis, place.reshape(view).expand(update.shape), update)
+
+
+def swiglu(x: Tensor, gated: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return ``x * sigmoid(alpha * x) * gated``."""
+    return x * torch.sigmoid(alpha * x) * gated

@@ -1,0 +1,202 @@
+"""Functions of quantized values, with ONNX's roundings and types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from burnt.onnx.functions.windows import conv
+
+__all__ = [
+    "conv_integer",
+    "dequantize_linear",
+    "dynamic_quantize_linear",
+    "matmul_integer",
+    "qlinear_conv",
+    "qlinear_matmul",
+    "quantize_linear",
+]
+
+_RANGES = {
+    "int2": (-2, 1),
+    "uint2": (0, 3),
+    "int4": (-8, 7),
+    "uint4": (0, 15),
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "int16": (-32768, 32767),
+    "uint16": (0, 65535),
+    "int32": (-(2**31), 2**31 - 1),
+}
+
+
+def _spread(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+    """Return scales in a shape that broadcasts to `x`: one, one per index of an axis, or one per block."""
+    if scale.numel() == 1 and scale.dim() <= 1 and not block:
+        return scale.reshape(())
+    axis %= x.dim()
+    if block:
+        return scale.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
+    return scale.reshape([-1 if i == axis else 1 for i in range(x.dim())])
+
+
+def quantize_linear(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    kind: str = "uint8",
+    axis: int = 1,
+    block: int = 0,
+    dtype: torch.dtype | None = None,
+    saturate: bool = True,
+) -> Tensor:
+    """Divide by scales, round to the nearest even integer, add zero points, and clamp.
+
+    Args:
+        x: floating-point, or int32.
+        scale: one, one per index of `axis`, or one per block of it.
+        zero_point: in the shape of `scale`; None is 0.
+        kind: the type of the result: int8, uint4, float8_e4m3fn ...; 4 and 2 bits are not packed.
+        axis: of scales.
+        block: size of the blocks; 0 for none.
+        dtype: in which is divided; None is that of `scale`.
+        saturate: clamp to the largest value of float8, instead of infinity or NaN.
+    """
+    dtype = dtype or (scale.dtype if scale.dtype in (torch.float32, torch.float64) else torch.float32)
+    if dtype == torch.float8_e8m0fnu:
+        dtype = torch.float32
+    ratio = x.to(dtype) / _spread(scale.to(dtype), x, axis, block)
+    if kind == "float4_e2m1fn":
+        return _to_float4(ratio)
+    if kind.startswith("float8"):
+        target: torch.dtype = getattr(torch, kind)
+        return _to_float8(ratio.float(), target, saturate)
+    low, high = _RANGES[kind]
+    rounded = torch.round(ratio)
+    if zero_point is not None:
+        rounded = rounded + _spread(zero_point.to(dtype), x, axis, block)
+    small = {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(kind, kind)
+    return torch.clamp(rounded, low, high).to(getattr(torch, small))
+
+
+def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
+    if saturate:
+        limit = torch.finfo(dtype).max
+        x = torch.where(x.isnan(), x, x.clamp(-limit, limit))
+    return x.to(dtype)
+
+
+def _to_float4(x: Tensor) -> Tensor:
+    """Round to 0, 0.5, 1, 1.5, 2, 3, 4 or 6; ties to the even mantissa."""
+    size = x.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return torch.copysign((torch.round(size / step) * step).clamp(max=6), x).float()
+
+
+def dequantize_linear(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    axis: int = 1,
+    block: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Subtract zero points and multiply by scales, see `quantize_linear`; in float32 or float64 inside."""
+    wide = torch.float64 if x.dtype == torch.int32 or scale.dtype == torch.float64 else torch.float32
+    values = x.to(wide)
+    if zero_point is not None:
+        values = values - _spread(zero_point.to(wide), x, axis, block)
+    return (values * _spread(scale.to(wide), x, axis, block)).to(dtype or scale.dtype)
+
+
+def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize to uint8 with the scale and zero point of the tensor's own range."""
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero_point = torch.round(-low / scale).clamp(0, 255)
+    values = (torch.round(x / scale) + zero_point).clamp(0, 255).to(torch.uint8)
+    return values, scale, zero_point.to(torch.uint8)
+
+
+def _minus(x: Tensor, zero_point: Tensor | None, axis: int) -> Tensor:
+    """Return ``x - zero_point`` in float64, exact for integers."""
+    if zero_point is None:
+        return x.double()
+    if zero_point.dim() <= 1 and x.dim() >= 2:
+        zero_point = _spread(zero_point, x, axis, 0)
+    return x.double() - zero_point.double()
+
+
+def matmul_integer(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
+    """Multiply 8-bit matrices less their zero points, into int32; zero points per row of a, per column of b."""
+    return torch.matmul(_minus(a, a_zero, -2), _minus(b, b_zero, -1)).to(torch.int32)
+
+
+def conv_integer(
+    x: Tensor,
+    weight: Tensor,
+    x_zero: Tensor | None = None,
+    weight_zero: Tensor | None = None,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    groups: int = 1,
+    auto_pad: str = "NOTSET",
+) -> Tensor:
+    """Convolve 8-bit values less their zero points, into int32."""
+    values, kernel = _minus(x, x_zero, 1), _minus(weight, weight_zero, 0)
+    return conv(values, kernel, None, strides, pads, dilations, groups, auto_pad).to(torch.int32)
+
+
+def _requantize(total: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    kind = str(zero_point.dtype).removeprefix("torch.")
+    if zero_point.dtype.is_floating_point:
+        return _to_float8((total * scale).float(), zero_point.dtype, saturate=True)
+    low, high = _RANGES[kind]
+    return (torch.round(total * scale) + zero_point.double()).clamp(low, high).to(zero_point.dtype)
+
+
+def qlinear_matmul(
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+) -> Tensor:
+    """Multiply quantized matrices into a quantized matrix."""
+    total = torch.matmul(_minus(a, a_zero, -2), _minus(b, b_zero, -1))
+    a_factor, b_factor = a_scale.double(), b_scale.double()
+    if a_factor.dim() == 1 and a_factor.numel() > 1:
+        a_factor = a_factor[:, None]
+    return _requantize(total, a_factor * b_factor / y_scale.double(), y_zero)
+
+
+def qlinear_conv(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    bias: Tensor | None = None,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    groups: int = 1,
+    auto_pad: str = "NOTSET",
+) -> Tensor:
+    """Convolve quantized values into quantized values; `bias` is int32 in units of both scales."""
+    values, kernel = _minus(x, x_zero, 1), _minus(weight, weight_zero, 0)
+    total = conv(
+        values, kernel, None if bias is None else bias.double(), strides, pads, dilations, groups, auto_pad
+    )
+    factor = (x_scale.double() * weight_scale.double() / y_scale.double()).reshape(-1, *[1] * (x.dim() - 2))
+    return _requantize(total, factor, y_zero)

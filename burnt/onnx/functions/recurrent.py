@@ -1,0 +1,234 @@
+"""Recurrent ops with ONNX's activations, clipping, directions and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["gru", "lstm", "rnn"]
+
+_Activation = Callable[[Tensor, float | None, float | None], Tensor]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+_ACTIVATIONS: dict[str, _Activation] = {
+    "relu": lambda x, a, b: torch.relu(x),
+    "tanh": lambda x, a, b: torch.tanh(x),
+    "sigmoid": lambda x, a, b: torch.sigmoid(x),
+    "affine": lambda x, a, b: _or(a, 1.0) * x + _or(b, 0.0),
+    "leakyrelu": lambda x, a, b: F.leaky_relu(x, _or(a, 0.01)),
+    "thresholdedrelu": lambda x, a, b: torch.where(x > _or(a, 1.0), x, torch.zeros_like(x)),
+    "scaledtanh": lambda x, a, b: _or(a, 1.0) * torch.tanh(_or(b, 1.0) * x),
+    "hardsigmoid": lambda x, a, b: (_or(a, 0.2) * x + _or(b, 0.5)).clamp(0, 1),
+    "elu": lambda x, a, b: F.elu(x, _or(a, 1.0)),
+    "softsign": lambda x, a, b: F.softsign(x),
+    "softplus": lambda x, a, b: F.softplus(x),
+}
+_PARAMETERS = {
+    "affine": 2,
+    "leakyrelu": 1,
+    "thresholdedrelu": 1,
+    "scaledtanh": 2,
+    "hardsigmoid": 2,
+    "elu": 1,
+}
+
+
+def _activations(
+    names: Sequence[str], alpha: Sequence[float], beta: Sequence[float]
+) -> list[Callable[[Tensor], Tensor]]:
+    """Return functions; alphas and betas are taken in order by those that have them."""
+    alphas, betas = list(alpha), list(beta)
+    found: list[Callable[[Tensor], Tensor]] = []
+    for name in names:
+        key = name.lower()
+        count = _PARAMETERS.get(key, 0)
+        a = alphas.pop(0) if count >= 1 and alphas else None
+        b = betas.pop(0) if count >= 2 and betas else None
+        found.append(lambda x, f=_ACTIVATIONS[key], a=a, b=b: f(x, a, b))  # type: ignore[misc]
+    return found
+
+
+_Step = Callable[[Tensor, tuple[Tensor, ...], int], tuple[Tensor, ...]]
+
+
+def _run(
+    x: Tensor,
+    states: tuple[Tensor, ...],
+    lengths: Tensor | None,
+    direction: str,
+    layout: int,
+    step: _Step,
+) -> tuple[Tensor, ...]:
+    """Run steps over ``[T, B, I]`` in each direction; return all outputs and the last states."""
+    if layout:
+        x, states = x.transpose(0, 1), tuple(state.transpose(0, 1) for state in states)
+    steps = x.shape[0]
+    outputs, last = [], []
+    for number in range(states[0].shape[0]):
+        current = tuple(state[number] for state in states)
+        backward = direction == "reverse" or number == 1
+        found: list[Tensor] = [x.new_zeros(current[0].shape)] * steps
+        for t in range(steps - 1, -1, -1) if backward else range(steps):
+            new = step(x[t], current, number)
+            if lengths is not None:
+                valid = (t < lengths)[:, None]
+                new = tuple(torch.where(valid, n, c) for n, c in zip(new, current, strict=True))
+                found[t] = torch.where(valid, new[0], torch.zeros_like(new[0]))
+            else:
+                found[t] = new[0]
+            current = new
+        outputs.append(torch.stack(found) if found else x.new_zeros(0, *current[0].shape))
+        last.append(current)
+    y = torch.stack(outputs, 1)
+    finals = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+    if layout:
+        return (y.permute(2, 0, 1, 3), *(final.transpose(0, 1) for final in finals))
+    return (y, *finals)
+
+
+def _initial(state: Tensor | None, x: Tensor, directions: int, hidden: int, layout: int) -> Tensor:
+    if state is not None:
+        return state
+    batch = x.shape[0] if layout else x.shape[1]
+    return x.new_zeros((batch, directions, hidden) if layout else (directions, batch, hidden))
+
+
+def _clipped(x: Tensor, clip: float | None) -> Tensor:
+    return x if clip is None else x.clamp(-clip, clip)
+
+
+def rnn(
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    direction: str = "forward",
+    activations: Sequence[str] = ("Tanh", "Tanh"),
+    alpha: Sequence[float] = (),
+    beta: Sequence[float] = (),
+    clip: float | None = None,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    """Recurrent network of one gate: ``h = f(W x + R h + b)``.
+
+    Args:
+        x: ``[T, B, I]``, or ``[B, T, I]`` with layout 1.
+        weight: ``[D, H, I]``; D is the number of directions.
+        recurrence: ``[D, H, H]``.
+        bias: ``[D, 2 H]``.
+        lengths: ``[B]``: steps of each sequence.
+        state: ``[D, B, H]``.
+        direction: forward, reverse or bidirectional.
+        activations: one per direction.
+        alpha: their parameters.
+        beta: their second parameters.
+        clip: limit of what activations are given.
+        layout: 1 has the batch first.
+
+    Returns:
+        The states after each step ``[T, D, B, H]``, and the last ``[D, B, H]``.
+    """
+    hidden = recurrence.shape[-1]
+    functions = _activations(activations, alpha, beta)
+
+    def step(value: Tensor, states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
+        total = value @ weight[number].t() + states[0] @ recurrence[number].t()
+        if bias is not None:
+            total = total + bias[number, :hidden] + bias[number, hidden:]
+        return (functions[number](_clipped(total, clip)),)
+
+    states = (_initial(state, x, weight.shape[0], hidden, layout),)
+    return _run(x, states, lengths, direction, layout, step)
+
+
+def gru(
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    direction: str = "forward",
+    activations: Sequence[str] = ("Sigmoid", "Tanh", "Sigmoid", "Tanh"),
+    alpha: Sequence[float] = (),
+    beta: Sequence[float] = (),
+    clip: float | None = None,
+    layout: int = 0,
+    linear_before_reset: bool = False,
+) -> tuple[Tensor, ...]:
+    """Gated recurrent unit, gates in the order update, reset, new; see `rnn`. Cho and others, 2014."""
+    hidden = recurrence.shape[-1]
+    functions = _activations(activations, alpha, beta)
+
+    def step(value: Tensor, states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
+        f, g = functions[2 * number : 2 * number + 2]
+        (h,) = states
+        w = F.linear(value, weight[number], None if bias is None else bias[number, : 3 * hidden])
+        b = h.new_zeros(3 * hidden) if bias is None else bias[number, 3 * hidden :]
+        r_zr = F.linear(h, recurrence[number, : 2 * hidden], b[: 2 * hidden])
+        z, r = f(_clipped(w[:, : 2 * hidden] + r_zr, clip)).chunk(2, -1)
+        r_n, b_n = recurrence[number, 2 * hidden :], b[2 * hidden :]
+        inner = r * F.linear(h, r_n, b_n) if linear_before_reset else F.linear(r * h, r_n, b_n)
+        new = g(_clipped(w[:, 2 * hidden :] + inner, clip))
+        return ((1 - z) * new + z * h,)
+
+    states = (_initial(state, x, weight.shape[0], hidden, layout),)
+    return _run(x, states, lengths, direction, layout, step)
+
+
+def lstm(
+    x: Tensor,
+    weight: Tensor,
+    recurrence: Tensor,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    state: Tensor | None = None,
+    cell: Tensor | None = None,
+    peepholes: Tensor | None = None,
+    *,
+    direction: str = "forward",
+    activations: Sequence[str] = ("Sigmoid", "Tanh", "Tanh", "Sigmoid", "Tanh", "Tanh"),
+    alpha: Sequence[float] = (),
+    beta: Sequence[float] = (),
+    clip: float | None = None,
+    layout: int = 0,
+    input_forget: bool = False,
+) -> tuple[Tensor, ...]:
+    """Long short-term memory, gates in the order input, output, forget, cell; see `rnn`.
+
+    Hochreiter and Schmidhuber, 1997. `peepholes` are ``[D, 3 H]``: input, output, forget.
+    """
+    hidden = recurrence.shape[-1]
+    functions = _activations(activations, alpha, beta)
+
+    def step(value: Tensor, states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
+        f, g, last = functions[3 * number : 3 * number + 3]
+        h, c = states
+        total = value @ weight[number].t() + h @ recurrence[number].t()
+        if bias is not None:
+            total = total + bias[number, : 4 * hidden] + bias[number, 4 * hidden :]
+        i, o, forget, new = total.chunk(4, -1)
+        if peepholes is not None:
+            p_i, p_o, p_f = peepholes[number].chunk(3)
+            i, forget = i + p_i * c, forget + p_f * c
+        i = f(_clipped(i, clip))
+        forget = 1 - i if input_forget else f(_clipped(forget, clip))
+        c = forget * c + i * g(_clipped(new, clip))
+        if peepholes is not None:
+            o = o + p_o * c
+        return f(_clipped(o, clip)) * last(c), c
+
+    directions = weight.shape[0]
+    states = tuple(_initial(s, x, directions, hidden, layout) for s in (state, cell))
+    return _run(x, states, lengths, direction, layout, step)

@@ -1,0 +1,94 @@
+"""Quantized values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.dtypes import torch_dtype
+from burnt.onnx.importer.ops.windows import _text
+from burnt.onnx.importer.registry import handler
+
+_KINDS = {
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    17: "float8_e4m3fn",
+    18: "float8_e4m3fnuz",
+    19: "float8_e5m2",
+    20: "float8_e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4_e2m1fn",
+    25: "uint2",
+    26: "int2",
+}
+
+
+def _kind(node: Node, index: int) -> int:
+    """Return the TensorProto.DataType of an input; 0 if it is not known."""
+    value = node.node.inputs[index] if node.has(index) else None
+    return 0 if value is None or value.dtype is None else int(value.dtype.value)
+
+
+@handler("QuantizeLinear")
+@handler("QuantizeLinear", domain="com.microsoft")
+def _quantize(build: Build, node: Node) -> Any:
+    kind = node.attr("output_dtype", 0) or _kind(node, 2) or 2
+    options: dict[str, Any] = {"axis": node.attr("axis", 1), "block": node.attr("block_size", 0)}
+    if node.attr("precision", 0):
+        options["dtype"] = torch_dtype(node.attr("precision"))
+    if not node.attr("saturate", 1):
+        options["saturate"] = False
+    inputs = [build.tensor(node, i) for i in range(3)]
+    if _KINDS[kind].startswith("float"):
+        inputs[2] = None
+    return build.call("ops.quantize_linear", *inputs, _KINDS[kind], hint="quantized", **options)
+
+
+@handler("DequantizeLinear")
+@handler("DequantizeLinear", domain="com.microsoft")
+def _dequantize(build: Build, node: Node) -> Any:
+    options: dict[str, Any] = {"axis": node.attr("axis", 1), "block": node.attr("block_size", 0)}
+    if node.attr("output_dtype", 0):
+        options["dtype"] = torch_dtype(node.attr("output_dtype"))
+    inputs = [build.tensor(node, i) for i in range(3)]
+    return build.call("ops.dequantize_linear", *inputs, hint="dequantized", **options)
+
+
+@handler("DynamicQuantizeLinear")
+def _dynamic(build: Build, node: Node) -> Any:
+    return build.calls("ops.dynamic_quantize_linear", build.tensor(node, 0), count=3, hint="quantized")
+
+
+@handler("MatMulInteger")
+def _matmul_integer(build: Build, node: Node) -> Any:
+    return build.call("ops.matmul_integer", *build.tensors_of(node), hint="matmul")
+
+
+@handler("QLinearMatMul")
+def _qlinear_matmul(build: Build, node: Node) -> Any:
+    return build.call("ops.qlinear_matmul", *build.tensors_of(node), hint="matmul")
+
+
+def _conv_options(node: Node) -> list[Any]:
+    return [
+        node.attr("strides"),
+        node.attr("pads"),
+        node.attr("dilations"),
+        node.attr("group", 1),
+        _text(node, "auto_pad", "NOTSET"),
+    ]
+
+
+@handler("ConvInteger")
+def _conv_integer(build: Build, node: Node) -> Any:
+    inputs = [build.tensor(node, i) for i in range(4)]
+    return build.call("ops.conv_integer", *inputs, *_conv_options(node), hint="conv")
+
+
+@handler("QLinearConv")
+def _qlinear_conv(build: Build, node: Node) -> Any:
+    inputs = [build.tensor(node, i) for i in range(9)]
+    return build.call("ops.qlinear_conv", *inputs, *_conv_options(node), hint="conv")
