@@ -26,6 +26,7 @@ from burnt.onnx.functions.control import (
     sequence_map,
     split_sequence,
 )
+from burnt.onnx.functions.fused import rotate as rotate
 from burnt.onnx.functions.images import decode_image
 from burnt.onnx.functions.math import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403

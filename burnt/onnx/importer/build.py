@@ -21,6 +21,7 @@ from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.source import MAX_NODES
@@ -421,6 +422,7 @@ def build_program(model: ir.Model, where: str) -> Build:
         RecordError: the graph is damaged.
     """
     expand(model, where, MAX_NODES)
+    rewrite_patterns(model)
     missing = unsupported_nodes(model)
     if missing:
         lines = [
