@@ -334,6 +334,8 @@ class Build:
         if not inputs or any(array is None for array in inputs):
             return False
         is_exact = all(array.dtype.kind in "iubOSU" for array in inputs if array is not None)
+        if node.op == "Transpose":  # of a weight, which is stored as it is used
+            return len(node.node.inputs[0].uses()) == 1
         most = _MAX_FOLDED if is_exact else _MAX_FOLDED_FLOATS
         return sum(array.size for array in inputs if array is not None) <= most
 
@@ -350,7 +352,8 @@ class Build:
         with torch.inference_mode():
             outputs = run_program(build.program, (), names)
         if all(
-            isinstance(output, Tensor | np.ndarray) and _size(output) <= _MAX_FOLDED for output in outputs
+            isinstance(output, Tensor | np.ndarray) and (_size(output) <= _MAX_FOLDED or node.op == "Transpose")
+            for output in outputs
         ):
             return tuple(to_array(output) for output in outputs)
         again = found(self, node)  # a sequence, or large: computed when the model is
