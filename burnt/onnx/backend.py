@@ -1,7 +1,7 @@
 """Backend: burnt behind ONNX's own interface for running models, ``onnx.backend.base.Backend``.
 
-``prepare(model).run(inputs)`` imports the model as `burnt.onnx.load` does and converts numpy arrays on the way in
-and out. ONNX's conformance tests, and other programs that take a backend, run through it.
+``prepare(model).run(inputs)`` imports the model as `burnt.onnx.load` does and converts numpy arrays on the
+way in and out. ONNX's conformance tests, and other programs that take a backend, run through it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from burnt.onnx.importer.module import ImportedModule
 __all__ = ["BurntBackend", "PreparedModel", "prepare", "run_model", "run_node", "supports_device"]
 
 
-class PreparedModel(BackendRep):  # type: ignore[misc]
+class PreparedModel(BackendRep):
     """An imported model that takes and returns numpy arrays.
 
     Args:
@@ -40,8 +40,9 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
         """Compute the outputs.
 
         Args:
-            inputs: a numpy array per input in the order of the graph, or a mapping by name. Also ml_dtypes' types,
-                arrays of strings, lists (sequences) and None (an empty optional).
+            inputs: a numpy array per input in the order of the graph, or a mapping by name. Also ml_dtypes'
+                types, arrays of strings, lists (sequences) and None (an
+                empty optional).
             **kwargs: none is known.
 
         Returns:
@@ -68,7 +69,7 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
         return tuple(to_numpy(value, kind) for value, kind in zip(outputs, self.types, strict=True))
 
 
-class BurntBackend(Backend):  # type: ignore[misc]
+class BurntBackend(Backend):
     """ONNX's backend interface; its functions are also functions of this module."""
 
     @classmethod

@@ -1,8 +1,9 @@
 """ONNX's own conformance tests (`onnx.backend.test`), run through `burnt.onnx.backend`.
 
-``python -m tests.conformance.onnx_suite [group ...]`` prints how many tests of each group pass, and why others do
-not. A group is a file of onnx's node tests (``conv``, ``ai_onnx_ml.tree_ensemble``) or one of ``simple``,
-``pytorch-converted`` and ``pytorch-operator``. The models that are downloaded (``real``) are left out.
+``python -m tests.conformance.onnx_suite [group ...]`` prints how many tests of each group pass, and why
+others do not. A group is a file of onnx's node tests (``conv``, ``ai_onnx_ml.tree_ensemble``) or one of
+``simple``, ``pytorch-converted`` and ``pytorch-operator``. The models that are downloaded (``real``) are left
+out.
 """
 
 from __future__ import annotations

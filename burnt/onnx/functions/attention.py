@@ -25,7 +25,7 @@ __all__ = [
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Return ``[B, T, H * D]`` as ``[B, H, T, D]``."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -75,7 +75,9 @@ def _additive(allowed: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill(~allowed, -math.inf)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any
+) -> Tensor:
     """`attention_details` without the other outputs."""
     return attention_details(query, key, value, mask, **options)[0]
 
@@ -123,7 +125,8 @@ def attention_details(
     """
     is_flat = query.dim() == 3
     if is_flat:
-        assert num_heads is not None and kv_num_heads is not None
+        assert num_heads is not None
+        assert kv_num_heads is not None
         query = split_heads(query, num_heads)
         key, value = split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
     if past_key is not None and past_value is not None:
@@ -214,7 +217,7 @@ def linear_attention(
     memory = q.new_zeros(shape) if state is None else state.float()
     gates = None if decay is None else split_heads(decay, kv_num_heads).float().exp()
     rates = None if beta is None else beta.float().transpose(1, 2)
-    factor = q.shape[-1] ** -0.5 if not scale else scale
+    factor = scale or q.shape[-1] ** -0.5
     outputs = []
     for step in range(steps):
         if gates is not None and update_rule.startswith("gated"):

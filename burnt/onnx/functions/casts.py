@@ -23,9 +23,10 @@ def cast(
 
     Args:
         x: a tensor, or an array of strings.
-        dtype: of the result; ``"string"``, ``"int4"``, ``"uint4"``, ``"int2"``, ``"uint2"`` and ``"float4"`` are
-            types that torch lacks (the last five are kept in int8, uint8 and float32).
-        saturate: whether what is out of the range of an 8-bit float becomes its largest value, not NaN or infinity.
+        dtype: of the result; ``"string"``, ``"int4"``, ``"uint4"``, ``"int2"``, ``"uint2"`` and ``"float4"``
+            are types that torch lacks (the last five are kept in int8, uint8 and float32).
+        saturate: whether what is out of the range of an 8-bit float becomes its largest value, not NaN or
+            infinity.
         round_mode: of ``torch.float8_e8m0fnu``: ``up``, ``down`` or ``nearest``.
         source: the dtype of `x` where torch lacks it.
 
@@ -103,7 +104,7 @@ def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
     most = torch.finfo(dtype).max
     if saturate:
         return x.clamp(-most, most).to(dtype)  # NaN stays
-    converted = x.to(dtype)
+    converted: Tensor = x.to(dtype)
     if dtype == torch.float8_e5m2:
         return converted
     # torch saturates where it has no infinity to give; ONNX has NaN there.

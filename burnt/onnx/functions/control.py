@@ -77,9 +77,9 @@ def split_sequence(
         keepdim: whether the axis stays where `split` is None.
     """
     if split is None:
-        parts = x.split(1, axis)
+        parts = torch.split(x, 1, axis)
         return list(parts) if keepdim else [part.squeeze(axis) for part in parts]
-    return list(x.split(int(split) if split.dim() == 0 else split.tolist(), axis))
+    return list(torch.split(x, int(split) if split.dim() == 0 else split.tolist(), axis))
 
 
 def has_element(value: Any = None) -> Tensor:
@@ -110,8 +110,8 @@ def loop(
     Args:
         trip_count: at most so many iterations; None: no limit.
         condition: whether to begin; None: yes.
-        body: takes the iteration, the condition and the carried values; returns the next condition, the carried
-            values, and what is collected of each iteration.
+        body: takes the iteration, the condition and the carried values; returns the next condition, the
+            carried values, and what is collected of each iteration.
         carried: the values before the first iteration.
         empty: shape and dtype of the elements of each collected output, for a loop without iterations.
 

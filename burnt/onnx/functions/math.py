@@ -34,7 +34,7 @@ __all__ = [
 
 
 def align(x: Tensor, other: Tensor, axis: int) -> Tensor:
-    """Append axes of size 1 to `x`, so that its first axis meets `axis` of `other` when they are broadcast."""
+    """Append axes of size 1 to `x`, so that its first axis meets `axis` of `other` in broadcasting."""
     return x.reshape(*x.shape, *[1] * (other.dim() - axis - x.dim()))
 
 
@@ -44,7 +44,7 @@ def power(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def power_unsigned(x: Tensor, exponent: Tensor) -> Tensor:
-    """Raise to a power where one of the two is uint16, uint32 or uint64; in the dtype of `x`, wrapping around."""
+    """Raise to a power, in the dtype of `x` and wrapping around, where an operand is uint16, 32 or 64."""
     base, power_ = x.numpy(force=True), exponent.numpy(force=True)
     return torch.from_numpy(np.asarray(np.power(base, power_)).astype(base.dtype)).to(x.device)
 

@@ -125,5 +125,3 @@ def softmax_cross_entropy(
     """Cross entropy of scores on axis 1, and the log-softmax of the scores."""
     log_prob = torch.log_softmax(scores, 1)
     return negative_log_likelihood(log_prob, target, weight, reduction, ignore_index), log_prob
-
-

@@ -13,7 +13,6 @@ __all__ = [
     "conv_integer",
     "dequantize_linear",
     "dynamic_quantize_linear",
-    "matmul_integer",
     "qlinear_conv",
     "qlinear_matmul",
     "quantize_linear",
@@ -128,11 +127,6 @@ def _minus(x: Tensor, zero_point: Tensor | None, axis: int) -> Tensor:
     if zero_point.dim() <= 1 and x.dim() >= 2:
         zero_point = _spread(zero_point, x, axis, 0)
     return x.double() - zero_point.double()
-
-
-def matmul_integer(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
-    """Multiply 8-bit matrices less their zero points, into int32; zero points per row of a, per column of b."""
-    return torch.matmul(_minus(a, a_zero, -2), _minus(b, b_zero, -1)).to(torch.int32)
 
 
 def conv_integer(

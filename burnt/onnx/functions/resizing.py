@@ -83,7 +83,9 @@ def resize(
         if is_crop:
             outside.append((axis, (place < 0) | (place > old[i] - 1)))
     for axis, mask in outside:
-        x = x.masked_fill(mask.to(x.device).reshape([-1 if a == axis else 1 for a in range(x.dim())]), extrapolation)
+        x = x.masked_fill(
+            mask.to(x.device).reshape([-1 if a == axis else 1 for a in range(x.dim())]), extrapolation
+        )
     if not dtype.is_floating_point and x.dtype != dtype:
         x = x.round().clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     return x.to(dtype)

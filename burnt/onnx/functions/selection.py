@@ -123,12 +123,12 @@ def unique(x: Any, axis: int | None = None, sort: bool = True) -> tuple[Any, Ten
     """Return the unique elements (or slices of an axis).
 
     Returns:
-        The unique ones, sorted or in the order of their first appearance; the index of the first appearance of each;
-        the index of each element among the unique ones; and their counts.
+        The unique ones, sorted or in the order of their first appearance; the index of the first appearance
+        of each; the index of each element among the unique ones; and their counts.
     """
     if not isinstance(x, np.ndarray) and x.dtype == torch.bfloat16:
         values, *numbers = unique(x.float(), axis, sort)
-        return (values.to(x.dtype), *numbers)  # type: ignore[return-value]
+        return (values.to(x.dtype), *numbers)
     array = x if isinstance(x, np.ndarray) else x.numpy(force=True)
     found, first, inverse, counts = np.unique(
         array, return_index=True, return_inverse=True, return_counts=True, axis=axis
@@ -142,7 +142,7 @@ def unique(x: Any, axis: int | None = None, sort: bool = True) -> tuple[Any, Ten
         first, counts, inverse = first[order], counts[order], place[inverse]
     device = None if isinstance(x, np.ndarray) else x.device
     values = found if isinstance(x, np.ndarray) else torch.from_numpy(found).to(device)
-    numbers = (
+    indices = (
         torch.from_numpy(np.ascontiguousarray(n)).to(torch.int64).to(device) for n in (first, inverse, counts)
     )
-    return (values, *numbers)  # type: ignore[return-value]
+    return (values, *indices)  # type: ignore[return-value]

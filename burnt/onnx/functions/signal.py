@@ -21,7 +21,8 @@ def dft(
         length: of the signal, which is cut or filled up with zeros; None: that of the axis.
         axis: the one that is transformed; negative ones count from the last axis, that of the parts.
         inverse: whether to transform back.
-        onesided: only the first half and one, of a real signal; or, with `inverse`, back to a real signal from it.
+        onesided: only the first half and one, of a real signal; or, with `inverse`, back from it to a real
+            signal.
 
     Returns:
         ``[..., 2]``, or ``[..., 1]`` where a onesided transform is inverted.
@@ -32,8 +33,9 @@ def dft(
         return torch.fft.irfft(_complex(x), count, dim).unsqueeze(-1)
     if onesided:
         return torch.view_as_real(torch.fft.rfft(x[..., 0], count, dim))
-    transform = torch.fft.ifft if inverse else torch.fft.fft
-    return torch.view_as_real(transform(_complex(x), count, dim))
+    spectrum = torch.fft.ifft(_complex(x), count, dim) if inverse else torch.fft.fft(_complex(x), count, dim)
+    parts: Tensor = torch.view_as_real(spectrum)
+    return parts
 
 
 def _complex(x: Tensor) -> Tensor:

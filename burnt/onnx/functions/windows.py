@@ -346,8 +346,8 @@ def roi_align(
             places.append(corners[1 - axis] + step * (side / bins))
             counts.append(count)
         samples = _bilinear(x[image], places[0], places[1], height, width, mode)
-        bins = samples.reshape(-1, output[0], counts[0], output[1], counts[1])
-        results.append(bins.mean((2, 4)) if mode == "avg" else bins.amax((2, 4)))
+        parts = samples.reshape(-1, output[0], counts[0], output[1], counts[1])
+        results.append(parts.mean((2, 4)) if mode == "avg" else parts.amax((2, 4)))
     return torch.stack(results) if results else x.new_zeros(0, x.shape[1], *output)
 
 

@@ -97,7 +97,7 @@ class Build:
         values: expressions of values of the graph.
         constants: arrays of values that are constant.
         used_names: of the program.
-        absorbed: nodes that an earlier node has computed too, such as the bias of a linear layer, with their result.
+        absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
     """
 
     program: Program
@@ -134,12 +134,12 @@ class Build:
         return self.tensor(node, index)
 
     def known(self, node: Node, index: int) -> Any:
-        """Return the expression of an input that is there already; None for a constant that is not used yet."""
-        value, build = (node.node.inputs[index] if node.has(index) else None), self
-        while build is not None:
-            if value in build.values:
-                return build.values[value]
-            build = build.parent  # type: ignore[assignment]
+        """Return the expression that an input has already; None for a constant that is not used yet."""
+        build: Build | None = self
+        while node.has(index) and build is not None:
+            if node.node.inputs[index] in build.values:
+                return build.values[node.node.inputs[index]]
+            build = build.parent
         return None
 
     def constant(self, node: Node, index: int) -> np.ndarray[Any, Any] | None:
@@ -340,7 +340,7 @@ class Build:
         return sum(array.size for array in inputs if array is not None) <= most
 
     def _fold(self, found: Any, node: Node) -> tuple[Any, ...]:
-        """Return the results of a node with constant inputs as arrays, computed by the statements themselves."""
+        """Return the results of a node with constant inputs as arrays, computed by its statements."""
         build = Build(Program([]), constants=self._constants_of(node))
         results = found(build, node)
         results = results if isinstance(results, tuple) else (results,)

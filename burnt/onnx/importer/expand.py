@@ -139,7 +139,7 @@ def _body_of(node: ir.Node, version: int, overload: str) -> ir.Function | None:
     import onnx_ir as ir
 
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, version, node.domain)
     except onnx.defs.SchemaError:
         return None
     inlined = [v for v in schema.function_opset_versions if v <= version]
@@ -172,8 +172,7 @@ def _body_of(node: ir.Node, version: int, overload: str) -> ir.Function | None:
             proto.attribute_proto.append(attribute.default_value)
         else:
             proto.attribute.append(attribute.name)
-    function = ir.from_proto(proto)
-    assert isinstance(function, ir.Function)
+    function = ir.serde.deserialize_function(proto)
     _set_versions(function)
     return function
 
@@ -188,4 +187,4 @@ def _type_of(value: ir.Value | None) -> bytes:
         ir.serde.serialize_type_into(proto, value.type)
         if value.shape is not None:
             ir.serde.serialize_shape_into(proto, value.shape)
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())

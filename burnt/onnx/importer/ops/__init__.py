@@ -9,7 +9,9 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     fused,
     images,
     linear,
+    ml,
     normalization,
+    patterns,
     quantization,
     recurrent,
     reductions,
@@ -18,5 +20,6 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     shapes,
     signal,
     text,
+    training,
     windows,
 )

@@ -92,7 +92,6 @@ def _tensor_scatter(build: Build, node: Node) -> Any:
     return build.call("ops.tensor_scatter", *inputs, node.attr("axis", -2), circular, hint="cache")
 
 
-@handler("Gelu")
 @handler("Gelu", domain="com.microsoft")
 def _gelu(build: Build, node: Node) -> Any:
     approximate = _text(node, "approximate", "none")
@@ -103,12 +102,3 @@ def _gelu(build: Build, node: Node) -> Any:
 @handler("SwiGLU")
 def _swiglu(build: Build, node: Node) -> Any:
     return build.call("ops.swiglu", *build.tensors_of(node), node.attr("alpha", 1.0), hint="gated")
-
-
-@handler("Swish")
-def _swish(build: Build, node: Node) -> Any:
-    x, alpha = build.tensor(node, 0), node.attr("alpha", 1.0)
-    if alpha == 1.0:
-        return build.call("F.silu", x, hint="silu")
-    gate = build.call("torch.sigmoid", build.call("torch.mul", x, alpha, hint="x"), hint="gate")
-    return build.call("torch.mul", x, gate, hint="swish")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ _BINARY = {
     "BitwiseOr": ("torch.bitwise_or", None, "or"),
     "BitwiseXor": ("torch.bitwise_xor", None, "xor"),
 }
-_ARITHMETIC = {
+_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
@@ -142,7 +143,7 @@ def operands(build: Build, node: Node) -> tuple[Any, Any]:
 
 
 def literal(build: Build, node: Node, index: int) -> int | float | bool | None:
-    """Return a constant input that has no axes as a number; None if it is not one, or torch's dtype would differ."""
+    """Return a constant input without axes as a number; None if it is none, or torch's dtype would differ."""
     array = build.constant(node, index)
     if array is None or array.ndim or build.rank(node, 1 - index) in (0, None):
         return None

@@ -21,7 +21,7 @@ def _is_weight(build: Build, node: Node, index: int, rank: int) -> bool:
 
 
 def _count(value: Any) -> int:
-    return len(value.uses()) + value.is_graph_output()
+    return len(list(value.uses())) + int(value.is_graph_output())
 
 
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
@@ -55,7 +55,8 @@ def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
     output = node.node.outputs[0]
     if _count(output) != 1 or not output.uses():
         return None, None
-    consumer = output.uses()[0].node
+    (usage,) = output.uses()
+    consumer = usage.node
     if (
         consumer.op_type != "Add"
         or consumer.domain not in ("", "ai.onnx")
@@ -81,10 +82,11 @@ def _gemm(build: Build, node: Node) -> Any:
     is_plain = alpha == beta == 1.0 and not node.attr("transA", 0) and build.constant(node, 0) is None
     has_bias = node.has(2)
     if is_plain and _is_weight(build, node, 1, 2) and weight is not None:
-        if not has_bias or (_is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,)):
-            return _linear(
-                build, a, weight if node.attr("transB", 0) else np.ascontiguousarray(weight.T), bias
-            )
+        rows = weight if node.attr("transB", 0) else np.ascontiguousarray(weight.T)
+        if not has_bias:
+            return _linear(build, a, rows, None)
+        if _is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,):
+            return _linear(build, a, rows, bias)
     a = build.call("torch.t", a, hint="a_t") if node.attr("transA", 0) else a
     b = build.tensor(node, 1)
     b = build.call("torch.t", b, hint="b_t") if node.attr("transB", 0) else b

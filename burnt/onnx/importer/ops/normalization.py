@@ -42,7 +42,12 @@ def _layer_norm(build: Build, node: Node) -> Any:
     scale, bias = float_constant(build, node, 1), float_constant(build, node, 2)
     rank = build.rank(node, 0)
     only_y = not node.uses_output(1) and not node.uses_output(2)
-    if scale is not None and only_y and rank is not None and scale.ndim == (-axis if axis < 0 else rank - axis):
+    if (
+        scale is not None
+        and only_y
+        and rank is not None
+        and scale.ndim == (-axis if axis < 0 else rank - axis)
+    ):
         if bias is None and not node.has(2):
             layer = set_weights(nn.LayerNorm(scale.shape, eps, bias=False), weight=scale)
             return build.layer(layer, build.tensor(node, 0), hint="norm")

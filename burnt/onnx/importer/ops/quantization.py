@@ -62,11 +62,6 @@ def _dynamic(build: Build, node: Node) -> Any:
     return build.calls("ops.dynamic_quantize_linear", build.tensor(node, 0), count=3, hint="quantized")
 
 
-@handler("MatMulInteger")
-def _matmul_integer(build: Build, node: Node) -> Any:
-    return build.call("ops.matmul_integer", *build.tensors_of(node), hint="matmul")
-
-
 @handler("QLinearMatMul")
 def _qlinear_matmul(build: Build, node: Node) -> Any:
     return build.call("ops.qlinear_matmul", *build.tensors_of(node), hint="matmul")

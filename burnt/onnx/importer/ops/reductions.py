@@ -34,7 +34,7 @@ def _reduce(build: Build, node: Node) -> Any:
     value = node.node.inputs[0]
     shape = None if value is None or value.shape is None else list(value.shape)
     dtype = build.dtype(node, 0)
-    # torch's own function, but for sums of integers (int64 in torch) and extremes of nothing (an error in torch).
+    # torch's own function, but for sums of integers (int64 in torch) and extremes of nothing (an error).
     is_plain = dtype is not None and dtype.is_floating_point and shape is not None and 0 not in shape
     if kind in _TORCH and is_plain and isinstance(axes, list) and axes:
         return build.call(_TORCH[kind], x, axes, keepdim, hint=kind)

@@ -24,7 +24,8 @@ def float_constant(build: Build, node: Node, index: int) -> np.ndarray[Any, Any]
     constant = build.constant(node, index)
     if constant is None or constant.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
         return None
-    return constant if len(node.node.inputs[index].uses()) == 1 else None
+    value = node.node.inputs[index]
+    return constant if value is not None and len(value.uses()) == 1 else None
 
 
 def set_weights(layer: Any, **arrays: np.ndarray[Any, Any] | None) -> Any:

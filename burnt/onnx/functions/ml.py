@@ -1,0 +1,209 @@
+"""Functions of ai.onnx.ml: preprocessing, linear models, support vectors and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = [
+    "binary_scores",
+    "classify",
+    "feature_vector",
+    "impute",
+    "kernel_scores",
+    "linear_scores",
+    "lookup",
+    "normalize_rows",
+    "one_hot_of",
+    "pick",
+    "post_transform",
+    "tree_ensemble",
+    "vectorize",
+    "zip_map",
+]
+
+
+def post_transform(scores: Tensor, kind: str) -> Tensor:
+    """Apply NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO (zeros stay) or PROBIT to scores ``[N, C]``."""
+    if kind == "SOFTMAX":
+        return torch.softmax(scores, -1)
+    if kind == "LOGISTIC":
+        return torch.sigmoid(scores)
+    if kind == "SOFTMAX_ZERO":
+        powers = torch.softmax(scores.masked_fill(scores == 0, -torch.inf), -1)
+        return torch.where(scores == 0, torch.zeros_like(scores), powers)
+    if kind == "PROBIT":
+        return torch.special.ndtri(scores)
+    return scores
+
+
+def linear_scores(x: Tensor, coefficients: Tensor, intercepts: Tensor | None = None) -> Tensor:
+    """Return ``[N, C]`` of inputs ``[N, F]`` and coefficients ``[C, F]``."""
+    scores = x.to(coefficients.dtype).reshape(x.shape[0] if x.dim() > 1 else 1, -1) @ coefficients.t()
+    return scores if intercepts is None else scores + intercepts
+
+
+def binary_scores(score: Tensor, kind: str = "NONE") -> Tensor:
+    """Return scores of two classes ``[N, 2]`` from that of the second ``[N, 1]``."""
+    if kind == "LOGISTIC":
+        return torch.cat([torch.sigmoid(-score), torch.sigmoid(score)], -1)
+    if kind == "PROBABILITY":
+        return torch.cat([1 - score, score], -1)
+    return torch.cat([-score, score], -1)
+
+
+def classify(scores: Tensor, labels: Sequence[int] | Sequence[str], threshold: float | None = None) -> Any:
+    """Return the label of the best score of ``[N, C]``; with a threshold, of the second class above it."""
+    best = scores.argmax(-1) if threshold is None else (scores[:, -1] > threshold).long()
+    if isinstance(labels[0], str):
+        return np.array(labels, dtype=object)[best.cpu().numpy()]
+    return torch.tensor(labels, dtype=torch.int64, device=scores.device)[best]
+
+
+def normalize_rows(x: Tensor, norm: str = "MAX") -> Tensor:
+    """Divide each row by its maximum, its sum of sizes (L1), or its length (L2); rows of zeros stay."""
+    x = x.float()
+    if norm == "MAX":
+        size = x.amax(-1, keepdim=True)
+    else:
+        size = torch.linalg.vector_norm(x, 1 if norm == "L1" else 2, -1, keepdim=True)
+    return torch.where(size == 0, x, x / size)
+
+
+def impute(x: Tensor, missing: float, values: Sequence[float]) -> Tensor:
+    """Replace missing values, which may be NaN, by one value or one per column."""
+    is_missing = x.isnan() if missing != missing else x == missing
+    return torch.where(is_missing, torch.tensor(values, dtype=x.dtype, device=x.device), x)
+
+
+def one_hot_of(x: Any, categories: Sequence[Any], allow_unknown: bool = True) -> Tensor:
+    """Return one-hot vectors of values, ``[..., categories]``.
+
+    Raises:
+        ValueError: a value is no category, and `allow_unknown` is False.
+    """
+    values = x.cpu().numpy() if isinstance(x, Tensor) else x
+    found = values[..., None] == np.array(
+        categories, dtype=object if isinstance(categories[0], str) else None
+    )
+    if not allow_unknown and not found.any(-1).all():
+        raise ValueError("a value is not among the categories")
+    return torch.from_numpy(found.astype(np.float32))
+
+
+def lookup(
+    x: Any, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: torch.dtype | None
+) -> Any:
+    """Replace values by those of a table; the result is an array of strings where `dtype` is None."""
+    array = x.cpu().numpy() if isinstance(x, Tensor) else x
+    table = {_key(key): value for key, value in zip(keys, values, strict=True)}
+    found = [table.get(_key(value), default) for value in array.reshape(-1).tolist()]
+    if dtype is None:
+        return np.array(found, dtype=object).reshape(array.shape)
+    return torch.tensor(found, dtype=dtype).reshape(array.shape)
+
+
+def _key(value: Any) -> Any:
+    return "nan" if isinstance(value, float) and value != value else value
+
+
+def pick(x: Any, columns: Tensor) -> Any:
+    """Take columns of the last axis; the result has two axes at least."""
+    index = columns.reshape(-1)
+    if not isinstance(x, Tensor):
+        return np.atleast_2d(x.take(index.cpu().numpy(), axis=-1))
+    return torch.atleast_2d(x[..., index])
+
+
+def feature_vector(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Concatenate features as float32, each cut or filled with zeros to its size."""
+    parts = []
+    for tensor, size in zip(tensors, sizes, strict=True):
+        rows = tensor.float().reshape(tensor.shape[0], -1) if tensor.dim() > 1 else tensor.float()[:, None]
+        parts.append(torch.nn.functional.pad(rows, (0, size - rows.shape[1])))
+    return torch.cat(parts, -1)
+
+
+def vectorize(values: Mapping[Any, Any], vocabulary: Sequence[Any]) -> Any:
+    """Return the values of a dictionary in the order of a vocabulary, ``[1, V]``; 0 where there is none."""
+    found = [values.get(key, 0) for key in vocabulary]
+    return torch.tensor([[float(value) for value in found]])
+
+
+def zip_map(scores: Tensor, labels: Sequence[Any]) -> list[dict[Any, float]]:
+    """Return a dictionary of scores by label, for each row."""
+    rows = scores.reshape(-1, len(labels)).tolist()
+    return [dict(zip(labels, row, strict=True)) for row in rows]
+
+
+def kernel_scores(
+    x: Tensor, vectors: Tensor, kind: str, gamma: float = 0.0, coef0: float = 0.0, degree: float = 0.0
+) -> Tensor:
+    """Return the kernel of rows and support vectors, ``[N, V]``: LINEAR, POLY, RBF or SIGMOID."""
+    x = x.to(vectors.dtype)
+    if kind == "RBF":
+        return torch.exp(-gamma * torch.cdist(x, vectors, compute_mode="donot_use_mm_for_euclid_dist") ** 2)
+    product = x @ vectors.t()
+    if kind == "POLY":
+        return (gamma * product + coef0) ** degree
+    return torch.tanh(gamma * product + coef0) if kind == "SIGMOID" else product
+
+
+def tree_ensemble(
+    x: Tensor,
+    features: Tensor,
+    splits: Tensor,
+    modes: Tensor,
+    yes: Tensor,
+    no: Tensor,
+    missing: Tensor,
+    weights: Tensor,
+    roots: Tensor,
+    aggregate: str = "SUM",
+    base: Sequence[float] = (),
+    members: Tensor | None = None,
+) -> Tensor:
+    """Return the sums of leaves of trees, ``[N, targets]``.
+
+    Args:
+        x: ``[N, F]``.
+        features: ``[nodes]``: the column that a node looks at.
+        splits: ``[nodes]``: what it is compared with.
+        modes: ``[nodes]``: 0 <=, 1 <, 2 >=, 3 >, 4 ==, 5 !=, 6 is a member.
+        yes: ``[nodes]``: the next node where it is so; that of a leaf is itself.
+        no: ``[nodes]``: the next node otherwise.
+        missing: ``[nodes]``: whether NaN counts as so.
+        weights: ``[nodes, targets]``: of leaves; NaN where a leaf has no such target.
+        roots: ``[trees]``.
+        aggregate: SUM, AVERAGE, MIN or MAX of the trees.
+        base: added: one number, or one per target.
+        members: ``[nodes, M]``: the sets of mode 6, filled with NaN.
+    """
+    x = x.to(splits.dtype)
+    place = roots.expand(x.shape[0], -1)
+    for _ in range(features.numel() + 1):  # a bound for damaged files; ends when all are at leaves
+        value = x.gather(1, features[place])
+        split, mode = splits[place], modes[place]
+        tests = [value <= split, value < split, value >= split, value > split, value == split, value != split]
+        if members is not None:
+            tests.append((value[..., None] == members[place]).any(-1))
+        is_so = torch.stack(tests).gather(0, mode[None])[0]
+        is_so = torch.where(value.isnan(), missing[place], is_so)
+        following = torch.where(is_so, yes[place], no[place])
+        if torch.equal(following, place):
+            break
+        place = following
+    found = weights[place]
+    if aggregate in ("MIN", "MAX"):
+        limit = torch.inf if aggregate == "MIN" else -torch.inf
+        filled = found.nan_to_num(nan=limit)
+        total = filled.amin(1) if aggregate == "MIN" else filled.amax(1)
+        total = torch.where(found.isnan().all(1), torch.zeros_like(total), total)
+    else:
+        total = found.nansum(1)
+        total = total / roots.numel() if aggregate == "AVERAGE" else total
+    return total + torch.tensor(base, dtype=total.dtype, device=total.device) if len(base) else total

@@ -1,0 +1,324 @@
+"""ai.onnx.ml: what exported scikit-learn pipelines and gradient-boosted trees consist of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from burnt.errors import UnsupportedError
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.ops.windows import _text
+from burnt.onnx.importer.registry import handler
+
+ML = "ai.onnx.ml"
+
+
+def _list(node: Node, *names: str) -> list[Any]:
+    """Return the first attribute that is given, as a list; text is decoded."""
+    for name in names:
+        found = node.attr(name)
+        if found is not None and len(found):
+            values = found.reshape(-1).tolist() if isinstance(found, np.ndarray) else list(found)
+            return [v.decode() if isinstance(v, bytes) else v for v in values]
+    return []
+
+
+def _labels(node: Node) -> list[Any]:
+    names = "classlabels_strings", "classlabels_int64s", "classlabels_ints", "classlabels_strings"
+    return _list(node, *names)
+
+
+@handler("ArrayFeatureExtractor", domain=ML)
+def _pick(build: Build, node: Node) -> Any:
+    return build.call("ops.pick", *build.tensors_of(node), hint="picked")
+
+
+@handler("Binarizer", domain=ML)
+def _binarizer(build: Build, node: Node) -> Any:
+    x = build.tensor(node, 0)
+    above = build.call("torch.gt", x, node.attr("threshold", 0.0), hint="above")
+    return build.call("torch.Tensor.type_as", above, x, hint="binary")
+
+
+@handler("Scaler", domain=ML)
+def _scaler(build: Build, node: Node) -> Any:
+    x = build.tensor(node, 0)
+    offset, scale = (
+        np.array(_list(node, name) or [d], np.float32) for name, d in (("offset", 0), ("scale", 1))
+    )
+    centred = build.call("torch.sub", x, build.parameter(offset, "offset"), hint="centred")
+    return build.call("torch.mul", centred, build.parameter(scale, "scale"), hint="scaled")
+
+
+@handler("Normalizer", domain=ML)
+def _normalizer(build: Build, node: Node) -> Any:
+    return build.call(
+        "ops.normalize_rows", build.tensor(node, 0), _text(node, "norm", "MAX"), hint="normalized"
+    )
+
+
+@handler("Imputer", domain=ML)
+def _imputer(build: Build, node: Node) -> Any:
+    values = _list(node, "imputed_value_floats", "imputed_value_int64s")
+    is_int = not node.attr("imputed_value_floats")
+    missing = node.attr("replaced_value_int64", 0) if is_int else node.attr("replaced_value_float", 0.0)
+    return build.call("ops.impute", build.tensor(node, 0), missing, values, hint="imputed")
+
+
+@handler("OneHotEncoder", domain=ML)
+def _one_hot(build: Build, node: Node) -> Any:
+    categories = _list(node, "cats_strings", "cats_int64s")
+    return build.call(
+        "ops.one_hot_of", build.tensor(node, 0), categories, bool(node.attr("zeros", 1)), hint="one_hot"
+    )
+
+
+@handler("FeatureVectorizer", domain=ML)
+def _feature_vectorizer(build: Build, node: Node) -> Any:
+    return build.call("ops.feature_vector", build.tensors_of(node), _list(node, "inputdimensions"), hint="x")
+
+
+@handler("DictVectorizer", domain=ML)
+def _dict_vectorizer(build: Build, node: Node) -> Any:
+    vocabulary = _list(node, "string_vocabulary", "int64_vocabulary")
+    return build.call("ops.vectorize", build.tensor(node, 0), vocabulary, hint="x")
+
+
+@handler("ZipMap", domain=ML)
+def _zip_map(build: Build, node: Node) -> Any:
+    return build.call("ops.zip_map", build.tensor(node, 0), _labels(node), hint="scores")
+
+
+@handler("CategoryMapper", domain=ML)
+def _category_mapper(build: Build, node: Node) -> Any:
+    texts, numbers = _list(node, "cats_strings"), _list(node, "cats_int64s")
+    if build.dtype(node, 0) is None:
+        arguments: tuple[Any, ...] = (texts, numbers, node.attr("default_int64", -1), torch.int64)
+    else:
+        arguments = (numbers, texts, _text(node, "default_string", "_Unused"), None)
+    return build.call("ops.lookup", build.tensor(node, 0), *arguments, hint="mapped")
+
+
+@handler("LabelEncoder", domain=ML)
+def _label_encoder(build: Build, node: Node) -> Any:
+    if node.version < 2:
+        texts = _list(node, "classes_strings")
+        if build.dtype(node, 0) is None:
+            table: tuple[Any, ...] = (
+                texts,
+                list(range(len(texts))),
+                node.attr("default_int64", -1),
+                torch.int64,
+            )
+        else:
+            table = (list(range(len(texts))), texts, _text(node, "default_string", "_Unused"), None)
+        return build.call("ops.lookup", build.tensor(node, 0), *table, hint="encoded")
+    keys = _list(node, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
+    values = _list(node, "values_strings", "values_int64s", "values_floats", "values_tensor")
+    tensor = node.attr("default_tensor")
+    kinds = {"values_strings": None, "values_int64s": torch.int64, "values_floats": torch.float32}
+    given = next((name for name in kinds if node.attr(name) is not None), "values_tensor")
+    if given == "values_tensor":
+        array = node.attr("values_tensor")
+        dtype = None if array.dtype.kind in "OSU" else to_tensor(array).dtype
+    else:
+        dtype = kinds[given]
+    if tensor is not None:
+        (default,) = tensor.reshape(-1).tolist()
+        default = default.decode() if isinstance(default, bytes) else default
+    elif dtype is None:
+        default = _text(node, "default_string", "_Unused")
+    elif dtype.is_floating_point:
+        default = node.attr("default_float", -0.0)
+    else:
+        default = node.attr("default_int64", -1)
+    return build.call("ops.lookup", build.tensor(node, 0), keys, values, default, dtype, hint="encoded")
+
+
+@handler("LinearRegressor", domain=ML)
+def _linear_regressor(build: Build, node: Node) -> Any:
+    scores = _linear(build, node, node.attr("targets", 1))
+    return _post(build, node, scores)
+
+
+def _linear(build: Build, node: Node, count: int) -> Any:
+    weight = build.parameter(np.array(_list(node, "coefficients"), np.float32).reshape(count, -1), "weight")
+    intercepts = _list(node, "intercepts")
+    bias = build.parameter(np.array(intercepts, np.float32), "bias") if intercepts else None
+    return build.call("ops.linear_scores", build.tensor(node, 0), weight, bias, hint="scores")
+
+
+def _post(build: Build, node: Node, scores: Any) -> Any:
+    kind = _text(node, "post_transform", "NONE")
+    return scores if kind == "NONE" else build.call("ops.post_transform", scores, kind, hint="scores")
+
+
+@handler("LinearClassifier", domain=ML)
+def _linear_classifier(build: Build, node: Node) -> Any:
+    labels, intercepts = _labels(node), _list(node, "intercepts")
+    kind = _text(node, "post_transform", "NONE")
+    count = len(intercepts) or len(labels)
+    scores = _linear(build, node, count)
+    if count == 1 and len(labels) == 2:
+        label = build.call("ops.classify", scores, labels, 0.0, hint="label")
+        return label, build.call("ops.binary_scores", scores, kind, hint="scores")
+    label = build.call("ops.classify", scores, labels, hint="label")
+    return label, _post(build, node, scores)
+
+
+_MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"]
+
+
+def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[Any], bool]:
+    """Return the buffers of TreeEnsembleRegressor and -Classifier, and whether all weights are positive."""
+    trees, ids = _list(node, "nodes_treeids"), _list(node, "nodes_nodeids")
+    number = {key: i for i, key in enumerate(zip(trees, ids, strict=True))}
+    modes = _list(node, "nodes_modes")
+    size = len(trees)
+    is_leaf = [mode == "LEAF" for mode in modes]
+    children = []
+    for name in ("nodes_truenodeids", "nodes_falsenodeids"):
+        following = _list(node, name)
+        children.append([i if is_leaf[i] else number[trees[i], following[i]] for i in range(size)])
+    given = node.attr("nodes_values_as_tensor")
+    splits = given if given is not None else np.array(_list(node, "nodes_values"), np.float32)
+    weights_tensor = node.attr(f"{prefix}_weights_as_tensor")
+    leaf_weights = (
+        weights_tensor
+        if weights_tensor is not None
+        else np.array(_list(node, f"{prefix}_weights"), np.float32)
+    )
+    weights = np.full((size, count), np.nan, leaf_weights.dtype)
+    places = zip(
+        _list(node, f"{prefix}_treeids"),
+        _list(node, f"{prefix}_nodeids"),
+        _list(node, f"{prefix}_ids"),
+        strict=True,
+    )
+    for (tree, leaf, target), weight in zip(places, leaf_weights, strict=True):
+        old = weights[number[tree, leaf], target]
+        weights[number[tree, leaf], target] = weight if np.isnan(old) else old + weight
+    missing = _list(node, "nodes_missing_value_tracks_true") or [0] * size
+    first: dict[Any, int] = {}
+    for i, tree in enumerate(trees):
+        first.setdefault(tree, i)
+    arrays = {
+        "features": np.array(_list(node, "nodes_featureids"), np.int64),
+        "splits": splits,
+        "modes": np.array(
+            [0 if leaf else _MODES.index(mode) for mode, leaf in zip(modes, is_leaf, strict=True)]
+        ),
+        "yes": np.array(children[0], np.int64),
+        "no": np.array(children[1], np.int64),
+        "missing": np.array(missing, np.bool_),
+        "leaves": weights,
+        "roots": np.array(list(first.values()), np.int64),
+    }
+    return [build.parameter(array, name) for name, array in arrays.items()], bool((leaf_weights >= 0).all())
+
+
+@handler("TreeEnsembleRegressor", domain=ML)
+def _tree_regressor(build: Build, node: Node) -> Any:
+    tables, _ = _old_trees(build, node, "target", node.attr("n_targets", 1))
+    aggregate = _text(node, "aggregate_function", "SUM")
+    base = _list(node, "base_values", "base_values_as_tensor")
+    scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, aggregate, base, hint="scores")
+    return _post(build, node, scores)
+
+
+@handler("TreeEnsembleClassifier", domain=ML)
+def _tree_classifier(build: Build, node: Node) -> Any:
+    labels, kind = _labels(node), _text(node, "post_transform", "NONE")
+    targets = set(_list(node, "class_ids"))
+    is_binary = len(labels) == 2 and len(targets) == 1
+    if is_binary:
+        node.node.attributes["class_ids"] = _zeros_like_ids(node)
+    tables, positive = _old_trees(build, node, "class", 1 if is_binary else len(labels))
+    base = _list(node, "base_values", "base_values_as_tensor")
+    scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, "SUM", base, hint="scores")
+    if not is_binary:
+        return build.call("ops.classify", scores, labels, hint="label"), _post(build, node, scores)
+    label = build.call("ops.classify", scores, labels, 0.5 if positive else 0.0, hint="label")
+    both = "PROBABILITY" if positive else kind
+    return label, build.call("ops.binary_scores", scores, both, hint="scores")
+
+
+def _zeros_like_ids(node: Node) -> Any:
+    import onnx_ir as ir
+
+    return ir.AttrInt64s("class_ids", [0] * len(_list(node, "class_ids")))
+
+
+@handler("TreeEnsemble", domain=ML)
+def _tree_ensemble(build: Build, node: Node) -> Any:
+    interior, targets = len(_list(node, "nodes_featureids")), node.attr("n_targets")
+    leaf_targets, leaf_weights = _list(node, "leaf_targetids"), node.attr("leaf_weights")
+    size = interior + len(leaf_targets)
+
+    def joined(name: str, fill: Any, dtype: Any) -> Any:
+        values = np.array(_list(node, name) or [0] * interior, dtype)
+        return np.concatenate([values, np.full(len(leaf_targets), fill, dtype)])
+
+    own = np.arange(size)
+    children = []
+    for kind in ("true", "false"):
+        following = np.array(_list(node, f"nodes_{kind}nodeids"), np.int64)
+        at_leaf = np.array(_list(node, f"nodes_{kind}leafs"), np.int64)
+        children.append(np.concatenate([following + interior * at_leaf, own[interior:]]))
+    weights = np.full((size, targets), np.nan, leaf_weights.dtype)
+    weights[own[interior:], leaf_targets] = leaf_weights
+    roots = np.array(_list(node, "tree_roots"), np.int64)
+    modes = joined("nodes_modes", 0, np.int64)
+    arrays = {
+        "features": joined("nodes_featureids", 0, np.int64),
+        "splits": joined("nodes_splits", 0, leaf_weights.dtype),
+        "modes": modes,
+        "yes": children[0],
+        "no": children[1],
+        "missing": joined("nodes_missing_value_tracks_true", 0, np.bool_),
+        "leaves": weights,
+        "roots": roots,
+    }
+    tables = [build.parameter(array, name) for name, array in arrays.items()]
+    extra = {}
+    sets = node.attr("membership_values")
+    if sets is not None and (modes == 6).any():
+        groups = np.split(sets, np.flatnonzero(np.isnan(sets)))
+        groups = [group[~np.isnan(group)] for group in groups]
+        members = np.full((size, max(map(len, groups))), np.nan, leaf_weights.dtype)
+        for place, group in zip(np.flatnonzero(modes == 6), groups, strict=False):
+            members[place, : len(group)] = group
+        extra["members"] = build.parameter(members, "members")
+    aggregate = ["AVERAGE", "SUM", "MIN", "MAX"][node.attr("aggregate_function", 1)]
+    scores = build.call(
+        "ops.tree_ensemble", build.tensor(node, 0), *tables, aggregate, hint="scores", **extra
+    )
+    kind = ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"][node.attr("post_transform", 0)]
+    return scores if kind == "NONE" else build.call("ops.post_transform", scores, kind, hint="scores")
+
+
+def _kernel(build: Build, node: Node, count: int) -> Any:
+    gamma, coef0, degree = (_list(node, "kernel_params") + [0.0] * 3)[:3]
+    vectors = np.array(_list(node, "support_vectors"), np.float32).reshape(count, -1)
+    kind = _text(node, "kernel_type", "LINEAR")
+    support = build.parameter(vectors, "support")
+    return build.call(
+        "ops.kernel_scores", build.tensor(node, 0), support, kind, gamma, coef0, degree, hint="kernel"
+    )
+
+
+@handler("SVMRegressor", domain=ML)
+def _svm_regressor(build: Build, node: Node) -> Any:
+    rho = _list(node, "rho")
+    count = node.attr("n_supports", 0)
+    if node.attr("one_class", 0):
+        raise UnsupportedError(
+            "support vectors of one class are not supported", where=node.name, expected="one_class=0", found=1
+        )
+    weights = np.array(_list(node, "coefficients"), np.float32).reshape(1, -1)
+    weight, bias = build.parameter(weights, "weight"), build.parameter(np.array(rho, np.float32), "bias")
+    kernel = _kernel(build, node, count) if count else build.tensor(node, 0)
+    return _post(build, node, build.call("ops.linear_scores", kernel, weight, bias, hint="scores"))

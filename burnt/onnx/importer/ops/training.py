@@ -1,0 +1,31 @@
+"""Steps of optimizers (domain ai.onnx.preview.training)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.ops.windows import _text
+from burnt.onnx.importer.registry import handler
+
+_NAMES = {
+    "Adagrad": {"epsilon": "epsilon", "decay_factor": "decay", "norm_coefficient": "penalty"},
+    "Adam": {
+        "alpha": "alpha",
+        "beta": "beta",
+        "epsilon": "epsilon",
+        "norm_coefficient": "penalty",
+        "norm_coefficient_post": "penalty_after",
+    },
+    "Momentum": {"alpha": "alpha", "beta": "beta", "norm_coefficient": "penalty"},
+}
+
+
+@handler("Adagrad", "Adam", "Momentum", domain="ai.onnx.preview.training")
+def _step(build: Build, node: Node) -> Any:
+    options = {new: node.attr(old) for old, new in _NAMES[node.op].items() if node.attr(old) is not None}
+    if node.op == "Momentum" and _text(node, "mode", "standard") == "nesterov":
+        options["nesterov"] = True
+    rate, step, *tensors = build.tensors_of(node)
+    function = f"ops.{node.op.lower()}_step"
+    return build.calls(function, rate, step, tensors, count=node.num_outputs, hint="updated", **options)
