@@ -14,7 +14,7 @@ from burnt.errors import RecordError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "OPSET", "read_model"]
+__all__ = ["MAPS", "MAX_DEPTH", "MAX_NODES", "OPSET", "read_model"]
 
 MAX_NODES = 200_000
 """Nodes of a model, those of inlined functions and bodies included."""
@@ -24,6 +24,9 @@ MAX_DEPTH = 32
 
 OPSET = 28
 """The newest version of ONNX's operator set that is known."""
+
+MAPS = "burnt.maps"
+"""The domain of nodes that return maps, which onnx_ir does not have."""
 
 _MAX_BYTES = 2**31  # protobuf's limit for a message
 
@@ -65,13 +68,30 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     else:
         raise _not_onnx(where, f"a {type(model).__name__}")
     _check_proto(proto, where, folder)
+    values = [*proto.graph.output, *proto.graph.value_info]
+    if any(_has_map(value.type) for value in values):
+        own = onnx.ModelProto()  # onnx_ir has no maps, which ZipMap of ai.onnx.ml returns
+        own.CopyFrom(proto)
+        for value in (*own.graph.output, *own.graph.value_info):
+            if _has_map(value.type):
+                value.ClearField("type")
+        for node in own.graph.node:
+            if node.op_type == "ZipMap":
+                node.domain = MAPS  # shape inference does not know it, and so infers no map
+        own.opset_import.add(domain=MAPS, version=1)
+        proto = own
     try:
         parsed = ir.from_proto(proto)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _not_onnx(where, str(error)) from None
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)
     return parsed, where
+
+
+def _has_map(kind: Any) -> bool:
+    """Whether a type is a map, or a sequence of maps."""
+    return bool(kind.HasField("map_type") or kind.sequence_type.elem_type.HasField("map_type"))
 
 
 def _check_proto(proto: Any, where: str, folder: Path | None) -> None:

@@ -79,12 +79,6 @@ def _boosting() -> Any:
     return GradientBoostingClassifier(n_estimators=4, max_depth=2, random_state=0)
 
 
-def _svm() -> Any:
-    from sklearn.svm import SVC
-
-    return SVC(probability=False, C=0.5)
-
-
 def _linear() -> Any:
     from sklearn.linear_model import Ridge
     from sklearn.preprocessing import Normalizer
@@ -97,22 +91,6 @@ def _pca() -> Any:
     from sklearn.neighbors import KNeighborsClassifier
 
     return _pipeline(PCA(2, random_state=0), KNeighborsClassifier(3))
-
-
-def _text() -> Any:
-    from skl2onnx import to_onnx
-    from skl2onnx.common.data_types import StringTensorType
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    texts = ["good film", "bad film", "a good day", "such a bad day", "good good", "bad"]
-    model = _pipeline(TfidfVectorizer(token_pattern="[a-z]+"), LogisticRegression()).fit(texts, [1, 0, 1, 0, 1, 0])
-    return to_onnx(
-        model,
-        initial_types=[("text", StringTensorType([None]))],
-        options={id(model): {"zipmap": False}},
-        target_opset={"": 18, "ai.onnx.ml": 3},
-    )
 
 
 def _lightgbm(regression: bool) -> Any:
@@ -247,10 +225,8 @@ MODELS: dict[str, Callable[[], Any]] = {
     "forest.sklearn": lambda: _sklearn(_forest),
     "forest_regressor.sklearn": lambda: _sklearn(_forest_regressor, regression=True),
     "boosting.sklearn": lambda: _sklearn(_boosting),
-    "svm.sklearn": lambda: _sklearn(_svm),
     "ridge.sklearn": lambda: _sklearn(_linear, regression=True),
     "pca_neighbors.sklearn": lambda: _sklearn(_pca),
-    "text.sklearn": _text,
     "classifier.lightgbm": lambda: _lightgbm(False),
     "regressor.lightgbm": lambda: _lightgbm(True),
     "mlp.keras": lambda: _keras("mlp"),
