@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -376,6 +377,8 @@ class Build:
         inputs = [self.constant(node, i) for i in range(node.num_inputs) if node.has(i)]
         if not inputs or any(array is None for array in inputs):
             return False
+        if _folded_size(node.op, inputs) > _MAX_FOLDED:
+            return False
         is_exact = all(array.dtype.kind in "iubOSU" for array in inputs if array is not None)
         if node.op == "Transpose":  # of a weight, which is stored as it is used
             return len(node.node.inputs[0].uses()) == 1
@@ -480,6 +483,20 @@ _NOT_FOLDED = {
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),  # become quantized layers
     *("Loop", "Scan", "If", "SequenceMap", "Identity"),
 }
+
+
+def _folded_size(op: str, inputs: list[Any]) -> int:
+    """Return the number of elements that an op makes of constants, for ops that make more than they get."""
+    numbers = [array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf" and array.size <= 64]
+    if op == "ConstantOfShape" and numbers:
+        return math.prod(numbers[0])
+    if op in ("Expand", "Tile") and len(numbers) == len(inputs) == 2:
+        return math.prod(max(1, abs(n)) for n in numbers[1]) * max(1, len(numbers[0]))
+    if op == "Range" and len(numbers) == 3 and numbers[2][0]:
+        return int(abs(numbers[1][0] - numbers[0][0]) // abs(numbers[2][0]))
+    if op in ("Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "ConstantOfShape", "Range"):
+        return _MAX_FOLDED + 1 if len(numbers) < len(inputs) else 0
+    return 0
 
 
 def _size(value: Any) -> int:

@@ -5,6 +5,7 @@ Nothing is read outside of the model's folder, and nothing in a file is executed
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,12 @@ def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
 def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
     import onnx
 
+    if any(size < 0 for size in tensor.dims):
+        raise _wrong_size(tensor, where, "sizes of at least 0", str(tuple(tensor.dims)))
+    size = _num_bytes(tensor)
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        if size is not None and tensor.HasField("raw_data") and len(tensor.raw_data) != size:
+            raise _wrong_size(tensor, where, f"{size:,} bytes", f"{len(tensor.raw_data):,}")
         return
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -151,8 +157,11 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
         elif not path.is_file():
             problem = "a file"
         else:
-            offset, length = int(entries.get("offset", 0) or 0), int(entries.get("length", 0) or 0)
-            if offset < 0 or length < 0 or offset + length > path.stat().st_size:
+            numbers = [entries.get(key, "") or "0" for key in ("offset", "length")]
+            offset, length = (int(n) if n.isascii() and n.isdigit() else -1 for n in numbers)
+            if length > 0 and size is not None and length != size:
+                raise _wrong_size(tensor, where, f"{size:,} bytes", f"{length:,}")
+            if offset < 0 or length < 0 or offset + max(length, size or 0) > path.stat().st_size:
                 problem = f"offset and length within the {path.stat().st_size:,} bytes of the file"
     if problem is not None:
         raise RecordError(
@@ -161,6 +170,26 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
             expected=problem,
             found=repr(location[:200]),
         )
+
+
+def _num_bytes(tensor: Any) -> int | None:
+    """Return the bytes that a tensor of its shape has; None for strings and types that are not known."""
+    import onnx_ir as ir
+
+    try:
+        bits = round(8 * ir.DataType(tensor.data_type).itemsize)
+    except (ValueError, TypeError):
+        return None
+    return (math.prod(tensor.dims) * bits + 7) // 8
+
+
+def _wrong_size(tensor: Any, where: str, expected: str, found: str) -> RecordError:
+    return RecordError(
+        "a tensor does not have the size of its shape",
+        where=f"{where}: {tensor.name}",
+        expected=f"{expected} for the shape {tuple(tensor.dims)}",
+        found=found,
+    )
 
 
 def _not_onnx(where: str, found: str) -> RecordError:
