@@ -451,7 +451,8 @@ def layer_path(node: ir.Node) -> str | None:
     """Return the path of the module that a node was, by the names of its weights or its own; None if unknown."""
     readers = [use.node for output in node.outputs for use in output.uses()]
     added = [value for reader in readers[:1] if reader.op_type == "Add" for value in reader.inputs]
-    for value in (*node.inputs[1:], *added):
+    own = [value for value in added if value is not None and len(value.uses()) == 1]
+    for value in (*node.inputs[1:], *own):
         if value is not None and value.is_initializer() and value.name and "." in value.name:
             return value.name.rsplit(".", 1)[0]
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")  # a list as text, of torch's exporter

@@ -33,7 +33,7 @@ def rewrite_patterns(model: ir.Model) -> None:
     """Replace the patterns in a model, in place. Shapes and dtypes have been inferred before."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    _remove_casts(model)
+    _remove_no_ops(model)
     roots = {pattern[0] for pattern, _ in _PATTERNS if isinstance(pattern, tuple)}
     for node in list(model.graph.all_nodes()):
         if node.op_type not in roots or node.domain not in ("", "ai.onnx"):
@@ -47,18 +47,20 @@ def rewrite_patterns(model: ir.Model) -> None:
     RemoveUnusedNodesPass()(model)
 
 
-def _remove_casts(model: ir.Model) -> None:
-    """Remove casts to the dtype that a value has already."""
+def _remove_no_ops(model: ir.Model) -> None:
+    """Remove casts to the dtype that a value has already, and Identity, by which exporters share weights."""
     for node in list(model.graph.all_nodes()):
-        if node.op_type != "Cast" or node.domain not in ("", "ai.onnx") or not node.inputs:
+        if node.op_type not in ("Cast", "Identity") or node.domain not in ("", "ai.onnx") or not node.inputs:
             continue
-        source, output = node.inputs[0], node.outputs[0]
-        target = node.attributes.get("to")
-        if source is None or source.dtype is None or target is None or int(target.value) != source.dtype.value:
+        source, output, target = node.inputs[0], node.outputs[0], node.attributes.get("to")
+        if source is None or output.is_graph_output() or node.graph is None:
             continue
-        if not output.is_graph_output() and node.graph is not None:
-            output.replace_all_uses_with(source)
-            node.graph.remove(node, safe=True)
+        if node.op_type == "Cast" and (
+            source.dtype is None or target is None or int(target.value) != source.dtype.value
+        ):
+            continue
+        output.replace_all_uses_with(source)
+        node.graph.remove(node, safe=True)
 
 
 def _array(value: ir.Value | None, most: int) -> np.ndarray[Any, Any] | None:
