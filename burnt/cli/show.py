@@ -1,4 +1,4 @@
-"""`burnt show`: print the tensors and metadata of a file or folder of weights, or an ONNX model. Imports torch."""
+"""`burnt show`: print the tensors of a file or folder of weights, or an ONNX model. Imports torch."""
 
 from __future__ import annotations
 

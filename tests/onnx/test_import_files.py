@@ -17,7 +17,14 @@ from burnt.onnx.importer.dtypes import from_numpy
 from burnt.onnx.importer.python import write_package
 from tests.onnx.importer_files import inputs_of, names, read
 
-MAKERS = ("bert.dynamo", "llama.legacy", "convnext.dynamo", "lstm.legacy", "logistic.sklearn", "opset7.helper")
+MAKERS = (
+    "bert.dynamo",
+    "llama.legacy",
+    "convnext.dynamo",
+    "lstm.legacy",
+    "logistic.sklearn",
+    "opset7.helper",
+)
 
 
 @pytest.mark.sample(keep=MAKERS)

@@ -65,7 +65,9 @@ def test_a_truncated_file():
 def test_a_newer_ir_version():
     model = _linear()
     model.ir_version = onnx.IR_VERSION + 1
-    with pytest.raises(RecordError, match="IR version is newer.*pip install --upgrade onnx".replace(".*", "(.|\n)*")):
+    with pytest.raises(
+        RecordError, match="IR version is newer.*pip install --upgrade onnx".replace(".*", "(.|\n)*")
+    ):
         burnt.onnx.load(model)
 
 
@@ -201,7 +203,9 @@ def test_external_data_beside_the_model(tmp_path):
         burnt.onnx.load(path.read_bytes())
 
 
-@pytest.mark.parametrize("kind", ["parent", "absolute", "backslash", "link", "linked folder", "missing", "empty"])
+@pytest.mark.parametrize(
+    "kind", ["parent", "absolute", "backslash", "link", "linked folder", "missing", "empty"]
+)
 def test_external_data_outside_the_folder(kind, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -274,7 +278,17 @@ def test_names_cannot_inject_code(name):
         ast.FunctionDef,
     }
     imported = {a.name for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
-    assert imported == {"annotations", "Path", "Any", "torch", "functional", "burnt", "QuantScheme", "nn", "functions"}
+    assert imported == {
+        "annotations",
+        "Path",
+        "Any",
+        "torch",
+        "functional",
+        "burnt",
+        "QuantScheme",
+        "nn",
+        "functions",
+    }
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     roots = {name.split("(")[0].split(".")[0] for name in called}
     assert roots <= {"super", "self", "torch", "F", "ops", "nn", "burnt", "Imported", "Path", "model"}

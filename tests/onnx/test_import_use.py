@@ -25,7 +25,7 @@ def _ids(name: str, batch: int = 2) -> list[torch.Tensor]:
 
 def test_layers_are_those_of_burnt():
     """Patterns become layers and single calls, named after the weights in the file."""
-    module = burnt.onnx.load(read("gpt_neox.dynamo"))
+    module = burnt.onnx.load(read("gpt_neox.legacy"))
     calls = [statement.call.function for statement in module.program.statements]
     assert calls.count("F.scaled_dot_product_attention") == 2
     assert calls.count("ops.rotate") == 4

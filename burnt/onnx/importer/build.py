@@ -304,7 +304,10 @@ class Build:
 
     def new_name(self, hint: str) -> str:
         """Return a new name: an identifier made from text of any kind."""
-        base = re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:64].rstrip("_") or "x"
+        base = (
+            re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:64].rstrip("_")
+            or "x"
+        )
         if base[0].isdigit():
             base = f"x_{base}"
         if keyword.iskeyword(base) or base in _RESERVED:
@@ -398,7 +401,8 @@ class Build:
         with torch.inference_mode():
             outputs = run_program(build.program, (), names)
         if all(
-            isinstance(output, Tensor | np.ndarray) and (_size(output) <= _MAX_FOLDED or node.op == "Transpose")
+            isinstance(output, Tensor | np.ndarray)
+            and (_size(output) <= _MAX_FOLDED or node.op == "Transpose")
             for output in outputs
         ):
             return tuple(to_array(output) for output in outputs)
@@ -474,7 +478,11 @@ def common_prefix(graph: ir.Graph) -> str:
     return "".join(f"{part}." for part in shared)
 
 
-_RESERVED = {"self", "ops", "torch", "F", "nn", "forward", "training", "f"} | set(dir(torch.nn.Module)) | set(dir(builtins))
+_RESERVED = (
+    {"self", "ops", "torch", "F", "nn", "forward", "training", "f"}
+    | set(dir(torch.nn.Module))
+    | set(dir(builtins))
+)
 
 
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings
@@ -488,7 +496,9 @@ _NOT_FOLDED = {
 
 def _folded_size(op: str, inputs: list[Any]) -> int:
     """Return the number of elements that an op makes of constants, for ops that make more than they get."""
-    numbers = [array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf" and array.size <= 64]
+    numbers = [
+        array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf" and array.size <= 64
+    ]
     if op == "ConstantOfShape" and numbers:
         return math.prod(numbers[0])
     if op in ("Expand", "Tile") and len(numbers) == len(inputs) == 2:

@@ -64,7 +64,9 @@ def summarize(model: object) -> Summary:
     nodes = [*graph.all_nodes(), *(node for f in parsed.functions.values() for node in f.all_nodes())]
     counts = Counter(_op(node.domain, node.op_type) for node in nodes)
     tensors = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
-    opsets = {domain or "ai.onnx": version for domain, version in graph.opset_imports.items() if domain != MAPS}
+    opsets = {
+        domain or "ai.onnx": version for domain, version in graph.opset_imports.items() if domain != MAPS
+    }
     functions = [_op(f.domain, f.name) for f in parsed.functions.values()]
     inputs = {v.name or "": _type(v) for v in graph.inputs if not v.is_initializer()}
     outputs = {v.name or "": _type(v) for v in graph.outputs}

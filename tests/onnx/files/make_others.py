@@ -32,7 +32,9 @@ def _data(classes: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
     return x, score.argmax(1).astype(np.int64)
 
 
-def _sklearn(make: Callable[[], Any], *, classes: int = 3, regression: bool = False, zipmap: bool = False) -> Any:
+def _sklearn(
+    make: Callable[[], Any], *, classes: int = 3, regression: bool = False, zipmap: bool = False
+) -> Any:
     from skl2onnx import to_onnx
 
     x, y = _data(classes)
@@ -103,7 +105,10 @@ def _lightgbm(regression: bool) -> Any:
     kind = lightgbm.LGBMRegressor if regression else lightgbm.LGBMClassifier
     model = kind(**settings).fit(x, x[:, 0] * 2 if regression else y)
     return convert_lightgbm(
-        model, initial_types=[("input", FloatTensorType([None, 4]))], target_opset=15, **({} if regression else {"zipmap": False})
+        model,
+        initial_types=[("input", FloatTensorType([None, 4]))],
+        target_opset=15,
+        **({} if regression else {"zipmap": False}),
     )
 
 
@@ -146,12 +151,16 @@ def _old(opset: int) -> Any:
     weights = {name: array.astype(np.float32) for name, array in weights.items()}
     ints: dict[str, np.ndarray[Any, Any]] = {"flat": np.array([0, -1], np.int64)}
     nodes = [
-        helper.make_node("Conv", ["input", "conv1.weight", "conv1.bias"], ["c"], pads=[1] * 4, kernel_shape=[3, 3]),
+        helper.make_node(
+            "Conv", ["input", "conv1.weight", "conv1.bias"], ["c"], pads=[1] * 4, kernel_shape=[3, 3]
+        ),
         helper.make_node("BatchNormalization", ["c", *list(weights)[2:6]], ["b"], epsilon=1e-5, momentum=0.9),
         helper.make_node("Relu", ["b"], ["r"]),
     ]
 
-    def with_ints(name: str, values: list[int], key: str, inputs: list[str]) -> tuple[list[str], dict[str, Any]]:
+    def with_ints(
+        name: str, values: list[int], key: str, inputs: list[str]
+    ) -> tuple[list[str], dict[str, Any]]:
         """Axes and the like are attributes in old versions and inputs in newer ones."""
         since = {"pads": 11, "scales": 9, "slice": 10, "axes": 13}[key]
         if opset < since:
@@ -204,7 +213,8 @@ def _old(opset: int) -> Any:
     graph_inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 1, 8, 8])]
     if opset < 9:  # the IR version before 4 wants initializers among the inputs
         graph_inputs += [
-            helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in initializers
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            for tensor in initializers
         ]
     outputs = [
         helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["batch", 5]),
