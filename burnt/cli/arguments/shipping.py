@@ -202,9 +202,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of `burnt show` and `burnt convert`."""
-    show = add_parser(
-        commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, _show
-    )
+    show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, _show)
     show.add_argument("file", metavar="FILE", help="a file or folder of weights")
     show.add_argument(
         "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"

@@ -8,9 +8,9 @@ integers (`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Resh
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -384,7 +384,8 @@ class Build:
             return False
         is_exact = all(array.dtype.kind in "iubOSU" for array in inputs if array is not None)
         if node.op == "Transpose":  # of a weight, which is stored as it is used
-            return len(node.node.inputs[0].uses()) == 1
+            value = node.node.inputs[0]
+            return value is not None and len(value.uses()) == 1
         most = _MAX_FOLDED if is_exact else _MAX_FOLDED_FLOATS
         return sum(array.size for array in inputs if array is not None) <= most
 
@@ -452,7 +453,7 @@ def _text(value: Any) -> str:
 
 
 def layer_path(node: ir.Node) -> str | None:
-    """Return the path of the module that a node was, by the names of its weights or its own; None if unknown."""
+    """Return the path of the module that a node was, by the names of its weights or its own, else None."""
     readers = [use.node for output in node.outputs for use in output.uses()]
     added = [value for reader in readers[:1] if reader.op_type == "Add" for value in reader.inputs]
     own = [value for value in added if value is not None and len(value.uses()) == 1]
@@ -472,7 +473,10 @@ def common_prefix(graph: ir.Graph) -> str:
     paths = [name.split(".")[:-2] for name in graph.initializers if name.count(".") >= 2]
     if len(paths) < 2:
         return ""
-    shared = os.path.commonprefix(paths)
+    shared = [
+        words[0]
+        for words in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*paths, strict=False))
+    ]
     while shared and shared[-1].isdigit():
         shared = shared[:-1]
     return "".join(f"{part}." for part in shared)
@@ -500,9 +504,9 @@ def _folded_size(op: str, inputs: list[Any]) -> int:
         array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf" and array.size <= 64
     ]
     if op == "ConstantOfShape" and numbers:
-        return math.prod(numbers[0])
+        return int(math.prod(numbers[0]))
     if op in ("Expand", "Tile") and len(numbers) == len(inputs) == 2:
-        return math.prod(max(1, abs(n)) for n in numbers[1]) * max(1, len(numbers[0]))
+        return int(math.prod(max(1, abs(n)) for n in numbers[1])) * max(1, len(numbers[0]))
     if op == "Range" and len(numbers) == 3 and numbers[2][0]:
         return int(abs(numbers[1][0] - numbers[0][0]) // abs(numbers[2][0]))
     if op in ("Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "ConstantOfShape", "Range"):

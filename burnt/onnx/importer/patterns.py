@@ -1,7 +1,8 @@
 """Patterns: several nodes that exporters write for one layer become one node again.
 
-LayerNorm, RMSNorm, GELU (erf and tanh), SiLU, rotary embedding and attention. The results differ from the file's in rounding alone, but for one case: attention whose mask is minus infinity for
-all keys of a query returns zeros, as PyTorch does, where the file's softmax computes NaN.
+LayerNorm, RMSNorm, GELU (erf and tanh), SiLU, rotary embedding and attention. The results differ from the file's
+in rounding alone, but for one case: attention whose mask is minus infinity for all keys of a query returns zeros,
+as PyTorch does, where the file's softmax computes NaN.
 
 onnxscript's rewriter has rules of this kind. It tries every order of the operands of every rule at every node,
 which takes 5 seconds for a model of 500 nodes; here the operands are swapped where a node fits, in milliseconds.
@@ -87,8 +88,8 @@ def _ints(value: ir.Value | None) -> list[int] | None:
     return [int(v) for v in array.reshape(-1)] if array is not None and array.dtype.kind in "iu" else None
 
 
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
 
 
 def _is_last_mean(node: ir.Node, value: ir.Value) -> bool:
@@ -119,10 +120,10 @@ def _scaled(value: ir.Value) -> tuple[ir.Value, float] | None:
         return None
     left, right = node.inputs
     number = _number(right)
-    if left is not None and number is not None and _rank(right) in (0, 1):
+    if left is not None and number is not None and _rank(right) in {0, 1}:
         return left, (number if node.op_type == "Mul" else 1.0 / number if number else math.nan)
     number = _number(left)
-    if node.op_type == "Mul" and right is not None and number is not None and _rank(left) in (0, 1):
+    if node.op_type == "Mul" and right is not None and number is not None and _rank(left) in {0, 1}:
         return right, number
     return None
 

@@ -42,7 +42,8 @@ def _matmul(build: Build, node: Node) -> Any:
         return build.call("torch.matmul", x, build.tensor(node, 1), hint="matmul")
     weight = build.constant(node, 1)
     assert weight is not None
-    is_shared = len(node.node.inputs[1].uses()) > 1
+    value = node.node.inputs[1]
+    is_shared = value is not None and len(value.uses()) > 1
     bias, consumer = (None, None) if is_shared else _bias_after(build, node, weight.shape[1])
     result = _linear(build, x, np.ascontiguousarray(weight.T), bias)
     if consumer is not None:
