@@ -189,7 +189,7 @@ class Build:
         return None if shape is None else len(shape)
 
     def is_weight(self, node: Node, index: int) -> bool:
-        """Whether a constant input is read by this node alone, or by nodes of the same weights and attributes.
+        """Whether a constant input is read by this node alone, or by nodes of the same weights.
 
         What other nodes read too stays a parameter of the module, so that it is trained as one.
         """

@@ -26,7 +26,8 @@ def load(model: object) -> ImportedModule:
         OSError: the file does not exist or cannot be read.
 
     Decomposed layers (norms, GELU, SiLU, rotary embedding, attention) become layers or single calls again,
-    named after their weights in the file. Nothing in a file is executed, and nothing outside of its folder is read.
+    named after their weights in the file. Nothing in a file is executed, and nothing outside of its folder is
+    read.
 
     >>> import tempfile, torch
     >>> from burnt import nn

@@ -36,7 +36,7 @@ def rewrite_patterns(model: ir.Model) -> None:
 
     _remove_no_ops(model)
     roots = {pattern[0] for pattern, _ in _PATTERNS if isinstance(pattern, tuple)}
-    for node in list(model.graph.all_nodes()):
+    for node in reversed(list(model.graph.all_nodes())):  # from the outside: RMSNorm is a part of LayerNorm
         if node.op_type not in roots or node.domain not in ("", "ai.onnx"):
             continue
         for pattern, make in _PATTERNS:
