@@ -1,8 +1,8 @@
 """Patterns: several nodes that exporters write for one layer become one node again.
 
-LayerNorm, RMSNorm, GELU (erf and tanh), SiLU, rotary embedding and attention. The results differ from the file's
-in rounding alone, but for one case: attention whose mask is minus infinity for all keys of a query returns zeros,
-as PyTorch does, where the file's softmax computes NaN.
+LayerNorm, RMSNorm, GELU (erf and tanh), SiLU, rotary embedding and attention. The results differ from the
+file's in rounding alone, but for one case: attention whose mask is minus infinity for all keys of a query
+returns zeros, as PyTorch does, where the file's softmax computes NaN.
 
 onnxscript's rewriter has rules of this kind. It tries every order of the operands of every rule at every node,
 which takes 5 seconds for a model of 500 nodes; here the operands are swapped where a node fits, in milliseconds.

@@ -180,7 +180,7 @@ def _num_bytes(tensor: Any) -> int | None:
         bits = round(8 * ir.DataType(tensor.data_type).itemsize)
     except (ValueError, TypeError):
         return None
-    return (math.prod(tensor.dims) * bits + 7) // 8
+    return int(math.prod(tensor.dims) * bits + 7) // 8
 
 
 def _wrong_size(tensor: Any, where: str, expected: str, found: str) -> RecordError:
