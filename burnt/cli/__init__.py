@@ -24,6 +24,7 @@
 `ctl.py`             `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`            `burnt tune run`, `show`, `export`, `import`, `clear`
 `show.py`            `burnt show FILE`: the tensors in a file of weights
+`show_onnx.py`       `burnt show model.onnx`: inputs, outputs, ops
 `convert.py`         `burnt convert A B`: weights in another format
 `bench.py`           `burnt bench MODULE:MODEL`
 `info.py`            `burnt info`

@@ -1,4 +1,4 @@
-"""`burnt show`: print the tensors and metadata of a file or folder of weights. Imports torch."""
+"""`burnt show`: print the tensors of a file or folder of weights, or an ONNX model. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
+from burnt.cli import show_onnx
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar, size_text
 from burnt.errors import ConfigError, quantity
 from burnt.record.loading import Selection
@@ -40,10 +41,14 @@ def run(path: str, only: Sequence[str], with_values: bool, as_json: bool) -> int
         The exit code 0.
 
     Raises:
-        UsageError: there is no such file, or it is the folder of a run.
+        UsageError: there is no such file, it is the folder of a run, or an option does not fit an ONNX model.
         RecordError: the file is damaged, unsafe or of no known format, or a pattern matches nothing.
     """
     check_source(path)
+    if path.endswith(".onnx") and os.path.isfile(path):
+        if only or with_values:
+            raise UsageError("--only and --values are for files of weights", found=path)
+        return show_onnx.run(path, as_json)
     with ExitStack() as stack:
         source = open_source(path, stack)
         names = [*source.tensors, *source.record.aliases]

@@ -32,6 +32,10 @@ def inputs_of(model: bytes, batch: int = 2) -> dict[str, np.ndarray[Any, Any]]:
     for i, value in enumerate(v for v in proto.graph.input if v.name not in initializers):
         kind = value.type.tensor_type
         shape = [d.dim_value if d.HasField("dim_value") else batch for d in kind.shape.dim]
+        if kind.elem_type == onnx.TensorProto.STRING:
+            words = np.array(["good film", "a bad day", "something else"], dtype=object)
+            inputs[value.name] = np.resize(words, shape)
+            continue
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         if dtype.kind in "iu":
             # Ids, then a mask of the valid ones.

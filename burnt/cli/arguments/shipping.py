@@ -1,8 +1,4 @@
-<<<<<<< ours
-"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `show` and `convert`: models, weights."""
-=======
-"""The arguments of `burnt export`, `page`, `c`, `serve`, `quantize`, `show` and `convert`."""
->>>>>>> theirs
+"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `quantize`, `show` and `convert`."""
 
 from __future__ import annotations
 
@@ -89,6 +85,7 @@ examples:
   burnt show model.safetensors
   burnt show checkpoint.pt --only 'encoder*' --values
   burnt show snapshots/gpt2 --json | jq '.totals'
+  burnt show model.onnx
 
 FILE is a .safetensors, .pt, .pth, .bin, .ckpt, .npz or .bpk file, or a folder
 with one or with shards and their index. Only names and shapes are read, unless --values
@@ -222,7 +219,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of `burnt show` and `burnt convert`."""
-    show = add_parser(commands, "show", "show the tensors in a file of weights", _SHOW_EXAMPLES, _show)
+    show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, _show)
     show.add_argument("file", metavar="FILE", help="a file or folder of weights")
     show.add_argument(
         "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"

@@ -17,6 +17,7 @@ from burnt.onnx.functions.images import *  # noqa: F403
 from burnt.onnx.functions.math import *  # noqa: F403
 from burnt.onnx.functions.ml import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403
+from burnt.onnx.functions.patterns import *  # noqa: F403
 from burnt.onnx.functions.quantization import *  # noqa: F403
 from burnt.onnx.functions.recurrent import *  # noqa: F403
 from burnt.onnx.functions.resizing import *  # noqa: F403

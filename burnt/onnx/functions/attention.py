@@ -165,7 +165,7 @@ def flex_attention(
     prob_mod: Callable[[Tensor], Any] | None = None,
     softmax_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Attention whose scores and weights go through functions; all have four axes, see `attention_details`."""
+    """Attention whose scores and weights go through functions, of four axes: see `attention_details`."""
     factor = torch.tensor(math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale), dtype=query.dtype)
     keys, values = _repeat_heads(key, query.shape[1]), _repeat_heads(value, query.shape[1])
     scores = torch.matmul(query * factor, (keys * factor).transpose(-1, -2))

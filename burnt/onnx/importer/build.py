@@ -7,7 +7,10 @@ integers (`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Resh
 
 from __future__ import annotations
 
+import builtins
+import itertools
 import keyword
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.source import MAX_NODES
@@ -96,6 +100,9 @@ class Build:
         values: expressions of values of the graph.
         constants: arrays of values that are constant.
         used_names: of the program.
+        shared_layers: names of layers by op and weights.
+        prefix: of the names of all weights, which the names of layers leave out.
+        node: whose statements are being added.
         absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
     """
 
@@ -107,6 +114,9 @@ class Build:
     constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
     used_names: set[str] = field(default_factory=set)
     absorbed: dict[Any, Any] = field(default_factory=dict)
+    shared_layers: dict[Any, str] = field(default_factory=dict)
+    prefix: str = ""
+    node: ir.Node | None = None
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -178,6 +188,25 @@ class Build:
         shape = value.shape if value is not None else None
         return None if shape is None else len(shape)
 
+    def is_weight(self, node: Node, index: int) -> bool:
+        """Whether a constant input is read by this node alone, or by nodes of the same weights.
+
+        What other nodes read too stays a parameter of the module, so that it is trained as one.
+        """
+        value = node.node.inputs[index] if node.has(index) else None
+        if value is None or value.is_graph_output():
+            return False
+        weights, attributes = list(node.node.inputs[1:]), str(node.node.attributes)
+        return all(
+            reader is node.node
+            or (
+                (reader.domain, reader.op_type) == (node.node.domain, node.op)
+                and list(reader.inputs[1:]) == weights
+                and str(reader.attributes) == attributes
+            )
+            for reader in (use.node for use in value.uses())
+        )
+
     def dtype(self, node: Node, index: int) -> torch.dtype | None:
         """Return the dtype of an input, where it is known."""
         value = node.node.inputs[index] if node.has(index) else None
@@ -201,11 +230,26 @@ class Build:
         return tuple(map(Name, names))
 
     def layer(self, module: torch.nn.Module, *args: Any, hint: str) -> Name:
-        """Add a layer to the module, and a statement that calls it."""
+        """Add a layer to the module, and a statement that calls it.
+
+        It is named after its weights in the file. Nodes of the same weights share one layer.
+        """
         root = self.root
-        name = root.new_name(hint)
-        root.layers[name] = module
-        return self.call(f"self.{name}", *args, hint=hint)
+        node, weights = self.node, () if self.node is None else tuple(self.node.inputs[1:])
+        key = None if node is None or not any(weights) else (node.op_type, weights)
+        path = None if node is None else layer_path(node)
+        name = None if key is None else root.shared_layers.get(key)
+        if name is None:
+            name = root.new_name(hint if path is None else root.without_prefix(path))
+            root.layers[name] = module
+            if key is not None:
+                root.shared_layers[key] = name
+        words = [word for word in re.split(r"[./]", path or "") if not word.isdigit()]
+        return self.call(f"self.{name}", *args, hint=words[-1] if words and words[-1] else hint)
+
+    def without_prefix(self, path: str) -> str:
+        """Return a path of a layer or tensor without the modules that are around all of them."""
+        return path.removeprefix(self.prefix) if path != self.prefix.rstrip(".") else path
 
     def parameter(self, array: Any, hint: str, *, is_trained: bool | None = None) -> Name:
         """Add a tensor to the module: a parameter or a buffer.
@@ -216,7 +260,7 @@ class Build:
             is_trained: whether it is a parameter; None: floating-point tensors with axes are.
         """
         root = self.root
-        name = root.new_name(hint)
+        name = root.new_name(root.without_prefix(hint))
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
         if is_trained is None:
             is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
@@ -260,7 +304,10 @@ class Build:
 
     def new_name(self, hint: str) -> str:
         """Return a new name: an identifier made from text of any kind."""
-        base = re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:48] or "x"
+        base = (
+            re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:64].rstrip("_")
+            or "x"
+        )
         if base[0].isdigit():
             base = f"x_{base}"
         if keyword.iskeyword(base) or base in _RESERVED:
@@ -312,6 +359,7 @@ class Build:
         found = find_handler(node.domain, node.op_type, version)
         assert found is not None, "unsupported ops were refused before"
         wrapped = Node(node, version)
+        self.node = node
         if self._is_foldable(wrapped):
             results = self._fold(found, wrapped)
         else:
@@ -332,7 +380,12 @@ class Build:
         inputs = [self.constant(node, i) for i in range(node.num_inputs) if node.has(i)]
         if not inputs or any(array is None for array in inputs):
             return False
+        if _folded_size(node.op, inputs) > _MAX_FOLDED:
+            return False
         is_exact = all(array.dtype.kind in "iubOSU" for array in inputs if array is not None)
+        if node.op == "Transpose":  # of a weight, which is stored as it is used
+            value = node.node.inputs[0]
+            return value is not None and len(value.uses()) == 1
         most = _MAX_FOLDED if is_exact else _MAX_FOLDED_FLOATS
         return sum(array.size for array in inputs if array is not None) <= most
 
@@ -349,7 +402,9 @@ class Build:
         with torch.inference_mode():
             outputs = run_program(build.program, (), names)
         if all(
-            isinstance(output, Tensor | np.ndarray) and _size(output) <= _MAX_FOLDED for output in outputs
+            isinstance(output, Tensor | np.ndarray)
+            and (_size(output) <= _MAX_FOLDED or node.op == "Transpose")
+            for output in outputs
         ):
             return tuple(to_array(output) for output in outputs)
         again = found(self, node)  # a sequence, or large: computed when the model is
@@ -397,7 +452,41 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-_RESERVED = {"self", "ops", "torch", "F", "nn", "forward", "training", "f"} | set(dir(torch.nn.Module))
+def layer_path(node: ir.Node) -> str | None:
+    """Return the path of the module that a node was, by the names of its weights or its own, else None."""
+    readers = [use.node for output in node.outputs for use in output.uses()]
+    added = [value for reader in readers[:1] if reader.op_type == "Add" for value in reader.inputs]
+    own = [value for value in added if value is not None and len(value.uses()) == 1]
+    for value in (*node.inputs[1:], *own):
+        if value is not None and value.is_initializer() and value.name and "." in value.name:
+            return value.name.rsplit(".", 1)[0]
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")  # a list as text, of torch's exporter
+    found = re.findall(r"'((?:\w|\.)+)'", scopes)
+    if len(found) > 1:
+        return str(found[-2])
+    parts = (node.name or "").strip("/").split("/")
+    return ".".join(parts[:-1]) if len(parts) > 1 else None
+
+
+def common_prefix(graph: ir.Graph) -> str:
+    """Return the modules that the names of all weights begin with, with a dot at the end."""
+    paths = [name.split(".")[:-2] for name in graph.initializers if name.count(".") >= 2]
+    if len(paths) < 2:
+        return ""
+    shared = [
+        words[0]
+        for words in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*paths, strict=False))
+    ]
+    while shared and shared[-1].isdigit():
+        shared = shared[:-1]
+    return "".join(f"{part}." for part in shared)
+
+
+_RESERVED = (
+    {"self", "ops", "torch", "F", "nn", "forward", "training", "f"}
+    | set(dir(torch.nn.Module))
+    | set(dir(builtins))
+)
 
 
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings
@@ -407,6 +496,22 @@ _NOT_FOLDED = {
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),  # become quantized layers
     *("Loop", "Scan", "If", "SequenceMap", "Identity"),
 }
+
+
+def _folded_size(op: str, inputs: list[Any]) -> int:
+    """Return the number of elements that an op makes of constants, for ops that make more than they get."""
+    numbers = [
+        array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf" and array.size <= 64
+    ]
+    if op == "ConstantOfShape" and numbers:
+        return int(math.prod(numbers[0]))
+    if op in ("Expand", "Tile") and len(numbers) == len(inputs) == 2:
+        return int(math.prod(max(1, abs(n)) for n in numbers[1])) * max(1, len(numbers[0]))
+    if op == "Range" and len(numbers) == 3 and numbers[2][0]:
+        return int(abs(numbers[1][0] - numbers[0][0]) // abs(numbers[2][0]))
+    if op in ("Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "ConstantOfShape", "Range"):
+        return _MAX_FOLDED + 1 if len(numbers) < len(inputs) else 0
+    return 0
 
 
 def _size(value: Any) -> int:
@@ -421,6 +526,7 @@ def build_program(model: ir.Model, where: str) -> Build:
         RecordError: the graph is damaged.
     """
     expand(model, where, MAX_NODES)
+    rewrite_patterns(model)
     missing = unsupported_nodes(model)
     if missing:
         lines = [
@@ -433,7 +539,7 @@ def build_program(model: ir.Model, where: str) -> Build:
             expected="ops in the table of docs/import-export.md",
             found="\n".join(lines),
         )
-    build = Build(Program([]))
+    build = Build(Program([]), prefix=common_prefix(model.graph))
     build.add_graph(model.graph)
     return build
 

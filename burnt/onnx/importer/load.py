@@ -24,6 +24,19 @@ def load(model: object) -> ImportedModule:
         RecordError: this is no ONNX model, or it is damaged.
         UnsupportedError: it has ops that burnt does not support; all of them are named.
         OSError: the file does not exist or cannot be read.
+
+    Decomposed layers (norms, GELU, SiLU, rotary embedding, attention) become layers or single calls again,
+    named after their weights in the file. Nothing in a file is executed, and nothing outside of its folder is
+    read.
+
+    >>> import tempfile, torch
+    >>> from burnt import nn
+    >>> import burnt
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     exported = burnt.onnx.export(nn.Linear(4, 2), torch.ones(1, 4), folder + "/linear.onnx")
+    ...     model = burnt.onnx.load(folder + "/linear.onnx")
+    >>> model(torch.ones(3, 4)).shape, model.input_names, model.output_names
+    (torch.Size([3, 2]), ['input'], ['output'])
     """
     parsed, where = read_model(model)
     build = build_program(parsed, where)

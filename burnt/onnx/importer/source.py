@@ -5,6 +5,7 @@ Nothing is read outside of the model's folder, and nothing in a file is executed
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from burnt.errors import RecordError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "OPSET", "read_model"]
+__all__ = ["MAPS", "MAX_DEPTH", "MAX_NODES", "OPSET", "read_model"]
 
 MAX_NODES = 200_000
 """Nodes of a model, those of inlined functions and bodies included."""
@@ -24,6 +25,9 @@ MAX_DEPTH = 32
 
 OPSET = 28
 """The newest version of ONNX's operator set that is known."""
+
+MAPS = "burnt.maps"
+"""The domain of nodes that return maps, which onnx_ir does not have."""
 
 _MAX_BYTES = 2**31  # protobuf's limit for a message
 
@@ -65,13 +69,30 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     else:
         raise _not_onnx(where, f"a {type(model).__name__}")
     _check_proto(proto, where, folder)
+    values = [*proto.graph.output, *proto.graph.value_info]
+    if any(_has_map(value.type) for value in values):
+        own = onnx.ModelProto()  # onnx_ir has no maps, which ZipMap of ai.onnx.ml returns
+        own.CopyFrom(proto)
+        for value in (*own.graph.output, *own.graph.value_info):
+            if _has_map(value.type):
+                value.ClearField("type")
+        for node in own.graph.node:
+            if node.op_type == "ZipMap":
+                node.domain = MAPS  # shape inference does not know it, and so infers no map
+        own.opset_import.add(domain=MAPS, version=1)
+        proto = own
     try:
         parsed = ir.from_proto(proto)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _not_onnx(where, str(error)) from None
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)
     return parsed, where
+
+
+def _has_map(kind: Any) -> bool:
+    """Whether a type is a map, or a sequence of maps."""
+    return bool(kind.HasField("map_type") or kind.sequence_type.elem_type.HasField("map_type"))
 
 
 def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
@@ -114,7 +135,12 @@ def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
 def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
     import onnx
 
+    if any(size < 0 for size in tensor.dims):
+        raise _wrong_size(tensor, where, "sizes of at least 0", str(tuple(tensor.dims)))
+    size = _num_bytes(tensor)
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        if size is not None and tensor.HasField("raw_data") and len(tensor.raw_data) != size:
+            raise _wrong_size(tensor, where, f"{size:,} bytes", f"{len(tensor.raw_data):,}")
         return
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -131,8 +157,11 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
         elif not path.is_file():
             problem = "a file"
         else:
-            offset, length = int(entries.get("offset", 0) or 0), int(entries.get("length", 0) or 0)
-            if offset < 0 or length < 0 or offset + length > path.stat().st_size:
+            numbers = [entries.get(key, "") or "0" for key in ("offset", "length")]
+            offset, length = (int(n) if n.isascii() and n.isdigit() else -1 for n in numbers)
+            if length > 0 and size is not None and length != size:
+                raise _wrong_size(tensor, where, f"{size:,} bytes", f"{length:,}")
+            if offset < 0 or length < 0 or offset + max(length, size or 0) > path.stat().st_size:
                 problem = f"offset and length within the {path.stat().st_size:,} bytes of the file"
     if problem is not None:
         raise RecordError(
@@ -141,6 +170,26 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
             expected=problem,
             found=repr(location[:200]),
         )
+
+
+def _num_bytes(tensor: Any) -> int | None:
+    """Return the bytes that a tensor of its shape has; None for strings and types that are not known."""
+    import onnx_ir as ir
+
+    try:
+        bits = round(8 * ir.DataType(tensor.data_type).itemsize)
+    except (ValueError, TypeError):
+        return None
+    return int(math.prod(tensor.dims) * bits + 7) // 8
+
+
+def _wrong_size(tensor: Any, where: str, expected: str, found: str) -> RecordError:
+    return RecordError(
+        "a tensor does not have the size of its shape",
+        where=f"{where}: {tensor.name}",
+        expected=f"{expected} for the shape {tuple(tensor.dims)}",
+        found=found,
+    )
 
 
 def _not_onnx(where: str, found: str) -> RecordError:

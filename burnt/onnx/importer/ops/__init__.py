@@ -11,6 +11,7 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     linear,
     ml,
     normalization,
+    patterns,
     quantization,
     recurrent,
     reductions,

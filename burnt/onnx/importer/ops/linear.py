@@ -13,11 +13,10 @@ from burnt.onnx.importer.registry import handler
 
 
 def _is_weight(build: Build, node: Node, index: int, rank: int) -> bool:
-    """Whether an input is a floating-point constant of a rank that nothing else reads."""
+    """Whether an input is a floating-point constant of a rank, and a weight of this node's layer."""
     array = build.constant(node, index)
-    value = node.node.inputs[index] if node.has(index) else None
     is_float = array is not None and array.dtype.name in ("float16", "bfloat16", "float32", "float64")
-    return is_float and array is not None and array.ndim == rank and value is not None and _count(value) == 1
+    return is_float and array is not None and array.ndim == rank and build.is_weight(node, index)
 
 
 def _count(value: Any) -> int:
@@ -43,7 +42,9 @@ def _matmul(build: Build, node: Node) -> Any:
         return build.call("torch.matmul", x, build.tensor(node, 1), hint="matmul")
     weight = build.constant(node, 1)
     assert weight is not None
-    bias, consumer = _bias_after(build, node, weight.shape[1])
+    value = node.node.inputs[1]
+    is_shared = value is not None and len(value.uses()) > 1
+    bias, consumer = (None, None) if is_shared else _bias_after(build, node, weight.shape[1])
     result = _linear(build, x, np.ascontiguousarray(weight.T), bias)
     if consumer is not None:
         build.absorbed[consumer] = result

@@ -12,6 +12,7 @@ from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import handler
+from burnt.onnx.importer.source import MAPS
 
 ML = "ai.onnx.ml"
 
@@ -88,6 +89,7 @@ def _dict_vectorizer(build: Build, node: Node) -> Any:
 
 
 @handler("ZipMap", domain=ML)
+@handler("ZipMap", domain=MAPS)
 def _zip_map(build: Build, node: Node) -> Any:
     return build.call("ops.zip_map", build.tensor(node, 0), _labels(node), hint="scores")
 

@@ -17,15 +17,11 @@ _CONV_TRANSPOSE: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d,
 
 
 def float_constant(build: Build, node: Node, index: int) -> np.ndarray[Any, Any] | None:
-    """Return a constant input of floating-point type that no other node reads, else None.
-
-    What several nodes read stays a parameter of the module, so that it is trained as one.
-    """
+    """Return a constant input of floating-point type that is a weight of this node's layer, else None."""
     constant = build.constant(node, index)
     if constant is None or constant.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
         return None
-    value = node.node.inputs[index]
-    return constant if value is not None and len(value.uses()) == 1 else None
+    return constant if build.is_weight(node, index) else None
 
 
 def set_weights(layer: Any, **arrays: np.ndarray[Any, Any] | None) -> Any:

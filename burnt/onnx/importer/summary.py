@@ -1,0 +1,110 @@
+"""What an ONNX model holds, without importing it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from burnt.onnx.importer import ops  # noqa: F401  # registers the handlers
+from burnt.onnx.importer.build import unsupported_nodes
+from burnt.onnx.importer.expand import expand
+from burnt.onnx.importer.source import MAPS, MAX_NODES, read_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["Summary", "summarize"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an ONNX model holds.
+
+    Args:
+        ir_version: of the file.
+        producer: the program that wrote it, with its version.
+        opsets: version by domain; ONNX's own is ``ai.onnx``.
+        inputs: type by name, such as ``float32[batch, 3]``.
+        outputs: likewise.
+        ops: the number of nodes by op, the most frequent first; ops of other domains as ``domain.Op``.
+        functions: the functions that the model defines.
+        tensors: constant tensors: weights and others.
+        parameters: the elements of floating-point tensors.
+        nbytes: of the constant tensors.
+        unsupported: names of nodes by op, for ops that burnt cannot import.
+    """
+
+    ir_version: int
+    producer: str
+    opsets: dict[str, int]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    ops: dict[str, int]
+    functions: list[str]
+    tensors: int
+    parameters: int
+    nbytes: int
+    unsupported: dict[str, str]
+
+
+def summarize(model: object) -> Summary:
+    """Return what an ONNX model holds; nothing is imported or computed.
+
+    Args:
+        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+
+    Raises:
+        RecordError: this is no ONNX model, or it is damaged.
+        OSError: the file does not exist or cannot be read.
+    """
+    parsed, where = read_model(model)
+    graph = parsed.graph
+    nodes = [*graph.all_nodes(), *(node for f in parsed.functions.values() for node in f.all_nodes())]
+    counts = Counter(_op(node.domain, node.op_type) for node in nodes)
+    tensors = [value.const_value for value in graph.initializers.values() if value.const_value is not None]
+    opsets = {
+        domain or "ai.onnx": version for domain, version in graph.opset_imports.items() if domain != MAPS
+    }
+    functions = [_op(f.domain, f.name) for f in parsed.functions.values()]
+    inputs = {v.name or "": _type(v) for v in graph.inputs if not v.is_initializer()}
+    outputs = {v.name or "": _type(v) for v in graph.outputs}
+    expand(parsed, where, MAX_NODES)
+    return Summary(
+        ir_version=parsed.ir_version or 0,
+        producer=" ".join(filter(None, (parsed.producer_name, parsed.producer_version))),
+        opsets=opsets,
+        inputs=inputs,
+        outputs=outputs,
+        ops=dict(counts.most_common()),
+        functions=functions,
+        tensors=len(tensors),
+        parameters=sum(math.prod(t.shape.numpy()) for t in tensors if t.dtype.is_floating_point()),
+        nbytes=sum(t.nbytes for t in tensors),
+        unsupported={
+            f"{_op(domain, op)} (version {version})": names
+            for (domain, op, version), names in unsupported_nodes(parsed).items()
+        },
+    )
+
+
+def _op(domain: str, op: str) -> str:
+    domain = "ai.onnx.ml" if domain == MAPS else domain
+    return op if domain in ("", "ai.onnx") else f"{domain}.{op}"
+
+
+def _type(value: ir.Value) -> str:
+    if value.type is None:
+        return "unknown"
+    kind: Any = value.type
+    wrapped = ""
+    while hasattr(kind, "elem_type") and type(kind).__name__ in ("SequenceType", "OptionalType"):
+        wrapped += "sequence of " if type(kind).__name__ == "SequenceType" else "optional "
+        kind = kind.elem_type
+    dtype = str(getattr(kind, "dtype", kind)).lower()
+    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    if value.shape is None:
+        return f"{wrapped}{dtype}"
+    sizes = ", ".join(str(size) if isinstance(size, int) else str(size.value or "?") for size in value.shape)
+    return f"{wrapped}{dtype}[{sizes}]"

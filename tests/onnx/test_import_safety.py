@@ -1,0 +1,313 @@
+"""Damaged and hostile files: a clear error in bounded time and memory, and nothing from a file is executed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import burnt
+from burnt.errors import BurntError, RecordError, UnsupportedError
+from burnt.onnx.importer.python import module_source
+
+FLOAT = TensorProto.FLOAT
+WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def _model(nodes: Any, weights: Any = (), inputs: Any = ("x",), outputs: Any = ("y",), **graph: Any) -> Any:
+    made = helper.make_graph(
+        nodes,
+        graph.pop("name", "graph"),
+        [helper.make_tensor_value_info(name, FLOAT, ["n", 4]) for name in inputs],
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs],
+        list(weights),
+        **graph,
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def _linear() -> Any:
+    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(WEIGHT, "w")])
+
+
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x0a", b"PK\x03\x04" * 30, os.urandom(4096)])
+def test_bytes_that_are_no_model(data):
+    with pytest.raises(RecordError, match="this is no ONNX model"):
+        burnt.onnx.load(data)
+
+
+def test_objects_that_are_no_model(tmp_path):
+    with pytest.raises(RecordError, match="an onnx.ModelProto"):
+        burnt.onnx.load(3)
+    with pytest.raises(OSError, match=r"none\.onnx"):
+        burnt.onnx.load(tmp_path / "none.onnx")
+
+
+def test_a_truncated_file():
+    data = _linear().SerializeToString()
+    burnt.onnx.load(data)
+    for end in range(0, len(data) - 1, 10):
+        try:
+            burnt.onnx.load(data[:end])
+        except BurntError as error:
+            assert len(str(error)) < 2000
+        # What ends between two fields of protobuf is a whole message, if a smaller one.
+
+
+def test_a_newer_ir_version():
+    model = _linear()
+    model.ir_version = onnx.IR_VERSION + 1
+    with pytest.raises(
+        RecordError, match="IR version is newer.*pip install --upgrade onnx".replace(".*", "(.|\n)*")
+    ):
+        burnt.onnx.load(model)
+
+
+def test_a_cycle():
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    with pytest.raises(RecordError, match="damaged, or its nodes form a cycle"):
+        burnt.onnx.load(_model([*nodes, helper.make_node("Relu", ["b"], ["y"])]))
+
+
+def test_functions_that_call_each_other():
+    def function(name: str, callee: str) -> Any:
+        nodes = [helper.make_node(callee, ["x"], ["y"], domain="f")]
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
+        return helper.make_function("f", name, ["x"], ["y"], nodes, opsets)
+
+    model = _model([helper.make_node("A", ["x"], ["y"], domain="f")])
+    model.opset_import.add(domain="f", version=1)
+    model.functions.extend([function("A", "B"), function("B", "A")])
+    with pytest.raises(RecordError, match="call each other in a circle"):
+        burnt.onnx.load(model)
+
+
+def test_functions_that_multiply():
+    model = _model([helper.make_node("F0", ["x"], ["y"], domain="f")])
+    model.opset_import.add(domain="f", version=1)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)]
+    for i in range(12):  # 10 ** 12 nodes
+        name = "Relu" if i == 11 else f"F{i + 1}"
+        nodes = [
+            helper.make_node(name, [f"v{k}"], [f"v{k + 1}"], domain="" if i == 11 else "f") for k in range(10)
+        ]
+        model.functions.append(helper.make_function("f", f"F{i}", ["v0"], ["v10"], nodes, opsets))
+    with pytest.raises(RecordError, match="too large to import"):
+        burnt.onnx.load(model)
+
+
+def test_missing_initializers_and_inputs():
+    with pytest.raises(RecordError, match="nothing computes(.|\n)*nowhere"):
+        burnt.onnx.load(_model([helper.make_node("Add", ["x", "nowhere"], ["y"])]))
+    with pytest.raises(BurntError):
+        burnt.onnx.load(_model([helper.make_node("Relu", ["x"], ["z"])], outputs=("nowhere",)))
+
+
+def test_every_unsupported_node_is_listed():
+    nodes = [
+        helper.make_node("Secret", ["x"], ["a"], name="first", domain="com.example"),
+        helper.make_node("Secret", ["a"], ["b"], name="second", domain="com.example"),
+        helper.make_node("Mystery", ["b"], ["y"], name="third"),
+    ]
+    model = _model(nodes)
+    model.opset_import.add(domain="com.example", version=3)
+    with pytest.raises(UnsupportedError) as caught:
+        burnt.onnx.load(model)
+    text = str(caught.value)
+    assert "Secret (domain com.example, version 3): first, second" in text
+    assert "Mystery (domain ai.onnx, version 20): third" in text
+
+
+def test_shapes_that_lie():
+    weight = numpy_helper.from_array(WEIGHT, "w")
+    for dims in ([4, 300], [2**40, 2**40], [-4, 3], [4]):
+        del weight.dims[:]
+        weight.dims.extend(dims)
+        with pytest.raises(BurntError):
+            burnt.onnx.load(_model([helper.make_node("MatMul", ["x", "w"], ["y"])], [weight]))
+
+
+def test_a_declared_shape_that_lies_is_not_believed():
+    model = _linear()
+    model.graph.value_info.append(helper.make_tensor_value_info("w", FLOAT, [7, 7, 7]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", FLOAT, [5, 5, 5]))
+    try:
+        found = burnt.onnx.load(model)(torch.ones(2, 4))
+    except BurntError:
+        return
+    assert torch.equal(found, torch.ones(2, 4) @ torch.from_numpy(WEIGHT))
+
+
+def test_a_constant_that_would_be_huge():
+    """Constants are folded only when the result is small."""
+    size = numpy_helper.from_array(np.array([2**20, 2**20]), "size")
+    module = burnt.onnx.load(_model([helper.make_node("ConstantOfShape", ["size"], ["y"])], [size]))
+    with pytest.raises((RuntimeError, BurntError)):
+        module(torch.ones(1, 4))
+
+
+def test_many_nodes():
+    one = onnx.GraphProto(node=[onnx.NodeProto(op_type="Relu", input=["x"], output=["y"])])
+    model = _model([])
+    model.graph.MergeFromString(one.SerializeToString() * 1_000_000)
+    assert len(model.graph.node) == 1_000_000
+    start = time.perf_counter()
+    with pytest.raises(RecordError, match="at most 200,000 nodes"):
+        burnt.onnx.load(model)
+    assert time.perf_counter() - start < 10
+
+
+def test_deep_nesting():
+    model = _model([])
+    graph = model.graph
+    for _ in range(300):
+        node = graph.node.add(op_type="If", input=["x"], output=["y"])
+        graph = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH).g
+    with pytest.raises(RecordError, match="nested 32 deep"):
+        burnt.onnx.load(model)
+    with pytest.raises((RecordError, onnx.onnx_cpp2py_export.checker.ValidationError, ValueError)):
+        burnt.onnx.load(model.SerializeToString())
+
+
+def test_a_long_chain_of_functions_does_not_recurse():
+    nodes = [helper.make_node("Relu", [f"v{i}" if i else "x"], [f"v{i + 1}"]) for i in range(3000)]
+    module = burnt.onnx.load(_model([*nodes, helper.make_node("Neg", ["v3000"], ["y"])]))
+    assert torch.equal(module(-torch.ones(1, 4)), torch.zeros(1, 4))
+
+
+def _external(folder: Path, location: str, **entries: str) -> Path:
+    model = _linear()
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        weight.external_data.add(key=key, value=value)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_external_data_beside_the_model(tmp_path):
+    (tmp_path / "weights.bin").write_bytes(b"1234" + WEIGHT.tobytes())
+    path = _external(tmp_path, "weights.bin", offset="4", length="48")
+    assert torch.equal(burnt.onnx.load(path)(torch.ones(1, 4)), torch.ones(1, 4) @ torch.from_numpy(WEIGHT))
+    with pytest.raises(RecordError, match="has no folder"):
+        burnt.onnx.load(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "kind", ["parent", "absolute", "backslash", "link", "linked folder", "missing", "empty"]
+)
+def test_external_data_outside_the_folder(kind, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret.bin").write_bytes(WEIGHT.tobytes())
+    location = {
+        "parent": "../secret.bin",
+        "absolute": str(tmp_path / "secret.bin"),
+        "backslash": "..\\secret.bin",
+        "link": "link.bin",
+        "linked folder": "linked/secret.bin",
+        "missing": "none.bin",
+        "empty": "",
+    }[kind]
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    (folder / "linked").symlink_to(tmp_path)
+    with pytest.raises(RecordError, match="external data of the model cannot be read"):
+        burnt.onnx.load(_external(folder, location))
+
+
+@pytest.mark.parametrize(
+    "entries", [{"offset": "40"}, {"offset": "-4"}, {"length": "4000"}, {"offset": "four"}, {"length": "1e3"}]
+)
+def test_external_data_of_wrong_size(entries, tmp_path):
+    (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
+    with pytest.raises(RecordError):
+        burnt.onnx.load(_external(tmp_path, "weights.bin", **{"length": "48", **entries}))
+
+
+HOSTILE = [
+    "x'); import os; os.system('false'); ('",
+    'a"""\nimport os\nraise SystemExit\n"""',
+    "class",
+    "self",
+    "torch",
+    "__init__",
+    "forward",
+    "é\u202e\u0000\n",
+    "{}{name}%s",
+    "\\",
+    "",
+    " ",
+    "0",
+    "a" * 5000,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_names_cannot_inject_code(name):
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    nodes = [
+        helper.make_node("MatMul", [f"{name}in", weight], [f"{name}m"], name=f"/{name}/MatMul"),
+        helper.make_node("Add", [f"{name}m", bias], [f"{name}a"], name=name),
+        helper.make_node("Mul", [f"{name}a", f"{name}scale"], [f"{name}out"], name=name),
+    ]
+    weights = [
+        numpy_helper.from_array(WEIGHT, weight),
+        numpy_helper.from_array(WEIGHT[0], bias),
+        numpy_helper.from_array(WEIGHT[1:2], f"{name}scale"),
+    ]
+    model = _model(nodes, weights, [f"{name}in"], [f"{name}out"], name=name or "g", doc_string=name)
+    module = burnt.onnx.load(model)
+    text = module_source(module, "Imported", f"Imported from {name}.onnx.")
+    tree = ast.parse(text)
+    assert {type(node) for node in tree.body} == {
+        ast.Expr,
+        ast.ImportFrom,
+        ast.Import,
+        ast.Assign,
+        ast.ClassDef,
+        ast.FunctionDef,
+    }
+    imported = {a.name for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
+    assert imported == {
+        "annotations",
+        "Path",
+        "Any",
+        "torch",
+        "functional",
+        "burnt",
+        "QuantScheme",
+        "nn",
+        "functions",
+    }
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    roots = {name.split("(")[0].split(".")[0] for name in called}
+    assert roots <= {"super", "self", "torch", "F", "ops", "nn", "burnt", "Imported", "Path", "model"}
+    assert not any(name.endswith(".system") for name in called)
+    scope: dict[str, Any] = {"__name__": "imported", "__file__": "imported.py"}
+    exec(compile(tree, "imported.py", "exec"), scope)
+    again = scope["Imported"]()
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again.eval()(torch.ones(2, 4)), module(torch.ones(2, 4)))
+
+
+def test_strings_of_a_model_are_literals():
+    """Texts that programs hold, such as labels, are quoted."""
+    text = "'\"); import os; ('\n\\"
+    nodes = [
+        helper.make_node("StringConcat", ["s", "labels"], ["y"]),
+    ]
+    model = _model(nodes, [helper.make_tensor("labels", TensorProto.STRING, [1], [text.encode()])], ("s",))
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+    module = burnt.onnx.load(model)
+    tree = ast.parse(module_source(module, "Imported", "title"))
+    assert text in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}

@@ -1,0 +1,134 @@
+"""An imported module trains, swaps, quantizes and exports like one written by hand."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from torch.nn import functional as F
+
+import burnt
+from burnt import optim
+from burnt.data import Loader, TensorDataset
+from burnt.onnx.importer.python import write_package
+from burnt.train import ClassificationOutput, Learner, SupervisedTraining
+from tests.onnx.importer_files import inputs_of, read
+from tests.onnx.test_import_files import check, import_package
+
+
+def _ids(name: str, batch: int = 2) -> list[torch.Tensor]:
+    return [torch.from_numpy(array) for array in inputs_of(read(name), batch).values()]
+
+
+def test_layers_are_those_of_burnt():
+    """Patterns become layers and single calls, named after the weights in the file."""
+    module = burnt.onnx.load(read("gpt_neox.legacy"))
+    calls = [statement.call.function for statement in module.program.statements]
+    assert calls.count("F.scaled_dot_product_attention") == 2
+    assert calls.count("ops.rotate") == 4
+    assert calls.count("F.gelu") == 2
+    assert not {"torch.softmax", "torch.erf", "torch.tanh"} & set(calls)
+    names = {name for name, layer in module.named_children() if isinstance(layer, burnt.nn.Linear)}
+    assert {"layers_0_attention_query_key_value", "layers_0_mlp_dense_h_to_4h"} <= names
+    assert not any("norm" in name for name in names)
+
+
+def test_norms_of_the_same_weights_are_one_layer():
+    module = burnt.onnx.load(read("llama.legacy"))
+    norms = [layer for layer in module.children() if isinstance(layer, burnt.nn.RmsNorm)]
+    assert len(norms) == 1  # the file has one weight of ones for all five
+    calls = [statement.call.function for statement in module.program.statements]
+    assert calls.count("self.layers_0_input_layernorm") == 5
+
+
+class _FineTuned(burnt.Module, init=False):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.inner(ids, torch.ones_like(ids))
+
+    def training_step(self, batch: object) -> ClassificationOutput:
+        logits = self(batch.ids)
+        return ClassificationOutput(F.cross_entropy(logits, batch.y), logits, batch.y)
+
+
+def test_it_trains_with_the_learner(tmp_path: Path):
+    model = _FineTuned(burnt.onnx.load(read("bert.legacy")))
+    ids = torch.randint(3, 40, (32, 5))
+    data = TensorDataset(ids=ids, y=(ids[:, 0] > 20).long())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def loss() -> float:
+        with torch.no_grad():
+            return F.cross_entropy(model.eval()(ids), (ids[:, 0] > 20).long()).item()
+
+    first = loss()
+    training = SupervisedTraining(tmp_path / "run", train=Loader(data, batch_size=16), duration="8 epochs")
+    training.run(Learner(model, optim.AdamW(), 1e-2))
+    assert loss() < 0.8 * first
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert any("query" in name for name in changed) and any("word_embeddings" in name for name in changed)
+
+
+def test_it_swaps():
+    module = burnt.onnx.load(read("vit.legacy"))
+    inputs = _ids("vit.legacy")
+    with torch.no_grad():
+        expected = module(*inputs)
+        report = burnt.swap(module, mode="infer")
+        torch.testing.assert_close(module(*inputs), expected, rtol=1e-4, atol=1e-5)
+    assert str(report)
+
+
+def test_it_quantizes():
+    module = burnt.onnx.load(read("roberta.dynamo"))
+    inputs = _ids("roberta.dynamo")
+    with torch.no_grad():
+        expected = module(*inputs)
+        quantized = copy.deepcopy(module)
+        burnt.quantize(quantized, "int8")
+        found = quantized(*inputs)
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["mlp.sklearn", pytest.param("convnext.legacy", marks=pytest.mark.full)])
+def test_it_is_exported_again(name, tmp_path):
+    module = burnt.onnx.load(read(name)).eval()
+    inputs = _ids(name)
+    if name == "mlp.sklearn":  # labels and probabilities
+        module = _Probabilities(module)
+    path = tmp_path / "again.onnx"
+    burnt.onnx.export(module, tuple(inputs), path)
+    session = onnxruntime.InferenceSession(str(path))
+    names = [value.name for value in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (x.numpy() for x in inputs), strict=True)))
+    with torch.no_grad():
+        check(module(*inputs), found[0])
+    again = burnt.onnx.load(path)
+    with torch.no_grad():
+        check(again(*inputs), found[0])
+
+
+class _Probabilities(burnt.Module, init=False):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)[1]
+
+
+def test_a_written_package_is_edited_and_trained(tmp_path: Path):
+    module = burnt.onnx.load(read("resnet.dynamo"))
+    write_package(module, tmp_path / "package", name="Net", title="Imported from resnet.onnx.")
+    net = import_package(tmp_path / "package").load()
+    assert [type(layer) for layer in net.children()] == [type(layer) for layer in module.children()]
+    images = _ids("resnet.dynamo")
+    net.train()(*images).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
