@@ -37,7 +37,8 @@ def post_transform(scores: Tensor, kind: str) -> Tensor:
         powers = torch.softmax(scores.masked_fill(scores == 0, -torch.inf), -1)
         return torch.where(scores == 0, torch.zeros_like(scores), powers)
     if kind == "PROBIT":
-        return torch.special.ndtri(scores)
+        quantiles: Tensor = torch.special.ndtri(scores)
+        return quantiles
     return scores
 
 
@@ -80,23 +81,31 @@ def impute(x: Tensor, missing: float, values: Sequence[float]) -> Tensor:
     return torch.where(is_missing, torch.tensor(values, dtype=x.dtype, device=x.device), x)
 
 
-def one_hot_of(x: Any, categories: Sequence[Any], allow_unknown: bool = True) -> Tensor:
+def one_hot_of(
+    x: Any, categories: Sequence[Any], allow_unknown: bool = True, device: torch.device | None = None
+) -> Tensor:
     """Return one-hot vectors of values, ``[..., categories]``.
 
     Raises:
         ValueError: a value is no category, and `allow_unknown` is False.
     """
+    device = x.device if isinstance(x, Tensor) else device
     values = x.cpu().numpy() if isinstance(x, Tensor) else x
     found = values[..., None] == np.array(
         categories, dtype=object if isinstance(categories[0], str) else None
     )
     if not allow_unknown and not found.any(-1).all():
         raise ValueError("a value is not among the categories")
-    return torch.from_numpy(found.astype(np.float32))
+    return torch.from_numpy(found.astype(np.float32)).to(device)
 
 
 def lookup(
-    x: Any, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: torch.dtype | None
+    x: Any,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    default: Any,
+    dtype: torch.dtype | None,
+    device: torch.device | None = None,
 ) -> Any:
     """Replace values by those of a table; the result is an array of strings where `dtype` is None."""
     array = x.cpu().numpy() if isinstance(x, Tensor) else x
@@ -104,7 +113,8 @@ def lookup(
     found = [table.get(_key(value), default) for value in array.reshape(-1).tolist()]
     if dtype is None:
         return np.array(found, dtype=object).reshape(array.shape)
-    return torch.tensor(found, dtype=dtype).reshape(array.shape)
+    device = x.device if isinstance(x, Tensor) else device
+    return torch.tensor(found, dtype=dtype, device=device).reshape(array.shape)
 
 
 def _key(value: Any) -> Any:
@@ -116,7 +126,8 @@ def pick(x: Any, columns: Tensor) -> Any:
     index = columns.reshape(-1)
     if not isinstance(x, Tensor):
         return np.atleast_2d(x.take(index.cpu().numpy(), axis=-1))
-    return torch.atleast_2d(x[..., index])
+    picked = x[..., index]
+    return picked if picked.dim() > 1 else picked.reshape(1, -1)
 
 
 def feature_vector(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -128,10 +139,12 @@ def feature_vector(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def vectorize(values: Mapping[Any, Any], vocabulary: Sequence[Any]) -> Any:
+def vectorize(
+    values: Mapping[Any, Any], vocabulary: Sequence[Any], device: torch.device | None = None
+) -> Any:
     """Return the values of a dictionary in the order of a vocabulary, ``[1, V]``; 0 where there is none."""
     found = [values.get(key, 0) for key in vocabulary]
-    return torch.tensor([[float(value) for value in found]])
+    return torch.tensor([[float(value) for value in found]], device=device)
 
 
 def zip_map(scores: Tensor, labels: Sequence[Any]) -> list[dict[Any, float]]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import find_handler, handler
 
 MS = "com.microsoft"
@@ -81,7 +80,7 @@ def _fused_activation(build: Build, node: Node) -> Any:
     y = found(build, node)
     if node.has(3):  # FusedConv's Z
         y = build.call("torch.add", y, build.tensor(node, 3), hint="x")
-    name = _text(node, "activation", "")
+    name = node.text("activation", "")
     if name == "LeakyRelu":
         slope = node.attr("activation_alpha", (node.attr("activation_params") or [0.01])[0])
         return build.call("F.leaky_relu", y, slope, hint="x")

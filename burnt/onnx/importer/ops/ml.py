@@ -10,7 +10,6 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import handler
 
 ML = "ai.onnx.ml"
@@ -56,7 +55,7 @@ def _scaler(build: Build, node: Node) -> Any:
 @handler("Normalizer", domain=ML)
 def _normalizer(build: Build, node: Node) -> Any:
     return build.call(
-        "ops.normalize_rows", build.tensor(node, 0), _text(node, "norm", "MAX"), hint="normalized"
+        "ops.normalize_rows", build.tensor(node, 0), node.text("norm", "MAX"), hint="normalized"
     )
 
 
@@ -72,7 +71,12 @@ def _imputer(build: Build, node: Node) -> Any:
 def _one_hot(build: Build, node: Node) -> Any:
     categories = _list(node, "cats_strings", "cats_int64s")
     return build.call(
-        "ops.one_hot_of", build.tensor(node, 0), categories, bool(node.attr("zeros", 1)), hint="one_hot"
+        "ops.one_hot_of",
+        build.tensor(node, 0),
+        categories,
+        bool(node.attr("zeros", 1)),
+        device=build.device(),
+        hint="one_hot",
     )
 
 
@@ -84,7 +88,7 @@ def _feature_vectorizer(build: Build, node: Node) -> Any:
 @handler("DictVectorizer", domain=ML)
 def _dict_vectorizer(build: Build, node: Node) -> Any:
     vocabulary = _list(node, "string_vocabulary", "int64_vocabulary")
-    return build.call("ops.vectorize", build.tensor(node, 0), vocabulary, hint="x")
+    return build.call("ops.vectorize", build.tensor(node, 0), vocabulary, device=build.device(), hint="x")
 
 
 @handler("ZipMap", domain=ML)
@@ -98,8 +102,8 @@ def _category_mapper(build: Build, node: Node) -> Any:
     if build.dtype(node, 0) is None:
         arguments: tuple[Any, ...] = (texts, numbers, node.attr("default_int64", -1), torch.int64)
     else:
-        arguments = (numbers, texts, _text(node, "default_string", "_Unused"), None)
-    return build.call("ops.lookup", build.tensor(node, 0), *arguments, hint="mapped")
+        arguments = (numbers, texts, node.text("default_string", "_Unused"), None)
+    return build.call("ops.lookup", build.tensor(node, 0), *arguments, device=build.device(), hint="mapped")
 
 
 @handler("LabelEncoder", domain=ML)
@@ -114,8 +118,8 @@ def _label_encoder(build: Build, node: Node) -> Any:
                 torch.int64,
             )
         else:
-            table = (list(range(len(texts))), texts, _text(node, "default_string", "_Unused"), None)
-        return build.call("ops.lookup", build.tensor(node, 0), *table, hint="encoded")
+            table = (list(range(len(texts))), texts, node.text("default_string", "_Unused"), None)
+        return build.call("ops.lookup", build.tensor(node, 0), *table, device=build.device(), hint="encoded")
     keys = _list(node, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
     values = _list(node, "values_strings", "values_int64s", "values_floats", "values_tensor")
     tensor = node.attr("default_tensor")
@@ -130,12 +134,21 @@ def _label_encoder(build: Build, node: Node) -> Any:
         (default,) = tensor.reshape(-1).tolist()
         default = default.decode() if isinstance(default, bytes) else default
     elif dtype is None:
-        default = _text(node, "default_string", "_Unused")
+        default = node.text("default_string", "_Unused")
     elif dtype.is_floating_point:
         default = node.attr("default_float", -0.0)
     else:
         default = node.attr("default_int64", -1)
-    return build.call("ops.lookup", build.tensor(node, 0), keys, values, default, dtype, hint="encoded")
+    return build.call(
+        "ops.lookup",
+        build.tensor(node, 0),
+        keys,
+        values,
+        default,
+        dtype,
+        device=build.device(),
+        hint="encoded",
+    )
 
 
 @handler("LinearRegressor", domain=ML)
@@ -152,14 +165,14 @@ def _linear(build: Build, node: Node, count: int) -> Any:
 
 
 def _post(build: Build, node: Node, scores: Any) -> Any:
-    kind = _text(node, "post_transform", "NONE")
+    kind = node.text("post_transform", "NONE")
     return scores if kind == "NONE" else build.call("ops.post_transform", scores, kind, hint="scores")
 
 
 @handler("LinearClassifier", domain=ML)
 def _linear_classifier(build: Build, node: Node) -> Any:
     labels, intercepts = _labels(node), _list(node, "intercepts")
-    kind = _text(node, "post_transform", "NONE")
+    kind = node.text("post_transform", "NONE")
     count = len(intercepts) or len(labels)
     scores = _linear(build, node, count)
     if count == 1 and len(labels) == 2:
@@ -172,8 +185,18 @@ def _linear_classifier(build: Build, node: Node) -> Any:
 _MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"]
 
 
-def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[Any], bool]:
-    """Return the buffers of TreeEnsembleRegressor and -Classifier, and whether all weights are positive."""
+def _old_trees(
+    build: Build, node: Node, prefix: str, count: int, targets: list[int]
+) -> tuple[list[Any], bool]:
+    """Return the buffers of TreeEnsembleRegressor and -Classifier, and whether all weights are positive.
+
+    Args:
+        build: gets the buffers.
+        node: of either op.
+        prefix: of the names of the leaves' attributes.
+        count: of targets.
+        targets: that of each leaf.
+    """
     trees, ids = _list(node, "nodes_treeids"), _list(node, "nodes_nodeids")
     number = {key: i for i, key in enumerate(zip(trees, ids, strict=True))}
     modes = _list(node, "nodes_modes")
@@ -192,12 +215,7 @@ def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[
         else np.array(_list(node, f"{prefix}_weights"), np.float32)
     )
     weights = np.full((size, count), np.nan, leaf_weights.dtype)
-    places = zip(
-        _list(node, f"{prefix}_treeids"),
-        _list(node, f"{prefix}_nodeids"),
-        _list(node, f"{prefix}_ids"),
-        strict=True,
-    )
+    places = zip(_list(node, f"{prefix}_treeids"), _list(node, f"{prefix}_nodeids"), targets, strict=True)
     for (tree, leaf, target), weight in zip(places, leaf_weights, strict=True):
         old = weights[number[tree, leaf], target]
         weights[number[tree, leaf], target] = weight if np.isnan(old) else old + weight
@@ -222,8 +240,8 @@ def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[
 
 @handler("TreeEnsembleRegressor", domain=ML)
 def _tree_regressor(build: Build, node: Node) -> Any:
-    tables, _ = _old_trees(build, node, "target", node.attr("n_targets", 1))
-    aggregate = _text(node, "aggregate_function", "SUM")
+    tables, _ = _old_trees(build, node, "target", node.attr("n_targets", 1), _list(node, "target_ids"))
+    aggregate = node.text("aggregate_function", "SUM")
     base = _list(node, "base_values", "base_values_as_tensor")
     scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, aggregate, base, hint="scores")
     return _post(build, node, scores)
@@ -231,12 +249,11 @@ def _tree_regressor(build: Build, node: Node) -> Any:
 
 @handler("TreeEnsembleClassifier", domain=ML)
 def _tree_classifier(build: Build, node: Node) -> Any:
-    labels, kind = _labels(node), _text(node, "post_transform", "NONE")
-    targets = set(_list(node, "class_ids"))
-    is_binary = len(labels) == 2 and len(targets) == 1
-    if is_binary:
-        node.node.attributes["class_ids"] = _zeros_like_ids(node)
-    tables, positive = _old_trees(build, node, "class", 1 if is_binary else len(labels))
+    labels, kind = _labels(node), node.text("post_transform", "NONE")
+    targets = _list(node, "class_ids")
+    is_binary = len(labels) == 2 and len(set(targets)) == 1
+    count, targets = (1, [0] * len(targets)) if is_binary else (len(labels), targets)
+    tables, positive = _old_trees(build, node, "class", count, targets)
     base = _list(node, "base_values", "base_values_as_tensor")
     scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, "SUM", base, hint="scores")
     if not is_binary:
@@ -244,12 +261,6 @@ def _tree_classifier(build: Build, node: Node) -> Any:
     label = build.call("ops.classify", scores, labels, 0.5 if positive else 0.0, hint="label")
     both = "PROBABILITY" if positive else kind
     return label, build.call("ops.binary_scores", scores, both, hint="scores")
-
-
-def _zeros_like_ids(node: Node) -> Any:
-    import onnx_ir as ir
-
-    return ir.AttrInt64s("class_ids", [0] * len(_list(node, "class_ids")))
 
 
 @handler("TreeEnsemble", domain=ML)
@@ -303,7 +314,7 @@ def _tree_ensemble(build: Build, node: Node) -> Any:
 def _kernel(build: Build, node: Node, count: int) -> Any:
     gamma, coef0, degree = (_list(node, "kernel_params") + [0.0] * 3)[:3]
     vectors = np.array(_list(node, "support_vectors"), np.float32).reshape(count, -1)
-    kind = _text(node, "kernel_type", "LINEAR")
+    kind = node.text("kernel_type", "LINEAR")
     support = build.parameter(vectors, "support")
     return build.call(
         "ops.kernel_scores", build.tensor(node, 0), support, kind, gamma, coef0, degree, hint="kernel"
