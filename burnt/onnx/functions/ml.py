@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = [
     "lookup",
     "normalize_rows",
     "one_hot_of",
+    "pair_probabilities",
+    "pair_votes",
     "pick",
     "post_transform",
     "tree_ensemble",
@@ -164,6 +167,61 @@ def kernel_scores(
     if kind == "POLY":
         return (gamma * product + coef0) ** degree
     return torch.tanh(gamma * product + coef0) if kind == "SIGMOID" else product
+
+
+def pair_votes(scores: Tensor) -> Tensor:
+    """Return how many pairs of classes each class wins, ``[N, C]``, from scores of pairs ``[N, C (C - 1) / 2]``.
+
+    A positive score is the first class's.
+    """
+    first, second, count = _pairs(scores)
+    wins = (scores > 0).to(scores.dtype)
+    votes = scores.new_zeros(scores.shape[0], count)
+    return votes.index_add(1, first, wins).index_add(1, second, 1 - wins)
+
+
+def _pairs(scores: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return first and second classes of the pairs, and the number of classes."""
+    count = round((1 + math.sqrt(1 + 8 * scores.shape[1])) / 2)
+    first, second = torch.triu_indices(count, count, 1, device=scores.device)
+    return first, second, count
+
+
+def pair_probabilities(scores: Tensor, slopes: Sequence[float], offsets: Sequence[float]) -> Tensor:
+    """Return probabilities of classes ``[N, C]`` from scores of pairs ``[N, C (C - 1) / 2]``.
+
+    Args:
+        scores: of support vectors.
+        slopes: of the logistic function of each pair (Platt, 1999).
+        offsets: likewise.
+
+    The pairs are coupled as LIBSVM does it (Wu, Lin and Weng, 2004).
+    """
+    first, second, count = _pairs(scores)
+    slope, offset = (torch.tensor(v, dtype=scores.dtype, device=scores.device) for v in (slopes, offsets))
+    wins = (1 - torch.sigmoid(scores * slope + offset)).clamp(1e-7, 1 - 1e-7)
+    rates = scores.new_zeros(scores.shape[0], count, count)
+    rates[:, first, second], rates[:, second, first] = wins, 1 - wins
+    matrix = -rates.mT * rates
+    matrix.diagonal(dim1=-2, dim2=-1).copy_(rates.square().sum(1))
+    result = torch.full((scores.shape[0], count), 1 / count, dtype=scores.dtype, device=scores.device)
+    for _ in range(max(100, count)):
+        product = (matrix @ result[..., None])[..., 0]
+        total = (result * product).sum(-1)
+        is_open = (product - total[:, None]).abs().amax(-1) >= 0.005 / count
+        if not bool(is_open.any()):
+            break
+        updated = result
+        for i in range(count):
+            change = (total - product[:, i]) / matrix[:, i, i]
+            total = (total + change * (change * matrix[:, i, i] + 2 * product[:, i])) / (1 + change) ** 2
+            scale = (1 + change)[:, None]
+            product = (product + change[:, None] * matrix[:, i]) / scale
+            updated = updated.clone()
+            updated[:, i] += change
+            updated = updated / scale
+        result = torch.where(is_open[:, None], updated, result)
+    return result
 
 
 def tree_ensemble(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -325,11 +326,48 @@ def _kernel(build: Build, node: Node, count: int) -> Any:
 def _svm_regressor(build: Build, node: Node) -> Any:
     rho = _list(node, "rho")
     count = node.attr("n_supports", 0)
-    if node.attr("one_class", 0):
-        raise UnsupportedError(
-            "support vectors of one class are not supported", where=node.name, expected="one_class=0", found=1
-        )
     weights = np.array(_list(node, "coefficients"), np.float32).reshape(1, -1)
     weight, bias = build.parameter(weights, "weight"), build.parameter(np.array(rho, np.float32), "bias")
     kernel = _kernel(build, node, count) if count else build.tensor(node, 0)
-    return _post(build, node, build.call("ops.linear_scores", kernel, weight, bias, hint="scores"))
+    scores = build.call("ops.linear_scores", kernel, weight, bias, hint="scores")
+    if node.attr("one_class", 0):
+        return build.call(
+            "torch.where", build.call("torch.gt", scores, 0, hint="inside"), 1.0, -1.0, hint="side"
+        )
+    return _post(build, node, scores)
+
+
+@handler("SVMClassifier", domain=ML)
+def _svm_classifier(build: Build, node: Node) -> Any:
+    counts = _list(node, "vectors_per_class")
+    if not counts:
+        raise UnsupportedError(
+            "an SVMClassifier without support vectors is not supported",
+            where=node.name,
+            expected="vectors_per_class; LinearClassifier is the op for linear models",
+            found="none",
+        )
+    classes, vectors = len(counts), sum(counts)
+    labels = _labels(node) or list(range(classes))
+    coefficients = np.array(_list(node, "coefficients"), np.float32).reshape(classes - 1, vectors)
+    ends = np.cumsum(counts)
+    spans = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    pairs = list(itertools.combinations(range(classes), 2))
+    weights = np.zeros((len(pairs), vectors), np.float32)
+    for row, (i, j) in zip(weights, pairs, strict=True):
+        row[spans[i]], row[spans[j]] = coefficients[j - 1, spans[i]], coefficients[i, spans[j]]
+    weight = build.parameter(weights, "weight")
+    bias = build.parameter(np.array(_list(node, "rho"), np.float32), "bias")
+    kernel = _kernel(build, node, vectors)
+    scores = build.call("ops.linear_scores", kernel, weight, bias, hint="scores")
+    label = build.call(
+        "ops.classify", build.call("ops.pair_votes", scores, hint="votes"), labels, hint="label"
+    )
+    slopes, offsets = _list(node, "prob_a"), _list(node, "prob_b")
+    if slopes:
+        scores = build.call("ops.pair_probabilities", scores, slopes, offsets, hint="scores")
+    elif len(pairs) == 1:
+        return label, build.call(
+            "ops.binary_scores", scores, node.text("post_transform", "NONE"), hint="scores"
+        )
+    return label, _post(build, node, scores)
