@@ -43,3 +43,14 @@ def inputs_of(model: bytes, batch: int = 2) -> dict[str, np.ndarray[Any, Any]]:
         else:
             inputs[value.name] = rng.standard_normal(shape).astype(dtype)
     return inputs
+
+
+def tensor(values: Any, kind: str | None = None, name: str = "") -> onnx.TensorProto:
+    """Return values as an ONNX tensor, of a type that numpy need not have, such as int4."""
+    array = np.asarray(values)
+    dtype = (
+        onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        if kind is None
+        else onnx.TensorProto.DataType.Value(kind.upper())
+    )
+    return onnx.helper.make_tensor(name, dtype, array.shape, array.reshape(-1).tolist())

@@ -71,6 +71,11 @@ def _bias(
     return bias
 
 
+def _root_of_scale(query: Tensor, scale: float | None) -> Tensor:
+    root = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
+    return torch.tensor(root, dtype=query.dtype, device=query.device)
+
+
 def _additive(allowed: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(allowed.shape, dtype=like.dtype, device=like.device).masked_fill(~allowed, -math.inf)
 
@@ -136,8 +141,7 @@ def attention_details(
         offset = lengths - query.shape[2]
     bias = _bias(query, key.shape[2], mask, offset, lengths, is_causal, window)
     keys, values = _repeat_heads(key, query.shape[1]), _repeat_heads(value, query.shape[1])
-    factor = torch.tensor(math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale), dtype=query.dtype)
-    factor = factor.to(query.device)
+    factor = _root_of_scale(query, scale)
     product = torch.matmul(query * factor, keys.transpose(-1, -2) * factor)
     stages = {0: product}
     if softcap > 0:
@@ -166,7 +170,7 @@ def flex_attention(
     softmax_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Attention whose scores and weights go through functions, of four axes: see `attention_details`."""
-    factor = torch.tensor(math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale), dtype=query.dtype)
+    factor = _root_of_scale(query, scale)
     keys, values = _repeat_heads(key, query.shape[1]), _repeat_heads(value, query.shape[1])
     scores = torch.matmul(query * factor, (keys * factor).transpose(-1, -2))
     narrow = query.dtype in (torch.float16, torch.bfloat16)
@@ -275,7 +279,7 @@ def rotary_embedding(
 def tensor_scatter(
     cache: Tensor, update: Tensor, starts: Tensor | None = None, axis: int = -2, circular: bool = False
 ) -> Tensor:
-    """Return a copy of a cache ``[B, ...]`` with `update` written along an axis from each sequence's start."""
+    """Return a copy of a cache ``[B, ...]`` with `update` written along an axis from given starts."""
     axis %= cache.dim()
     step = torch.arange(update.shape[axis], device=cache.device)
     first = torch.zeros(cache.shape[0], dtype=torch.int64, device=cache.device) if starts is None else starts

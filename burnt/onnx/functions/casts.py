@@ -17,7 +17,12 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.
 
 
 def cast(
-    x: Any, dtype: torch.dtype | str, saturate: bool = True, round_mode: str = "up", source: str = ""
+    x: Any,
+    dtype: torch.dtype | str,
+    saturate: bool = True,
+    round_mode: str = "up",
+    source: str = "",
+    device: torch.device | None = None,
 ) -> Any:
     """Convert to another type of elements.
 
@@ -29,6 +34,7 @@ def cast(
             infinity.
         round_mode: of ``torch.float8_e8m0fnu``: ``up``, ``down`` or ``nearest``.
         source: the dtype of `x` where torch lacks it.
+        device: of the result where `x` is an array of strings.
 
     >>> cast(torch.tensor([1e6, 3.3]), torch.float8_e4m3fn).float()
     tensor([448.0000,   3.2500])
@@ -38,7 +44,7 @@ def cast(
     if isinstance(x, np.ndarray):  # strings
         if dtype == "string":
             return x
-        return cast(_parse(x, dtype), dtype, saturate, round_mode)
+        return cast(_parse(x, dtype).to(device), dtype, saturate, round_mode)
     if dtype == "string":
         return _format(x)
     if x.dtype.is_floating_point and x.dtype.itemsize == 1:

@@ -38,9 +38,9 @@ def sequence(*values: Any) -> list[Any]:
     return list(values)
 
 
-def sequence_length(values: Sequence[Any]) -> Tensor:
+def sequence_length(values: Sequence[Any], device: torch.device | None = None) -> Tensor:
     """Return the number of elements as a tensor."""
-    return torch.tensor(len(values), dtype=torch.int64)
+    return torch.tensor(len(values), dtype=torch.int64, device=device)
 
 
 def insert(values: Sequence[Any], value: Any, position: Tensor | int | None = None) -> list[Any]:
@@ -82,9 +82,9 @@ def split_sequence(
     return list(torch.split(x, int(split) if split.dim() == 0 else split.tolist(), axis))
 
 
-def has_element(value: Any = None) -> Tensor:
+def has_element(value: Any = None, device: torch.device | None = None) -> Tensor:
     """Whether an optional holds something."""
-    return torch.tensor(value is not None)
+    return torch.tensor(value is not None, device=device)
 
 
 def get_element(value: Any) -> Any:
@@ -104,6 +104,7 @@ def loop(
     body: Callable[..., Any],
     carried: Sequence[Any],
     empty: Sequence[tuple[Sequence[int], torch.dtype]] = (),
+    device: torch.device | None = None,
 ) -> tuple[Any, ...]:
     """Run a loop.
 
@@ -114,6 +115,7 @@ def loop(
             carried values, and what is collected of each iteration.
         carried: the values before the first iteration.
         empty: shape and dtype of the elements of each collected output, for a loop without iterations.
+        device: of the iteration and of what is empty.
 
     Returns:
         The last carried values, and the collected values stacked along a new first axis.
@@ -123,17 +125,17 @@ def loop(
     (tensor(8), tensor([1, 2, 4]))
     """
     limit = None if trip_count is None else int(trip_count)
-    go = torch.tensor(True) if condition is None else torch.as_tensor(condition)
+    go = torch.tensor(True, device=device) if condition is None else torch.as_tensor(condition)
     values, collected = list(carried), [list[Any]() for _ in empty]
     iteration = 0
     while (limit is None or iteration < limit) and bool(go):
-        go, *results = body(torch.tensor(iteration), go, *values)
+        go, *results = body(torch.tensor(iteration, device=device), go, *values)
         values = results[: len(values)]
         for elements, element in zip(collected, results[len(values) :], strict=True):
             elements.append(element)
         iteration += 1
     stacked = [
-        _stack(elements, 0) if elements else torch.zeros((0, *shape), dtype=dtype)
+        _stack(elements, 0) if elements else torch.zeros((0, *shape), dtype=dtype, device=device)
         for elements, (shape, dtype) in zip(collected, empty, strict=True)
     ]
     return (*values, *stacked)

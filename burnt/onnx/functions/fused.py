@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.onnx.functions.attention import attention_details, merge_heads, rotary_embedding, split_heads
+from burnt.onnx.functions.attention import (
+    attention_details,
+    merge_heads,
+    rotary_embedding,
+    split_heads,
+    tensor_scatter,
+)
 from burnt.onnx.functions.math import matmul_integer
 from burnt.onnx.functions.normalization import layer_norm, rms_norm
 from burnt.onnx.functions.quantization import dynamic_quantize_linear
@@ -21,6 +28,8 @@ __all__ = [
     "matmul_integer_to_float",
     "matmul_nbits",
     "multi_head_attention",
+    "nbits_codes",
+    "nbits_weight",
     "packed_attention",
     "quick_gelu",
     "rotary",
@@ -84,8 +93,22 @@ def fused_matmul(
     alpha: float = 1.0,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    batch_a: bool = False,
+    batch_b: bool = False,
 ) -> Tensor:
-    """Multiply matrices, each transposed first if it says so, and by a number."""
+    """Multiply matrices, each transposed first if it says so, and by a number.
+
+    Args:
+        a: ``[..., M, K]``.
+        b: ``[..., K, N]``.
+        alpha: the number.
+        transpose_a: whether the last two axes of `a` are swapped.
+        transpose_b: likewise.
+        batch_a: whether the first axis of `a` is that of the rows, before those of the batch.
+        batch_b: likewise.
+    """
+    a = a.movedim(0, -2) if batch_a else a
+    b = b.movedim(0, -2) if batch_b else b
     a = a.transpose(-1, -2) if transpose_a and a.dim() > 1 else a
     b = b.transpose(-1, -2) if transpose_b and b.dim() > 1 else b
     return alpha * torch.matmul(a, b)
@@ -96,6 +119,7 @@ def matmul_nbits(
     packed: Tensor,
     scales: Tensor,
     zero_points: Tensor | None = None,
+    groups: Tensor | None = None,
     bias: Tensor | None = None,
     *,
     k: int,
@@ -110,22 +134,46 @@ def matmul_nbits(
         packed: uint8, ``[n, blocks, block * bits / 8]``; the first value in the lowest bits.
         scales: ``[n, blocks]``.
         zero_points: packed like values, or in the dtype of scales; None is half the range.
+        groups: ``[k]``: the block of each input; None where blocks are contiguous.
         bias: ``[n]``.
         k: inputs.
         n: outputs.
         bits: 2, 4 or 8.
         block: values per scale.
     """
+    weight = nbits_weight(packed, scales, zero_points, groups, k=k, n=n, bits=bits, block=block)
+    return F.linear(x, weight.to(x.dtype), bias)
+
+
+def nbits_codes(packed: Tensor, n: int, bits: int) -> Tensor:
+    """Return the unsigned values ``[n, columns]`` of packed bytes, in float32."""
+    return _unpack(packed.reshape(n, -1), bits)
+
+
+def nbits_weight(
+    packed: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    groups: Tensor | None,
+    *,
+    k: int,
+    n: int,
+    bits: int,
+    block: int,
+) -> Tensor:
+    """Return the weight ``[n, k]`` that `matmul_nbits` multiplies by, in the dtype of the scales."""
     blocks = -(-k // block)
-    values = _unpack(packed.reshape(n, -1), bits).reshape(n, blocks, block)
+    values = nbits_codes(packed, n, bits)[:, :k]
+    if groups is None:
+        groups = torch.arange(k, device=packed.device) // block
     if zero_points is None:
         zero: Any = float(2 ** (bits - 1))
-    elif zero_points.dtype == torch.uint8:
-        zero = _unpack(zero_points.reshape(n, -1), bits)[:, :blocks, None]
     else:
-        zero = zero_points.reshape(n, blocks, 1)
-    weight = ((values - zero) * scales.reshape(n, blocks, 1)).reshape(n, -1)[:, :k]
-    return F.linear(x, weight.to(x.dtype), bias)
+        is_packed = zero_points.dtype == torch.uint8
+        zeros = nbits_codes(zero_points, n, bits)[:, :blocks] if is_packed else zero_points.reshape(n, blocks)
+        zero = zeros[:, groups.long()]
+    weight: Tensor = (values - zero) * scales.reshape(n, blocks)[:, groups.long()]
+    return weight
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:
@@ -199,13 +247,18 @@ def packed_attention(
     scale: float | None = None,
     is_causal: bool = False,
     mask_value: float = -10000.0,
-) -> tuple[Tensor, Tensor]:
-    """Self-attention of ``[B, T, I]`` with one weight ``[I, 3 E]``; returns keys and values stacked too."""
+    sizes: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Self-attention of ``[B, T, I]`` with one weight ``[I, 3 E]``; returns keys and values stacked too.
+
+    `sizes` are the columns of queries, keys and values where they are not a third each.
+    """
     projected = torch.matmul(x, weight) if bias is None else torch.matmul(x, weight) + bias
-    q, k, v = (split_heads(part, num_heads) for part in projected.chunk(3, -1))
+    widths = [projected.shape[-1] // 3] * 3 if sizes is None else list(sizes)
+    q, k, v = (split_heads(part, num_heads) for part in torch.split(projected, widths, -1))
     before = (None, None) if past is None else (past[0], past[1])
     y, key, value = _attend(q, k, v, mask, scores_bias, before, scale, is_causal, mask_value)
-    return y, torch.stack([key, value])
+    return y, torch.stack([key, value]) if key.shape == value.shape else None
 
 
 def multi_head_attention(
@@ -265,6 +318,7 @@ def group_query_attention(
     past_key: Tensor | None,
     past_value: Tensor | None,
     last: Tensor,
+    total: Tensor | int,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     *,
@@ -276,15 +330,16 @@ def group_query_attention(
     rotate: bool = False,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention whose keys have fewer heads, of sequences that all have the same length.
+    """Causal attention whose keys have fewer heads, of sequences that may differ in length.
 
     Args:
         query: ``[B, T, H * D]``, or queries, keys and values beside each other.
         key: ``[B, T, K * D]``; None where they are packed.
         value: likewise.
-        past_key: ``[B, K, P, D]``.
+        past_key: ``[B, K, P, D]``; the valid keys of each sequence come first.
         past_value: likewise.
         last: ``[B]``: the place of each sequence's last key.
+        total: the longest sequence, the new keys included; T if there are no earlier keys.
         cos: of rotary embedding, ``[positions, R / 2]``.
         sin: likewise.
         num_heads: H.
@@ -294,29 +349,32 @@ def group_query_attention(
         window: how many keys to the left are seen, that of the query included; -1 is all.
         rotate: whether queries and keys are rotated.
         interleaved: see `rotary_embedding`.
+
+    Returns:
+        The result ``[B, T, H * D]``, and all keys and values ``[B, K, max(P, total), D]``. Results of queries
+        after a sequence's last key mean nothing.
     """
     if key is None or value is None:
         size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
-        query, key, value = query.split([num_heads * size, kv_num_heads * size, kv_num_heads * size], -1)
+        query, key, value = torch.split(
+            query, [num_heads * size, kv_num_heads * size, kv_num_heads * size], -1
+        )
     q, k, v = split_heads(query, num_heads), split_heads(key, kv_num_heads), split_heads(value, kv_num_heads)
-    past = 0 if past_key is None else past_key.shape[2]
+    steps, longest = q.shape[2], int(total)
     valid = last.reshape(-1).long() + 1
+    earlier = torch.zeros_like(valid) if steps == longest else (valid - steps).clamp(min=0)
+    places = earlier[:, None] + torch.arange(steps, device=q.device)
     if rotate and cos is not None and sin is not None:
-        places = (past + torch.arange(q.shape[2], device=q.device)).expand(q.shape[0], -1)
         size = 2 * cos.shape[-1]
         q = rotary_embedding(q, cos, sin, places, interleaved=interleaved, rotary_dim=size)
         k = rotary_embedding(k, cos, sin, places, interleaved=interleaved, rotary_dim=size)
-    mask = torch.arange(past + k.shape[2], device=q.device) < valid[:, None, None, None]
-    y, keys, values, _ = attention_details(
-        q,
-        k,
-        v,
-        mask,
-        past_key,
-        past_value,
-        scale=scale or None,
-        is_causal=True,
-        softcap=softcap,
-        window=(window - 1 if window > 0 else -1, -1),
-    )
+    if past_key is not None and past_value is not None:
+        missing = max(longest - past_key.shape[2], 0)
+        k = tensor_scatter(F.pad(past_key, (0, 0, 0, missing)), k, earlier, 2)
+        v = tensor_scatter(F.pad(past_value, (0, 0, 0, missing)), v, earlier, 2)
+    behind = places[:, :, None] - torch.arange(k.shape[2], device=q.device)
+    mask = behind >= 0
+    if window > 0:
+        mask = mask & (behind < window)
+    y, keys, values, _ = attention_details(q, k, v, mask[:, None], scale=scale or None, softcap=softcap)
     return merge_heads(y), keys, values

@@ -39,4 +39,4 @@ def decode_image(data: Tensor, pixel_format: str = "RGB") -> Tensor:
         pixels = pixels[:, :, None]
     elif pixel_format == "BGR":
         pixels = pixels[:, :, ::-1].copy()
-    return torch.from_numpy(pixels)
+    return torch.from_numpy(pixels).to(data.device)

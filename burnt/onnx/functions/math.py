@@ -49,9 +49,9 @@ def power_unsigned(x: Tensor, exponent: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(np.power(base, power_)).astype(base.dtype)).to(x.device)
 
 
-def equal(x: Any, y: Any) -> Tensor:
+def equal(x: Any, y: Any, device: torch.device | None = None) -> Tensor:
     """Compare arrays of strings."""
-    return torch.from_numpy(np.asarray(np.equal(x, y), dtype=np.bool_))
+    return torch.from_numpy(np.asarray(np.equal(x, y), dtype=np.bool_)).to(device)
 
 
 def where(condition: Tensor, x: Any, y: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = [
     "lookup",
     "normalize_rows",
     "one_hot_of",
+    "pair_probabilities",
+    "pair_votes",
     "pick",
     "post_transform",
     "tree_ensemble",
@@ -37,7 +40,8 @@ def post_transform(scores: Tensor, kind: str) -> Tensor:
         powers = torch.softmax(scores.masked_fill(scores == 0, -torch.inf), -1)
         return torch.where(scores == 0, torch.zeros_like(scores), powers)
     if kind == "PROBIT":
-        return torch.special.ndtri(scores)
+        quantiles: Tensor = torch.special.ndtri(scores)
+        return quantiles
     return scores
 
 
@@ -80,23 +84,31 @@ def impute(x: Tensor, missing: float, values: Sequence[float]) -> Tensor:
     return torch.where(is_missing, torch.tensor(values, dtype=x.dtype, device=x.device), x)
 
 
-def one_hot_of(x: Any, categories: Sequence[Any], allow_unknown: bool = True) -> Tensor:
+def one_hot_of(
+    x: Any, categories: Sequence[Any], allow_unknown: bool = True, device: torch.device | None = None
+) -> Tensor:
     """Return one-hot vectors of values, ``[..., categories]``.
 
     Raises:
         ValueError: a value is no category, and `allow_unknown` is False.
     """
+    device = x.device if isinstance(x, Tensor) else device
     values = x.cpu().numpy() if isinstance(x, Tensor) else x
     found = values[..., None] == np.array(
         categories, dtype=object if isinstance(categories[0], str) else None
     )
     if not allow_unknown and not found.any(-1).all():
         raise ValueError("a value is not among the categories")
-    return torch.from_numpy(found.astype(np.float32))
+    return torch.from_numpy(found.astype(np.float32)).to(device)
 
 
 def lookup(
-    x: Any, keys: Sequence[Any], values: Sequence[Any], default: Any, dtype: torch.dtype | None
+    x: Any,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    default: Any,
+    dtype: torch.dtype | None,
+    device: torch.device | None = None,
 ) -> Any:
     """Replace values by those of a table; the result is an array of strings where `dtype` is None."""
     array = x.cpu().numpy() if isinstance(x, Tensor) else x
@@ -104,7 +116,8 @@ def lookup(
     found = [table.get(_key(value), default) for value in array.reshape(-1).tolist()]
     if dtype is None:
         return np.array(found, dtype=object).reshape(array.shape)
-    return torch.tensor(found, dtype=dtype).reshape(array.shape)
+    device = x.device if isinstance(x, Tensor) else device
+    return torch.tensor(found, dtype=dtype, device=device).reshape(array.shape)
 
 
 def _key(value: Any) -> Any:
@@ -116,7 +129,8 @@ def pick(x: Any, columns: Tensor) -> Any:
     index = columns.reshape(-1)
     if not isinstance(x, Tensor):
         return np.atleast_2d(x.take(index.cpu().numpy(), axis=-1))
-    return torch.atleast_2d(x[..., index])
+    picked = x[..., index]
+    return picked if picked.dim() > 1 else picked.reshape(1, -1)
 
 
 def feature_vector(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -128,10 +142,12 @@ def feature_vector(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def vectorize(values: Mapping[Any, Any], vocabulary: Sequence[Any]) -> Any:
+def vectorize(
+    values: Mapping[Any, Any], vocabulary: Sequence[Any], device: torch.device | None = None
+) -> Any:
     """Return the values of a dictionary in the order of a vocabulary, ``[1, V]``; 0 where there is none."""
     found = [values.get(key, 0) for key in vocabulary]
-    return torch.tensor([[float(value) for value in found]])
+    return torch.tensor([[float(value) for value in found]], device=device)
 
 
 def zip_map(scores: Tensor, labels: Sequence[Any]) -> list[dict[Any, float]]:
@@ -151,6 +167,61 @@ def kernel_scores(
     if kind == "POLY":
         return (gamma * product + coef0) ** degree
     return torch.tanh(gamma * product + coef0) if kind == "SIGMOID" else product
+
+
+def pair_votes(scores: Tensor) -> Tensor:
+    """Return how many pairs of classes each class wins, ``[N, C]``, of scores ``[N, C (C - 1) / 2]``.
+
+    A positive score is the first class's.
+    """
+    first, second, count = _pairs(scores)
+    wins = (scores > 0).to(scores.dtype)
+    votes = scores.new_zeros(scores.shape[0], count)
+    return votes.index_add(1, first, wins).index_add(1, second, 1 - wins)
+
+
+def _pairs(scores: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return first and second classes of the pairs, and the number of classes."""
+    count = round((1 + math.sqrt(1 + 8 * scores.shape[1])) / 2)
+    first, second = torch.triu_indices(count, count, 1, device=scores.device)
+    return first, second, count
+
+
+def pair_probabilities(scores: Tensor, slopes: Sequence[float], offsets: Sequence[float]) -> Tensor:
+    """Return probabilities of classes ``[N, C]`` from scores of pairs ``[N, C (C - 1) / 2]``.
+
+    Args:
+        scores: of support vectors.
+        slopes: of the logistic function of each pair (Platt, 1999).
+        offsets: likewise.
+
+    The pairs are coupled as LIBSVM does it (Wu, Lin and Weng, 2004).
+    """
+    first, second, count = _pairs(scores)
+    slope, offset = (torch.tensor(v, dtype=scores.dtype, device=scores.device) for v in (slopes, offsets))
+    wins = (1 - torch.sigmoid(scores * slope + offset)).clamp(1e-7, 1 - 1e-7)
+    rates = scores.new_zeros(scores.shape[0], count, count)
+    rates[:, first, second], rates[:, second, first] = wins, 1 - wins
+    matrix = -rates.mT * rates
+    matrix.diagonal(dim1=-2, dim2=-1).copy_(rates.square().sum(1))
+    result = torch.full((scores.shape[0], count), 1 / count, dtype=scores.dtype, device=scores.device)
+    for _ in range(max(100, count)):
+        product = (matrix @ result[..., None])[..., 0]
+        total = (result * product).sum(-1)
+        is_open = (product - total[:, None]).abs().amax(-1) >= 0.005 / count
+        if not bool(is_open.any()):
+            break
+        updated = result
+        for i in range(count):
+            change = (total - product[:, i]) / matrix[:, i, i]
+            total = (total + change * (change * matrix[:, i, i] + 2 * product[:, i])) / (1 + change) ** 2
+            scale = (1 + change)[:, None]
+            product = (product + change[:, None] * matrix[:, i]) / scale
+            updated = updated.clone()
+            updated[:, i] += change
+            updated = updated / scale
+        result = torch.where(is_open[:, None], updated, result)
+    return result
 
 
 def tree_ensemble(

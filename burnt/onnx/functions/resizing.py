@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def resize(
     return x.to(dtype)
 
 
-_ROUND = {
+_ROUND: dict[str, Callable[[Tensor], Tensor]] = {
     "round_prefer_floor": lambda place: torch.ceil(place - 0.5),
     "round_prefer_ceil": lambda place: torch.floor(place + 0.5),
     "floor": torch.floor,

@@ -29,9 +29,11 @@ def _sizes(shape: Tensor | Sequence[int]) -> list[int]:
     return [int(size) for size in (shape.tolist() if isinstance(shape, Tensor) else shape)]
 
 
-def full(shape: Tensor | Sequence[int], value: float, dtype: torch.dtype) -> Tensor:
+def full(
+    shape: Tensor | Sequence[int], value: float, dtype: torch.dtype, device: torch.device | None = None
+) -> Tensor:
     """Return a tensor of one value; its shape may be a tensor."""
-    return torch.full(_sizes(shape), value, dtype=dtype)
+    return torch.full(_sizes(shape), value, dtype=dtype, device=device)
 
 
 def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
@@ -51,14 +53,26 @@ def eye_like(x: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     return (indices == k).to(dtype)
 
 
-def random_normal(shape: Tensor | Sequence[int], mean: float, scale: float, dtype: torch.dtype) -> Tensor:
+def random_normal(
+    shape: Tensor | Sequence[int],
+    mean: float,
+    scale: float,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> Tensor:
     """Return normally distributed numbers, of torch's default generator."""
-    return torch.randn(_sizes(shape), dtype=dtype) * scale + mean
+    return torch.randn(_sizes(shape), dtype=dtype, device=device) * scale + mean
 
 
-def random_uniform(shape: Tensor | Sequence[int], low: float, high: float, dtype: torch.dtype) -> Tensor:
+def random_uniform(
+    shape: Tensor | Sequence[int],
+    low: float,
+    high: float,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> Tensor:
     """Return uniformly distributed numbers, of torch's default generator."""
-    return torch.rand(_sizes(shape), dtype=dtype) * (high - low) + low
+    return torch.rand(_sizes(shape), dtype=dtype, device=device) * (high - low) + low
 
 
 def bernoulli(x: Tensor, dtype: torch.dtype) -> Tensor:

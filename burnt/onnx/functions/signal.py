@@ -30,7 +30,8 @@ def dft(
     dim = int(axis) % x.dim()
     count = None if length is None else int(length)
     if inverse and onesided:
-        return torch.fft.irfft(_complex(x), count, dim).unsqueeze(-1)
+        signal: Tensor = torch.fft.irfft(_complex(x), count, dim)
+        return signal.unsqueeze(-1)
     if onesided:
         return torch.view_as_real(torch.fft.rfft(x[..., 0], count, dim))
     spectrum = torch.fft.ifft(_complex(x), count, dim) if inverse else torch.fft.fft(_complex(x), count, dim)
@@ -69,7 +70,9 @@ def stft(
     return torch.view_as_real(spectrum[..., : size // 2 + 1] if onesided else spectrum)
 
 
-def window(kind: str, size: Tensor | int, periodic: bool, dtype: torch.dtype) -> Tensor:
+def window(
+    kind: str, size: Tensor | int, periodic: bool, dtype: torch.dtype, device: torch.device | None = None
+) -> Tensor:
     """Return a window: ``hann``, ``hamming`` (with 25/46) or ``blackman``, periodic or symmetric."""
     count = int(size)
     angle = torch.arange(count, dtype=torch.float64) * (2 * np.pi / (count if periodic else count - 1))
@@ -78,11 +81,17 @@ def window(kind: str, size: Tensor | int, periodic: bool, dtype: torch.dtype) ->
     else:
         first = 0.5 if kind == "hann" else 25 / 46
         values = first - (1 - first) * angle.cos()
-    return values.to(dtype)
+    return values.to(device, dtype)
 
 
 def mel_weights(
-    num_bins: Any, dft_length: Any, sample_rate: Any, lowest: Any, highest: Any, dtype: torch.dtype
+    num_bins: Any,
+    dft_length: Any,
+    sample_rate: Any,
+    lowest: Any,
+    highest: Any,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Return triangular filters, evenly spaced on the mel scale.
 
@@ -93,6 +102,7 @@ def mel_weights(
         lowest: frequency of the first filter's lower edge, in Hz.
         highest: frequency of the last filter's upper edge, in Hz.
         dtype: of the result.
+        device: of the result.
 
     Returns:
         ``[dft_length // 2 + 1, num_bins]``.
@@ -112,4 +122,4 @@ def mel_weights(
         if right > center:
             falling = np.arange(center, right)
             weights[falling, i] = (right - falling) / (right - center)
-    return torch.from_numpy(weights).to(dtype)
+    return torch.from_numpy(weights).to(device, dtype)

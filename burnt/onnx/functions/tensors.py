@@ -14,7 +14,6 @@ from torch.nn import functional as F
 Sizes = Tensor | Sequence[int] | int
 
 __all__ = [
-    "bitcast",
     "center_crop_pad",
     "col2im",
     "concat",
@@ -40,6 +39,7 @@ __all__ = [
     "trilu",
     "unpack",
     "unsqueeze",
+    "wrap_indices",
 ]
 
 
@@ -50,14 +50,19 @@ def to_ints(values: Sizes) -> list[int]:
     return [int(values)] if isinstance(values, int) else [int(v) for v in values]
 
 
+def device_of(x: Any) -> torch.device | None:
+    """Return the device of a tensor; None, the default one, for arrays of strings."""
+    return x.device if isinstance(x, Tensor) else None
+
+
 def shape(x: Any, start: int = 0, end: int | None = None) -> Tensor:
     """Return the sizes of the axes from `start` to `end` as an int64 tensor."""
-    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
+    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64, device=device_of(x))
 
 
 def numel(x: Any) -> Tensor:
     """Return the number of elements as an int64 tensor."""
-    return torch.tensor(math.prod(x.shape), dtype=torch.int64)
+    return torch.tensor(math.prod(x.shape), dtype=torch.int64, device=device_of(x))
 
 
 def permute(x: Any, axes: Sequence[int] | None = None) -> Any:
@@ -99,7 +104,8 @@ def unsqueeze(x: Any, axes: Sizes) -> Any:
 
 def expand(x: Tensor, sizes: Sizes) -> Tensor:
     """Broadcast to a shape, where the shape's own axes of size 1 are broadcast too."""
-    return x.expand(torch.broadcast_shapes(x.shape, to_ints(sizes)))
+    shape = torch.broadcast_shapes(x.shape, to_ints(sizes))  # type: ignore[no-untyped-call]
+    return x.expand(shape)
 
 
 def tile(x: Tensor, repeats: Sizes) -> Tensor:
@@ -141,6 +147,11 @@ def slice_(
 
 def _none(x: Tensor) -> Tensor:
     return torch.zeros(0, dtype=torch.int64, device=x.device)
+
+
+def wrap_indices(indices: Tensor, size: int) -> Tensor:
+    """Return indices that count from the end, the negative ones, as those that count from the beginning."""
+    return torch.where(indices < 0, indices + size, indices)
 
 
 def gather(x: Any, indices: Tensor, axis: int = 0) -> Any:
@@ -318,11 +329,6 @@ def col2im(
         result[(slice(None), slice(None), *where)] += columns[:, :, number]
     inside = [slice(pads[i], pads[i] + image[i]) for i in range(rank)]
     return result[(slice(None), slice(None), *inside)]
-
-
-def bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reinterpret the bits of elements as another dtype of the same size."""
-    return x.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def unpack(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.errors import UnsupportedError
+
 __all__ = ["normalize_strings", "regex_full_match", "string_concat", "string_split", "tfidf"]
 
 
@@ -19,7 +21,10 @@ def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarra
 
 
 def string_split(
-    x: np.ndarray[Any, Any], delimiter: str | None = None, maxsplit: int | None = None
+    x: np.ndarray[Any, Any],
+    delimiter: str | None = None,
+    maxsplit: int | None = None,
+    device: torch.device | None = None,
 ) -> tuple[np.ndarray[Any, Any], Tensor]:
     """Split strings.
 
@@ -27,6 +32,7 @@ def string_split(
         x: strings, of any shape.
         delimiter: None or empty: runs of whitespace.
         maxsplit: at most so many splits; None: no limit.
+        device: of the numbers.
 
     Returns:
         The parts along a new last axis, which is filled up with empty strings, and their numbers.
@@ -39,15 +45,59 @@ def string_split(
     padded = np.full((len(parts), width), "", dtype=object)
     for row, words in zip(padded, parts, strict=True):
         row[: len(words)] = words
-    counts = torch.tensor([len(words) for words in parts], dtype=torch.int64)
+    counts = torch.tensor([len(words) for words in parts], dtype=torch.int64, device=device)
     return padded.reshape(*x.shape, width), counts.reshape(x.shape)
 
 
-def regex_full_match(x: np.ndarray[Any, Any], pattern: str) -> Tensor:
-    """Whether a regular expression matches the whole of each string."""
+def regex_full_match(x: np.ndarray[Any, Any], pattern: str, device: torch.device | None = None) -> Tensor:
+    """Whether a regular expression matches the whole of each string.
+
+    Raises:
+        UnsupportedError: it repeats what repeats, such as ``(a+)*``, or refers to a group, so that matching
+            could take exponential time.
+    """
+    problem = _exponential(pattern)
+    if problem:
+        raise UnsupportedError(
+            "a regular expression could take exponential time",
+            expected="no repetition of a group that repeats or has alternatives, no reference to a group",
+            found=f"{problem!r} in {pattern[:80]!r}",
+        )
     compiled = re.compile(pattern)
     matches = [compiled.fullmatch(text) is not None for text in x.reshape(-1)]
-    return torch.tensor(matches, dtype=torch.bool).reshape(x.shape)
+    return torch.tensor(matches, dtype=torch.bool, device=device).reshape(x.shape)
+
+
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[*+?]|\{\d*,?\d*\}|[()|]|.", re.DOTALL)
+
+
+def _exponential(pattern: str) -> str:
+    """Return the part of a regular expression for which matching may take exponential time; empty if none.
+
+    RE2, which ONNX names, always takes linear time; Python's engine goes back.
+    """
+    stack, is_group, start = [False], False, 0  # whether a group repeats or has alternatives
+    position = 0
+    starts = [0]
+    for token in map(str, _TOKEN.findall(pattern)):
+        if token == "(":
+            stack.append(False)
+            starts.append(position)
+        elif token == ")" and len(stack) > 1:
+            is_group, start = stack.pop(), starts.pop()
+            stack[-1] |= is_group
+        elif token in ("*", "+") or (token.startswith("{") and len(token) > 2 and token != "{1}"):
+            if is_group:
+                return pattern[start : position + len(token)]
+            stack[-1] = True
+        elif token == "|":
+            stack[-1] = True
+        elif re.fullmatch(r"\\[1-9]", token):
+            return token
+        if token != ")":
+            is_group = False
+        position += len(token)
+    return ""
 
 
 def normalize_strings(
@@ -86,6 +136,7 @@ def tfidf(
     columns: Sequence[int],
     pool: Sequence[Any],
     weights: Sequence[float] = (),
+    device: torch.device | None = None,
 ) -> Tensor:
     """Count the n-grams of a pool in sequences of tokens.
 
@@ -98,6 +149,7 @@ def tfidf(
         columns: of each n-gram in the output.
         pool: the n-grams, one after the other.
         weights: of each n-gram; empty: 1.
+        device: of the result.
 
     Returns:
         float32 ``[columns]`` or ``[batch, columns]``.
@@ -124,5 +176,5 @@ def tfidf(
         scale = np.ones(counts.shape[1], np.float32)
         scale[list(columns)] = weights if len(weights) else 1.0
         counts = (counts > 0) * scale if mode == "IDF" else counts * scale
-    result = torch.from_numpy(counts.astype(np.float32))
+    result = torch.from_numpy(counts.astype(np.float32)).to(device)
     return result.reshape(*array.shape[:-1], -1)

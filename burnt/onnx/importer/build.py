@@ -12,7 +12,7 @@ import itertools
 import keyword
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +25,14 @@ from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.patterns import rewrite_patterns
-from burnt.onnx.importer.program import Call, Define, Name, Program, Statement
+from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.source import MAX_NODES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Build", "Ints", "Node", "build_program"]
+__all__ = ["Build", "Dequantized", "Ints", "Node", "build_program"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,25 @@ class Ints:
 
     values: tuple[Any, ...]
     is_scalar: bool = False
+
+
+@dataclass(eq=False)
+class Dequantized:
+    """The result of a DequantizeLinear: a layer that reads it may compute with the quantized values.
+
+    Args:
+        node: the DequantizeLinear.
+        build: of the graph that it is in.
+        emit: adds its statement, for readers that need the tensor.
+        source: for an input that was quantized by the same scale just before, the tensor that was.
+        name: of the tensor, once there is one.
+    """
+
+    node: Node
+    build: Build
+    emit: Callable[[Build], Name]
+    source: Any = None
+    name: Name | None = None
 
 
 class Node:
@@ -76,9 +95,18 @@ class Node:
             return list(attribute.value)
         return attribute.value
 
+    def text(self, name: str, default: str) -> str:
+        """Return an attribute of text; `default` if it is not given."""
+        return _text(self.attr(name, default))
+
     def has(self, index: int) -> bool:
         """Whether an input is given."""
         return index < self.num_inputs and self.node.inputs[index] is not None
+
+    def is_only_use(self, index: int) -> bool:
+        """Whether nothing but this input reads a value, so that a layer may take it as its weight."""
+        value = self.node.inputs[index] if self.has(index) else None
+        return value is not None and len(value.uses()) + value.is_graph_output() == 1
 
     def uses_output(self, index: int) -> bool:
         """Whether an output is needed."""
@@ -104,6 +132,7 @@ class Build:
         prefix: of the names of all weights, which the names of layers leave out.
         node: whose statements are being added.
         absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
+        main_input: the first input that is a tensor; empty if there is none.
     """
 
     program: Program
@@ -117,6 +146,7 @@ class Build:
     shared_layers: dict[Any, str] = field(default_factory=dict)
     prefix: str = ""
     node: ir.Node | None = None
+    main_input: str = ""
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -229,6 +259,15 @@ class Build:
         self.program.statements.append(Statement(names, Call(function, arguments, keywords)))
         return tuple(map(Name, names))
 
+    def device(self, *values: Any) -> Device:
+        """Return the device of a tensor that is created from expressions.
+
+        It is that of the first tensor among them, else that of the model's first input or weight.
+        """
+        for name in names_in(list(values)):
+            return Device(Name(name))
+        return Device(Name(self.root.main_input))
+
     def layer(self, module: torch.nn.Module, *args: Any, hint: str) -> Name:
         """Add a layer to the module, and a statement that calls it.
 
@@ -287,12 +326,17 @@ class Build:
         """Return a value as the name of a tensor."""
         if isinstance(value, Ints):
             elements = value.values[0] if value.is_scalar else list(value.values)
-            return self.call("ops.integers", elements, hint="sizes")
+            return self.call("ops.integers", elements, device=self.device(elements), hint="sizes")
+        if isinstance(value, Dequantized):
+            if value.build is not self:  # a name of a nested function is not seen outside of it
+                return value.name or value.emit(self)
+            value.name = value.name or value.emit(self)
+            return value.name
         return value
 
     def as_expr(self, value: Any) -> Any:
         """Return an argument as an expression; numpy numbers become Python's."""
-        if isinstance(value, Ints):
+        if isinstance(value, Ints | Dequantized):
             return self.as_tensor(value)
         if isinstance(value, np.generic):
             return value.item()
@@ -327,6 +371,13 @@ class Build:
             build = build.parent
         return build
 
+    def remove_unused(self) -> None:
+        """Remove statements that nothing reads, and tensors and layers that no statement reads."""
+        self.program.remove_unused()
+        read = self.program.free_names()
+        self.tensors = {name: tensor for name, tensor in self.tensors.items() if f"self.{name}" in read}
+        self.layers = {name: layer for name, layer in self.layers.items() if f"self.{name}" in read}
+
     # --- the graph ----------------------------------------------------------------------------------------
 
     def add_graph(self, graph: ir.Graph) -> None:
@@ -346,6 +397,8 @@ class Build:
             name = self.new_name(value.name or "x")
             self.program.inputs.append(name)
             self.values[value] = Name(name)
+            if self.parent is None and not self.main_input and _is_tensor(value):
+                self.main_input = name
         for node in graph:
             self.add_node(node)
         self.program.outputs = [self.as_tensor(self._find(value)) for value in graph.outputs]
@@ -382,12 +435,16 @@ class Build:
             return False
         if _folded_size(node.op, inputs) > _MAX_FOLDED:
             return False
-        is_exact = all(array.dtype.kind in "iubOSU" for array in inputs if array is not None)
         if node.op == "Transpose":  # of a weight, which is stored as it is used
-            value = node.node.inputs[0]
-            return value is not None and len(value.uses()) == 1
-        most = _MAX_FOLDED if is_exact else _MAX_FOLDED_FLOATS
-        return sum(array.size for array in inputs if array is not None) <= most
+            return node.is_only_use(0)
+        arrays = [array for array in inputs if array is not None]
+        floats = [array for array in arrays if array.dtype.kind not in "iubOSU"]
+        for index in range(node.num_inputs):
+            array = self.constant(node, index)
+            is_weight = array is not None and array.dtype.kind not in "iubOSU" and array.size > 1
+            if is_weight and not node.is_only_use(index):
+                return False  # what others read too stays one parameter
+        return sum(array.size for array in arrays) <= (_MAX_FOLDED_FLOATS if floats else _MAX_FOLDED)
 
     def _fold(self, found: Any, node: Node) -> tuple[Any, ...]:
         """Return the results of a node with constant inputs as arrays, computed by its statements."""
@@ -397,6 +454,7 @@ class Build:
         if all(isinstance(result, np.ndarray) for result in results):
             return results
         build.program.outputs = [build.as_tensor(result) for result in results]
+        _set_devices(build.program, None)
         names: dict[str, Any] = {f"self.{name}": tensor for name, tensor in build.tensors.items()}
         names |= {f"self.{name}": layer for name, layer in build.layers.items()}
         with torch.inference_mode():
@@ -514,6 +572,13 @@ def _folded_size(op: str, inputs: list[Any]) -> int:
     return 0
 
 
+def _is_tensor(value: ir.Value) -> bool:
+    """Whether an input is a tensor, not strings, a sequence or an optional."""
+    import onnx_ir as ir
+
+    return isinstance(value.type, ir.TensorType) and value.dtype != ir.DataType.STRING
+
+
 def _size(value: Any) -> int:
     return int(value.numel() if isinstance(value, Tensor) else value.size)
 
@@ -525,7 +590,10 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
+    from onnx_ir.passes.common import IdentityEliminationPass
+
     expand(model, where, MAX_NODES)
+    IdentityEliminationPass()(model)  # an initializer behind identities is one parameter
     rewrite_patterns(model)
     missing = unsupported_nodes(model)
     if missing:
@@ -541,7 +609,24 @@ def build_program(model: ir.Model, where: str) -> Build:
         )
     build = Build(Program([]), prefix=common_prefix(model.graph))
     build.add_graph(model.graph)
+    build.remove_unused()
+    if not build.main_input:  # no input has a device: that of the weights
+        first = next(iter(build.tensors), None)
+        _set_devices(build.program, None if first is None else Device(Name(f"self.{first}")))
     return build
+
+
+def _set_devices(program: Program, device: Device | None) -> None:
+    """Replace the devices of an input that does not exist, in place."""
+    for i, statement in enumerate(program.statements):
+        if isinstance(statement, Define):
+            _set_devices(statement.program, device)
+        elif statement.call.kwargs.get("device") == Device(Name("")):
+            others = {key: value for key, value in statement.call.kwargs.items() if key != "device"}
+            kwargs = others if device is None else others | {"device": device}
+            program.statements[i] = Statement(
+                statement.outputs, Call(statement.call.function, statement.call.args, kwargs)
+            )
 
 
 def unsupported_nodes(model: ir.Model) -> dict[tuple[str, str, int], str]:

@@ -5,6 +5,7 @@ Shapes and dtypes are inferred afterwards, so that handlers see those of the nod
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from burnt.errors import RecordError
@@ -56,9 +57,15 @@ def version_of(node: ir.Node) -> int:
 
 
 def _infer(model: ir.Model) -> None:
-    from onnx_ir.passes.common import ShapeInferencePass
+    """Infer shapes and dtypes; where that fails, for models that say too little, they stay unknown."""
+    from onnx_ir.passes.common import ShapeInferencePass, shape_inference
 
-    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    logger = logging.getLogger(shape_inference.__name__)
+    was_disabled, logger.disabled = logger.disabled, True  # it logs a traceback, and goes on
+    try:
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+    finally:
+        logger.disabled = was_disabled
 
 
 def _set_versions(graph: ir.Graph | ir.Function) -> None:

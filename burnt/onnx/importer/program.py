@@ -19,6 +19,7 @@ __all__ = [
     "Arithmetic",
     "Call",
     "Define",
+    "Device",
     "Expr",
     "Name",
     "Program",
@@ -46,6 +47,13 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Device:
+    """The device of a tensor, for tensors that are created: ``x.device``."""
+
+    tensor: Name
+
+
+@dataclass(frozen=True)
 class Arithmetic:
     """Integer arithmetic on sizes.
 
@@ -61,7 +69,8 @@ class Arithmetic:
 
 
 Expr: TypeAlias = (
-    "Name | Size | Arithmetic | int | float | bool | str | torch.dtype | tuple[Expr, ...] | list[Expr] | None"
+    "Name | Size | Device | Arithmetic | int | float | bool | str | torch.dtype | tuple[Expr, ...] "
+    "| list[Expr] | None"
 )
 
 
@@ -103,12 +112,13 @@ class Program:
     Args:
         inputs: names of the arguments.
         outputs: what is returned: one expression, or several as a tuple.
-        statements: in order.
+        statements: in order; complete before the program runs.
     """
 
     inputs: list[str]
     outputs: list[Expr] = field(default_factory=list)
     statements: list[Statement | Define] = field(default_factory=list)
+    _last_uses: list[tuple[str, ...]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def free_names(self) -> set[str]:
         """Return the names that the program reads from around it."""
@@ -118,12 +128,34 @@ class Program:
                 free |= statement.program.free_names() - known
                 known.add(statement.name)
             else:
-                free |= set(names_in((*statement.call.args, *statement.call.kwargs.values()))) - known
+                call = statement.call
+                free |= {call.function, *names_in((*call.args, *call.kwargs.values()))} - known
                 known |= set(statement.outputs)
         return free | (set(names_in(tuple(self.outputs))) - known)
 
+    def remove_unused(self) -> None:
+        """Remove statements whose results nothing reads."""
+        needed = set(names_in(tuple(self.outputs)))
+        kept: list[Statement | Define] = []
+        for statement in reversed(self.statements):
+            if isinstance(statement, Define):
+                if statement.name in needed:
+                    statement.program.remove_unused()
+                    needed |= statement.program.free_names()
+                    kept.append(statement)
+            elif needed & set(statement.outputs):
+                call = statement.call
+                needed |= {call.function, *names_in((*call.args, *call.kwargs.values()))}
+                kept.append(statement)
+        self.statements = kept[::-1]
+
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return after each statement the names that are not used any more, so that memory can be freed."""
+        if self._last_uses is None:  # the body of a loop runs often
+            self._last_uses = self._find_last_uses()
+        return self._last_uses
+
+    def _find_last_uses(self) -> list[tuple[str, ...]]:
         bodies = {s.name: s.program.free_names() for s in self.statements if isinstance(s, Define)}
 
         def with_bodies(names: set[str]) -> set[str]:
@@ -152,7 +184,7 @@ def names_in(expr: Expr) -> Iterator[str]:
     """Yield the names in an expression."""
     if isinstance(expr, Name):
         yield expr.name
-    elif isinstance(expr, Size):
+    elif isinstance(expr, Size | Device):
         yield expr.tensor.name
     elif isinstance(expr, Arithmetic):
         yield from names_in(expr.left)
@@ -176,6 +208,8 @@ def evaluate(expr: Expr, names: Mapping[str, Any]) -> Any:
         return names[expr.name]
     if isinstance(expr, Size):
         return names[expr.tensor.name].shape[expr.axis]
+    if isinstance(expr, Device):
+        return names[expr.tensor.name].device
     if isinstance(expr, Arithmetic):
         return _SYMBOLS[expr.symbol](evaluate(expr.left, names), evaluate(expr.right, names))
     if isinstance(expr, tuple):
@@ -191,6 +225,8 @@ def source(expr: Expr) -> str:
         return expr.name
     if isinstance(expr, Size):
         return f"{expr.tensor.name}.shape[{expr.axis}]"
+    if isinstance(expr, Device):
+        return f"{expr.tensor.name}.device"
     if isinstance(expr, Arithmetic):
         return f"{_operand(expr.left)} {expr.symbol} {_operand(expr.right)}"
     if isinstance(expr, tuple):

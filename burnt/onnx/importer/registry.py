@@ -24,11 +24,17 @@ def handler(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], 
         ops: names of ops.
         since: the first version of the operator set that it handles; it serves until the next registered one.
         domain: of the ops; ONNX's own is ``""``.
+
+    Raises:
+        ValueError: there is a handler of this op and version.
     """
 
     def register(function: Handler) -> Handler:
         for op in ops:
-            _HANDLERS.setdefault((domain, op), {})[since] = function
+            by_version = _HANDLERS.setdefault((domain, op), {})
+            if since in by_version:
+                raise ValueError(f"two handlers of {op} (domain {domain or 'ai.onnx'}) since version {since}")
+            by_version[since] = function
         return function
 
     return register

@@ -14,7 +14,7 @@ START, END = "<!-- ops: start -->", "<!-- ops: end -->"
 
 
 def ops_table() -> str:
-    """Return the supported ops by domain, as Markdown. ``Clip (1, 11)`` are the versions where a handler begins."""
+    """Return the supported ops by domain, as Markdown; ``Clip (1, 11)``: where a handler begins."""
     domains: dict[str, list[str]] = {}
     for (domain, op), versions in supported_ops().items():
         if domain.split(".")[0] == "burnt":  # what the importer writes itself

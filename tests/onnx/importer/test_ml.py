@@ -32,6 +32,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "boosting_binary": lambda: ensemble.GradientBoostingClassifier(n_estimators=5, random_state=0),
     "svr_rbf": lambda: svm.SVR(kernel="rbf"),
     "svr_poly": lambda: svm.SVR(kernel="poly"),
+    "svc": lambda: svm.SVC(kernel="rbf"),
+    "svc_binary": lambda: svm.SVC(kernel="linear"),
+    "svc_probability": lambda: svm.SVC(kernel="poly", probability=True, random_state=0),
+    "svc_probability_binary": lambda: svm.SVC(kernel="sigmoid", probability=True, random_state=0),
+    "one_class_svr": lambda: svm.OneClassSVM(nu=0.3),
     "minmax": lambda: pipeline.make_pipeline(preprocessing.MinMaxScaler(), linear_model.LinearRegression()),
 }
 

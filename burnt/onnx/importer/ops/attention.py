@@ -6,7 +6,6 @@ from typing import Any
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import torch_dtype
-from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import handler
 
 
@@ -50,7 +49,7 @@ def _same_heads(node: Node) -> bool:
 
 @handler("FlexAttention", domain="ai.onnx.preview")
 def _flex_attention(build: Build, node: Node) -> Any:
-    options = {}
+    options: dict[str, Any] = {}
     for name in ("score_mod", "prob_mod"):
         if node.attr(name) is not None:
             options[name] = build.body(node.attr(name), name)
@@ -70,7 +69,7 @@ def _linear_attention(build: Build, node: Node) -> Any:
         num_heads=node.attr("q_num_heads"),
         kv_num_heads=node.attr("kv_num_heads"),
         scale=node.attr("scale", 0.0),
-        update_rule=_text(node, "update_rule", "gated_delta"),
+        update_rule=node.text("update_rule", "gated_delta"),
     )
 
 
@@ -88,13 +87,13 @@ def _rotary_embedding(build: Build, node: Node) -> Any:
 @handler("TensorScatter")
 def _tensor_scatter(build: Build, node: Node) -> Any:
     inputs = [build.tensor(node, i) for i in range(3)]
-    circular = _text(node, "mode", "linear") == "circular"
+    circular = node.text("mode", "linear") == "circular"
     return build.call("ops.tensor_scatter", *inputs, node.attr("axis", -2), circular, hint="cache")
 
 
 @handler("Gelu", domain="com.microsoft")
 def _gelu(build: Build, node: Node) -> Any:
-    approximate = _text(node, "approximate", "none")
+    approximate = node.text("approximate", "none")
     extra = {} if approximate == "none" else {"approximate": approximate}
     return build.call("F.gelu", build.tensor(node, 0), hint="gelu", **extra)
 

@@ -12,11 +12,11 @@ from burnt.onnx.importer.dtypes import torch_dtype
 from burnt.onnx.importer.registry import handler
 
 
-def _results(build: Build, node: Node, function: str, *args: Any, hint: str = "x") -> Any:
+def _results(build: Build, node: Node, function: str, *args: Any, hint: str = "x", **kwargs: Any) -> Any:
     """Call a function that returns a tuple with an element per output of the node."""
     if node.num_outputs > 1:
-        return build.calls(function, *args, count=node.num_outputs, hint=hint)
-    return build.call("ops.item", build.call(function, *args, hint="results"), 0, hint=hint)
+        return build.calls(function, *args, count=node.num_outputs, hint=hint, **kwargs)
+    return build.call("ops.item", build.call(function, *args, hint="results", **kwargs), 0, hint=hint)
 
 
 @handler("If")
@@ -39,9 +39,8 @@ def _loop(build: Build, node: Node) -> Any:
         sizes = tuple(size if isinstance(size, int) else 0 for size in (value.shape or ()))
         dtype = None if value.dtype is None else torch_dtype(value.dtype.value)
         empty.append((sizes, dtype or torch.float32))
-    return _results(
-        build, node, "ops.loop", count, build.tensor(node, 1), body, carried, empty, hint="looped"
-    )
+    arguments = (count, build.tensor(node, 1), body, carried, empty)
+    return _results(build, node, "ops.loop", *arguments, hint="looped", device=build.device())
 
 
 @handler("Scan", since=9)
@@ -107,7 +106,8 @@ def _sequence_op(build: Build, node: Node) -> Any:
         "SequenceLength": "sequence_length",
     }
     values = [value for value in build.tensors_of(node) if value is not None]
-    return build.call(f"ops.{functions[node.op]}", *values, hint="sequence")
+    extra = {"device": build.device()} if node.op == "SequenceLength" else {}
+    return build.call(f"ops.{functions[node.op]}", *values, hint="sequence", **extra)
 
 
 @handler("SplitToSequence")
@@ -132,15 +132,9 @@ def _optional(build: Build, node: Node) -> Any:
 
 @handler("OptionalHasElement")
 def _optional_has_element(build: Build, node: Node) -> Any:
-    return build.call("ops.has_element", build.tensor(node, 0), hint="has_element")
+    return build.call("ops.has_element", build.tensor(node, 0), device=build.device(), hint="has_element")
 
 
 @handler("OptionalGetElement")
 def _optional_get_element(build: Build, node: Node) -> Any:
     return build.call("ops.get_element", build.tensor(node, 0), hint="element")
-
-
-@handler("Identity")
-def _identity(build: Build, node: Node) -> Any:
-    known = build.known(node, 0)
-    return build.tensor(node, 0) if known is None else known

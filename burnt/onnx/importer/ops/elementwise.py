@@ -68,7 +68,7 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
-    "//": lambda a, b: int(a / b) if b else 0,
+    "//": lambda a, b: a // b if a >= 0 else -(-a // b),
 }
 
 
@@ -90,7 +90,7 @@ def _binary(build: Build, node: Node) -> Any:
     if wide and dtype in WIDE:
         return build.call("ops.unsigned", wide, left, right, hint=node.op)
     if node.op == "Equal" and is_strings(node, 0):
-        return build.call("ops.equal", left, right, hint="equal")
+        return build.call("ops.equal", left, right, device=build.device(), hint="equal")
     if node.op == "Div" and dtype is not None and not dtype.is_floating_point:
         return build.call(function, left, right, rounding_mode="trunc", hint="div")
     return build.call(function, left, right, hint=node.op)
@@ -102,11 +102,14 @@ def _on_sizes(build: Build, node: Node, symbol: str | None) -> Ints | None:
         return None
     if not any(isinstance(build.known(node, i), Ints) for i in (0, 1)):
         return None
+    constants = [build.constant(node, i) for i in (0, 1)]
+    if any(array is not None and array.dtype != np.int64 for array in constants):
+        return None
     left, right = build.ints(node, 0), build.ints(node, 1)
     if left is None or right is None or not (len(left) == len(right) or 1 in (len(left), len(right))):
         return None
-    if symbol == "//" and not all(type(b) is not int or b > 0 for b in right):
-        return None
+    if symbol == "//" and not (all(map(_is_positive, right)) and not any(map(_may_be_negative, left))):
+        return None  # ONNX rounds towards zero
     count = max(len(left), len(right))
     left, right = (part * count if len(part) == 1 else part for part in (left, right))
     values = tuple(
@@ -114,6 +117,17 @@ def _on_sizes(build: Build, node: Node, symbol: str | None) -> Ints | None:
         for a, b in zip(left, right, strict=True)
     )
     return Ints(values, all(is_scalar(build, node, i) for i in (0, 1)))
+
+
+def _is_positive(size: Any) -> bool:
+    return type(size) is not int or size > 0
+
+
+def _may_be_negative(size: Any) -> bool:
+    """Whether arithmetic on sizes can have a negative result."""
+    if isinstance(size, Arithmetic):
+        return size.symbol == "-" or _may_be_negative(size.left) or _may_be_negative(size.right)
+    return type(size) is int and size < 0
 
 
 def is_scalar(build: Build, node: Node, index: int) -> bool:

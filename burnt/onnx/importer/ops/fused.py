@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from burnt import nn
 from burnt.errors import UnsupportedError
+from burnt.onnx import functions
 from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.ops.windows import _text
+from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized
 from burnt.onnx.importer.registry import find_handler, handler
+from burnt.scheme import QuantScheme
 
 MS = "com.microsoft"
 _ACTIVATIONS = {"Relu": "torch.relu", "Tanh": "torch.tanh", "Sigmoid": "torch.sigmoid"}
@@ -55,10 +61,15 @@ def _embed_layer_norm(build: Build, node: Node) -> Any:
 
 @handler("FusedMatMul", "TransposeMatMul", domain=MS)
 def _fused_matmul(build: Build, node: Node) -> Any:
-    _refuse(node, "transBatchA", "transBatchB")
-    flags = bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
+    names = {
+        "transA": "transpose_a",
+        "transB": "transpose_b",
+        "transBatchA": "batch_a",
+        "transBatchB": "batch_b",
+    }
+    flags: dict[str, Any] = {argument: True for name, argument in names.items() if node.attr(name, 0)}
     return build.call(
-        "ops.fused_matmul", *build.tensors_of(node), node.attr("alpha", 1.0), *flags, hint="matmul"
+        "ops.fused_matmul", *build.tensors_of(node), node.attr("alpha", 1.0), hint="matmul", **flags
     )
 
 
@@ -81,7 +92,7 @@ def _fused_activation(build: Build, node: Node) -> Any:
     y = found(build, node)
     if node.has(3):  # FusedConv's Z
         y = build.call("torch.add", y, build.tensor(node, 3), hint="x")
-    name = _text(node, "activation", "")
+    name = node.text("activation", "")
     if name == "LeakyRelu":
         slope = node.attr("activation_alpha", (node.attr("activation_params") or [0.01])[0])
         return build.call("F.leaky_relu", y, slope, hint="x")
@@ -97,16 +108,46 @@ def _fused_activation(build: Build, node: Node) -> Any:
 
 @handler("MatMulNBits", domain=MS)
 def _matmul_nbits(build: Build, node: Node) -> Any:
-    if node.has(4):
-        raise UnsupportedError(
-            "MatMulNBits with group indices is not supported",
-            where=node.name,
-            expected="no g_idx",
-            found="g_idx",
-        )
-    inputs = [build.tensor(node, i) for i in (0, 1, 2, 3, 5)]
+    layer = _nbits_layer(build, node)
+    if layer is not None:
+        return layer
+    inputs = [build.tensor(node, i) for i in range(6)]
     sizes = {"k": node.attr("K"), "n": node.attr("N"), "bits": node.attr("bits", 4)}
     return build.call("ops.matmul_nbits", *inputs, hint="linear", block=node.attr("block_size"), **sizes)
+
+
+def _nbits_layer(build: Build, node: Node) -> Any:
+    """Return the call of a quantized layer; None if burnt has none with this weight."""
+    packed, scales, zeros, bias = (build.constant(node, i) for i in (1, 2, 3, 5))
+    is_known = packed is not None and scales is not None and (zeros is not None or not node.has(3))
+    if not is_known or node.has(4) or (bias is None and node.has(5)) or not node.is_only_use(1):
+        return None
+    assert packed is not None
+    assert scales is not None
+    n, k, bits, block = (node.attr(name, 4) for name in ("N", "K", "bits", "block_size"))
+    if bits not in (2, 4, 8) or scales.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    tensors = [None if array is None else to_tensor(array) for array in (packed, scales, zeros)]
+    assert tensors[0] is not None
+    assert tensors[1] is not None
+    half = 2 ** (bits - 1)
+    zero_point = None
+    if tensors[2] is not None and tensors[2].dtype == torch.uint8:
+        zero_point = functions.nbits_codes(tensors[2], n, bits)[:, : -(-k // block)] - half
+    elif tensors[2] is not None:
+        zero_point = tensors[2].float().reshape(n, -1) - half
+        if bool((zero_point != zero_point.round()).any()) or float(zero_point.abs().max()) > half:
+            return None
+    weight = functions.nbits_weight(
+        tensors[0], tensors[1], tensors[2], None, k=k, n=n, bits=bits, block=block
+    )
+    scheme = QuantScheme(f"int{bits}", "block", block, symmetric=zero_point is None, scale=scales.dtype.name)
+    linear = nn.Linear(k, n, bias=bias is not None, device="meta", dtype=weight.dtype)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(to_tensor(bias))
+    whole = None if zero_point is None else zero_point.to(torch.int8)
+    found = QuantizedWeight(scheme, weight, tensors[1].reshape(n, -1), whole)
+    return add_quantized(build, node, linear, found, hint="linear", x=build.tensor(node, 0))
 
 
 @handler("MatMulIntegerToFloat", domain=MS)
@@ -128,9 +169,12 @@ def _options(node: Node) -> dict[str, Any]:
 
 @handler("Attention", domain=MS)
 def _packed_attention(build: Build, node: Node) -> Any:
-    _refuse(node, "do_rotary", "qkv_hidden_sizes", "past_present_share_buffer")
+    _refuse(node, "do_rotary", "past_present_share_buffer")
     inputs = [build.tensor(node, i) for i in range(6)]
-    return build.calls("ops.packed_attention", *inputs, count=2, hint="attention", **_options(node))
+    options = _options(node)
+    if node.attr("qkv_hidden_sizes"):
+        options["sizes"] = node.attr("qkv_hidden_sizes")
+    return build.calls("ops.packed_attention", *inputs, count=2, hint="attention", **options)
 
 
 @handler("MultiHeadAttention", domain=MS)
@@ -161,7 +205,9 @@ def _group_query_attention(build: Build, node: Node) -> Any:
             expected="at most 9 inputs",
             found=f"{node.num_inputs} inputs",
         )
-    inputs = [build.tensor(node, i) for i in (0, 1, 2, 3, 4, 5, 7, 8)]
+    known = build.ints(node, 6)
+    total = known[0] if known else build.tensor(node, 6)
+    inputs = [*(build.tensor(node, i) for i in range(6)), total, *(build.tensor(node, i) for i in (7, 8))]
     options: dict[str, Any] = {
         "num_heads": node.attr("num_heads"),
         "kv_num_heads": node.attr("kv_num_heads"),

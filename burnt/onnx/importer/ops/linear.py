@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.ops.elementwise import WIDE
+from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
 
@@ -33,8 +35,27 @@ def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray
     return build.layer(layer, x, hint="linear")
 
 
+def _quantized_linear(
+    build: Build, node: Node, weight: QuantizedWeight, bias: np.ndarray[Any, Any] | None
+) -> Any:
+    """Add a quantized linear layer; None if burnt has none with this weight."""
+    rows, columns = weight.weight.shape
+    layer = nn.Linear(columns, rows, bias=bias is not None, device="meta", dtype=weight.weight.dtype)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(build.to_weight(bias))
+    return add_quantized(build, node, layer, weight, hint="linear")
+
+
 @handler("MatMul")
 def _matmul(build: Build, node: Node) -> Any:
+    quantized = quantized_weight(build, node, 1, is_transposed=True)
+    if quantized is not None:
+        bias, consumer = _bias_after(build, node, quantized.weight.shape[0])
+        result = _quantized_linear(build, node, quantized, bias)
+        if result is not None:
+            if consumer is not None:
+                build.absorbed[consumer] = result
+            return result
     x = build.tensor(node, 0)
     if build.dtype(node, 0) in WIDE:
         return build.call("ops.unsigned", "matmul", x, build.tensor(node, 1), hint="matmul")
@@ -77,6 +98,13 @@ def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
 @handler("Gemm")
 def _gemm(build: Build, node: Node) -> Any:
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
+    quantized = quantized_weight(build, node, 1, is_transposed=not node.attr("transB", 0))
+    if quantized is not None and alpha == beta == 1.0 and not node.attr("transA", 0):
+        added = build.constant(node, 2)
+        if not node.has(2) or (added is not None and added.shape == quantized.weight.shape[:1]):
+            result = _quantized_linear(build, node, quantized, added)
+            if result is not None:
+                return result
     a = build.tensor(node, 0)
     weight, bias = build.constant(node, 1), build.constant(node, 2)
     size = None if weight is None or weight.ndim != 2 else weight.shape[0 if node.attr("transB", 0) else 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import handler
 from burnt.onnx.importer.source import MAPS
 
@@ -57,7 +57,7 @@ def _scaler(build: Build, node: Node) -> Any:
 @handler("Normalizer", domain=ML)
 def _normalizer(build: Build, node: Node) -> Any:
     return build.call(
-        "ops.normalize_rows", build.tensor(node, 0), _text(node, "norm", "MAX"), hint="normalized"
+        "ops.normalize_rows", build.tensor(node, 0), node.text("norm", "MAX"), hint="normalized"
     )
 
 
@@ -73,7 +73,12 @@ def _imputer(build: Build, node: Node) -> Any:
 def _one_hot(build: Build, node: Node) -> Any:
     categories = _list(node, "cats_strings", "cats_int64s")
     return build.call(
-        "ops.one_hot_of", build.tensor(node, 0), categories, bool(node.attr("zeros", 1)), hint="one_hot"
+        "ops.one_hot_of",
+        build.tensor(node, 0),
+        categories,
+        bool(node.attr("zeros", 1)),
+        device=build.device(),
+        hint="one_hot",
     )
 
 
@@ -85,7 +90,7 @@ def _feature_vectorizer(build: Build, node: Node) -> Any:
 @handler("DictVectorizer", domain=ML)
 def _dict_vectorizer(build: Build, node: Node) -> Any:
     vocabulary = _list(node, "string_vocabulary", "int64_vocabulary")
-    return build.call("ops.vectorize", build.tensor(node, 0), vocabulary, hint="x")
+    return build.call("ops.vectorize", build.tensor(node, 0), vocabulary, device=build.device(), hint="x")
 
 
 @handler("ZipMap", domain=ML)
@@ -100,8 +105,8 @@ def _category_mapper(build: Build, node: Node) -> Any:
     if build.dtype(node, 0) is None:
         arguments: tuple[Any, ...] = (texts, numbers, node.attr("default_int64", -1), torch.int64)
     else:
-        arguments = (numbers, texts, _text(node, "default_string", "_Unused"), None)
-    return build.call("ops.lookup", build.tensor(node, 0), *arguments, hint="mapped")
+        arguments = (numbers, texts, node.text("default_string", "_Unused"), None)
+    return build.call("ops.lookup", build.tensor(node, 0), *arguments, device=build.device(), hint="mapped")
 
 
 @handler("LabelEncoder", domain=ML)
@@ -116,8 +121,8 @@ def _label_encoder(build: Build, node: Node) -> Any:
                 torch.int64,
             )
         else:
-            table = (list(range(len(texts))), texts, _text(node, "default_string", "_Unused"), None)
-        return build.call("ops.lookup", build.tensor(node, 0), *table, hint="encoded")
+            table = (list(range(len(texts))), texts, node.text("default_string", "_Unused"), None)
+        return build.call("ops.lookup", build.tensor(node, 0), *table, device=build.device(), hint="encoded")
     keys = _list(node, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
     values = _list(node, "values_strings", "values_int64s", "values_floats", "values_tensor")
     tensor = node.attr("default_tensor")
@@ -132,12 +137,21 @@ def _label_encoder(build: Build, node: Node) -> Any:
         (default,) = tensor.reshape(-1).tolist()
         default = default.decode() if isinstance(default, bytes) else default
     elif dtype is None:
-        default = _text(node, "default_string", "_Unused")
+        default = node.text("default_string", "_Unused")
     elif dtype.is_floating_point:
         default = node.attr("default_float", -0.0)
     else:
         default = node.attr("default_int64", -1)
-    return build.call("ops.lookup", build.tensor(node, 0), keys, values, default, dtype, hint="encoded")
+    return build.call(
+        "ops.lookup",
+        build.tensor(node, 0),
+        keys,
+        values,
+        default,
+        dtype,
+        device=build.device(),
+        hint="encoded",
+    )
 
 
 @handler("LinearRegressor", domain=ML)
@@ -154,14 +168,14 @@ def _linear(build: Build, node: Node, count: int) -> Any:
 
 
 def _post(build: Build, node: Node, scores: Any) -> Any:
-    kind = _text(node, "post_transform", "NONE")
+    kind = node.text("post_transform", "NONE")
     return scores if kind == "NONE" else build.call("ops.post_transform", scores, kind, hint="scores")
 
 
 @handler("LinearClassifier", domain=ML)
 def _linear_classifier(build: Build, node: Node) -> Any:
     labels, intercepts = _labels(node), _list(node, "intercepts")
-    kind = _text(node, "post_transform", "NONE")
+    kind = node.text("post_transform", "NONE")
     count = len(intercepts) or len(labels)
     scores = _linear(build, node, count)
     if count == 1 and len(labels) == 2:
@@ -174,8 +188,18 @@ def _linear_classifier(build: Build, node: Node) -> Any:
 _MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"]
 
 
-def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[Any], bool]:
-    """Return the buffers of TreeEnsembleRegressor and -Classifier, and whether all weights are positive."""
+def _old_trees(
+    build: Build, node: Node, prefix: str, count: int, targets: list[int]
+) -> tuple[list[Any], bool]:
+    """Return the buffers of TreeEnsembleRegressor and -Classifier, and whether all weights are positive.
+
+    Args:
+        build: gets the buffers.
+        node: of either op.
+        prefix: of the names of the leaves' attributes.
+        count: of targets.
+        targets: that of each leaf.
+    """
     trees, ids = _list(node, "nodes_treeids"), _list(node, "nodes_nodeids")
     number = {key: i for i, key in enumerate(zip(trees, ids, strict=True))}
     modes = _list(node, "nodes_modes")
@@ -194,12 +218,7 @@ def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[
         else np.array(_list(node, f"{prefix}_weights"), np.float32)
     )
     weights = np.full((size, count), np.nan, leaf_weights.dtype)
-    places = zip(
-        _list(node, f"{prefix}_treeids"),
-        _list(node, f"{prefix}_nodeids"),
-        _list(node, f"{prefix}_ids"),
-        strict=True,
-    )
+    places = zip(_list(node, f"{prefix}_treeids"), _list(node, f"{prefix}_nodeids"), targets, strict=True)
     for (tree, leaf, target), weight in zip(places, leaf_weights, strict=True):
         old = weights[number[tree, leaf], target]
         weights[number[tree, leaf], target] = weight if np.isnan(old) else old + weight
@@ -224,8 +243,8 @@ def _old_trees(build: Build, node: Node, prefix: str, count: int) -> tuple[list[
 
 @handler("TreeEnsembleRegressor", domain=ML)
 def _tree_regressor(build: Build, node: Node) -> Any:
-    tables, _ = _old_trees(build, node, "target", node.attr("n_targets", 1))
-    aggregate = _text(node, "aggregate_function", "SUM")
+    tables, _ = _old_trees(build, node, "target", node.attr("n_targets", 1), _list(node, "target_ids"))
+    aggregate = node.text("aggregate_function", "SUM")
     base = _list(node, "base_values", "base_values_as_tensor")
     scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, aggregate, base, hint="scores")
     return _post(build, node, scores)
@@ -233,12 +252,11 @@ def _tree_regressor(build: Build, node: Node) -> Any:
 
 @handler("TreeEnsembleClassifier", domain=ML)
 def _tree_classifier(build: Build, node: Node) -> Any:
-    labels, kind = _labels(node), _text(node, "post_transform", "NONE")
-    targets = set(_list(node, "class_ids"))
-    is_binary = len(labels) == 2 and len(targets) == 1
-    if is_binary:
-        node.node.attributes["class_ids"] = _zeros_like_ids(node)
-    tables, positive = _old_trees(build, node, "class", 1 if is_binary else len(labels))
+    labels, kind = _labels(node), node.text("post_transform", "NONE")
+    targets = _list(node, "class_ids")
+    is_binary = len(labels) == 2 and len(set(targets)) == 1
+    count, targets = (1, [0] * len(targets)) if is_binary else (len(labels), targets)
+    tables, positive = _old_trees(build, node, "class", count, targets)
     base = _list(node, "base_values", "base_values_as_tensor")
     scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, "SUM", base, hint="scores")
     if not is_binary:
@@ -246,12 +264,6 @@ def _tree_classifier(build: Build, node: Node) -> Any:
     label = build.call("ops.classify", scores, labels, 0.5 if positive else 0.0, hint="label")
     both = "PROBABILITY" if positive else kind
     return label, build.call("ops.binary_scores", scores, both, hint="scores")
-
-
-def _zeros_like_ids(node: Node) -> Any:
-    import onnx_ir as ir
-
-    return ir.AttrInt64s("class_ids", [0] * len(_list(node, "class_ids")))
 
 
 @handler("TreeEnsemble", domain=ML)
@@ -305,7 +317,7 @@ def _tree_ensemble(build: Build, node: Node) -> Any:
 def _kernel(build: Build, node: Node, count: int) -> Any:
     gamma, coef0, degree = (_list(node, "kernel_params") + [0.0] * 3)[:3]
     vectors = np.array(_list(node, "support_vectors"), np.float32).reshape(count, -1)
-    kind = _text(node, "kernel_type", "LINEAR")
+    kind = node.text("kernel_type", "LINEAR")
     support = build.parameter(vectors, "support")
     return build.call(
         "ops.kernel_scores", build.tensor(node, 0), support, kind, gamma, coef0, degree, hint="kernel"
@@ -316,11 +328,48 @@ def _kernel(build: Build, node: Node, count: int) -> Any:
 def _svm_regressor(build: Build, node: Node) -> Any:
     rho = _list(node, "rho")
     count = node.attr("n_supports", 0)
-    if node.attr("one_class", 0):
-        raise UnsupportedError(
-            "support vectors of one class are not supported", where=node.name, expected="one_class=0", found=1
-        )
     weights = np.array(_list(node, "coefficients"), np.float32).reshape(1, -1)
     weight, bias = build.parameter(weights, "weight"), build.parameter(np.array(rho, np.float32), "bias")
     kernel = _kernel(build, node, count) if count else build.tensor(node, 0)
-    return _post(build, node, build.call("ops.linear_scores", kernel, weight, bias, hint="scores"))
+    scores = build.call("ops.linear_scores", kernel, weight, bias, hint="scores")
+    if node.attr("one_class", 0):
+        return build.call(
+            "torch.where", build.call("torch.gt", scores, 0, hint="inside"), 1.0, -1.0, hint="side"
+        )
+    return _post(build, node, scores)
+
+
+@handler("SVMClassifier", domain=ML)
+def _svm_classifier(build: Build, node: Node) -> Any:
+    counts = _list(node, "vectors_per_class")
+    if not counts:
+        raise UnsupportedError(
+            "an SVMClassifier without support vectors is not supported",
+            where=node.name,
+            expected="vectors_per_class; LinearClassifier is the op for linear models",
+            found="none",
+        )
+    classes, vectors = len(counts), sum(counts)
+    labels = _labels(node) or list(range(classes))
+    coefficients = np.array(_list(node, "coefficients"), np.float32).reshape(classes - 1, vectors)
+    ends = np.cumsum(counts)
+    spans = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    pairs = list(itertools.combinations(range(classes), 2))
+    weights = np.zeros((len(pairs), vectors), np.float32)
+    for row, (i, j) in zip(weights, pairs, strict=True):
+        row[spans[i]], row[spans[j]] = coefficients[j - 1, spans[i]], coefficients[i, spans[j]]
+    weight = build.parameter(weights, "weight")
+    bias = build.parameter(np.array(_list(node, "rho"), np.float32), "bias")
+    kernel = _kernel(build, node, vectors)
+    scores = build.call("ops.linear_scores", kernel, weight, bias, hint="scores")
+    label = build.call(
+        "ops.classify", build.call("ops.pair_votes", scores, hint="votes"), labels, hint="label"
+    )
+    slopes, offsets = _list(node, "prob_a"), _list(node, "prob_b")
+    if slopes:
+        scores = build.call("ops.pair_probabilities", scores, slopes, offsets, hint="scores")
+    elif len(pairs) == 1:
+        return label, build.call(
+            "ops.binary_scores", scores, node.text("post_transform", "NONE"), hint="scores"
+        )
+    return label, _post(build, node, scores)

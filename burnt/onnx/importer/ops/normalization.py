@@ -7,7 +7,7 @@ from typing import Any
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.ops.shapes import sizes_of
-from burnt.onnx.importer.ops.windows import _text, float_constant, set_weights
+from burnt.onnx.importer.ops.windows import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
 
 
@@ -118,22 +118,22 @@ def _dropout(build: Build, node: Node) -> Any:
 @handler("NegativeLogLikelihoodLoss")
 def _nll(build: Build, node: Node) -> Any:
     inputs = [build.tensor(node, i) for i in range(3)]
-    extra = _text(node, "reduction", "mean"), node.attr("ignore_index")
+    extra = node.text("reduction", "mean"), node.attr("ignore_index")
     return build.call("ops.negative_log_likelihood", *inputs, *extra, hint="loss")
 
 
 @handler("SoftmaxCrossEntropyLoss")
 def _cross_entropy(build: Build, node: Node) -> Any:
     inputs = [build.tensor(node, i) for i in range(3)]
-    extra = _text(node, "reduction", "mean"), node.attr("ignore_index")
+    extra = node.text("reduction", "mean"), node.attr("ignore_index")
     return build.calls("ops.softmax_cross_entropy", *inputs, *extra, count=2, hint="loss")
 
 
 @handler("GridSample")
 def _grid_sample(build: Build, node: Node) -> Any:
-    mode = _text(node, "mode", "bilinear")
+    mode = node.text("mode", "bilinear")
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
-    padding, align = _text(node, "padding_mode", "zeros"), bool(node.attr("align_corners", 0))
+    padding, align = node.text("padding_mode", "zeros"), bool(node.attr("align_corners", 0))
     return build.call("F.grid_sample", *build.tensors_of(node), mode, padding, align, hint="sampled")
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.dtypes import torch_dtype
-from burnt.onnx.importer.ops.windows import _text
+import numpy as np
+
+from burnt.onnx.functions.quantization import dequantize_linear
+from burnt.onnx.importer.build import Build, Dequantized, Node
+from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
+from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 
 _KINDS = {
@@ -53,8 +56,36 @@ def _dequantize(build: Build, node: Node) -> Any:
     options: dict[str, Any] = {"axis": node.attr("axis", 1), "block": node.attr("block_size", 0)}
     if node.attr("output_dtype", 0):
         options["dtype"] = torch_dtype(node.attr("output_dtype"))
-    inputs = [build.tensor(node, i) for i in range(3)]
-    return build.call("ops.dequantize_linear", *inputs, hint="dequantized", **options)
+
+    def emit(build: Build) -> Name:
+        inputs = [build.tensor(node, i) for i in range(3)]
+        return build.call("ops.dequantize_linear", *inputs, hint="dequantized", **options)
+
+    arrays = [build.constant(node, i) for i in range(3)]
+    if arrays[0] is not None and arrays[0].dtype == np.int32 and arrays[1] is not None:  # a bias
+        given = [None if array is None else to_tensor(array) for array in arrays]
+        return to_array(dequantize_linear(given[0], given[1], given[2], **options))
+    return Dequantized(node, build, emit, _quantized_just_before(build, node))
+
+
+def _quantized_just_before(build: Build, node: Node) -> Any:
+    """Return what a QuantizeLinear before a DequantizeLinear takes, if both have one scale and zero point."""
+    value = node.node.inputs[0]
+    before = None if value is None else value.producer()
+    if before is None or before.op_type != "QuantizeLinear" or before.graph is not node.node.graph:
+        return None
+    quantize = Node(before, node.version)
+    for index in (1, 2):
+        one, other = build.constant(quantize, index), build.constant(node, index)
+        if (
+            one is None
+            or other is None
+            or one.size != 1
+            or one.dtype != other.dtype
+            or one.item() != other.item()
+        ):
+            return None
+    return None if build.constant(quantize, 0) is not None else build.value(quantize, 0)
 
 
 @handler("DynamicQuantizeLinear")
@@ -73,7 +104,7 @@ def _conv_options(node: Node) -> list[Any]:
         node.attr("pads"),
         node.attr("dilations"),
         node.attr("group", 1),
-        _text(node, "auto_pad", "NOTSET"),
+        node.text("auto_pad", "NOTSET"),
     ]
 
 

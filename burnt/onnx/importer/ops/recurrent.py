@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: layers where the weights are constant and torch computes the same, functions otherwise."""
+"""RNN, GRU and LSTM: layers where weights are constant and torch computes the same, functions otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.ops.windows import _text, float_constant
+from burnt.onnx.importer.ops.windows import float_constant
 from burnt.onnx.importer.program import Name, Size
 from burnt.onnx.importer.registry import handler
 
@@ -26,7 +26,7 @@ def _recurrent(build: Build, node: Node) -> Any:
     if layer is not None:
         return _call_layer(build, node, layer)
     options: dict[str, Any] = {
-        "direction": _text(node, "direction", "forward"),
+        "direction": node.text("direction", "forward"),
         "activations": [a.decode() if isinstance(a, bytes) else a for a in node.attr("activations", [])],
         "alpha": node.attr("activation_alpha"),
         "beta": node.attr("activation_beta"),
@@ -45,7 +45,7 @@ def _recurrent(build: Build, node: Node) -> Any:
 def _layer(build: Build, node: Node) -> Any:
     """Return the layer that computes a node; None if torch has none."""
     weight, recurrence = float_constant(build, node, 1), float_constant(build, node, 2)
-    bias, direction = float_constant(build, node, 3), _text(node, "direction", "forward")
+    bias, direction = float_constant(build, node, 3), node.text("direction", "forward")
     if weight is None or recurrence is None or (bias is None and node.has(3)) or direction == "reverse":
         return None
     names = [(a.decode() if isinstance(a, bytes) else a).lower() for a in node.attr("activations", [])]
@@ -83,15 +83,17 @@ def _call_layer(build: Build, node: Node, layer: Any) -> Any:
     x = build.tensor(node, 0)
     states = [build.tensor(node, i) for i in ((5, 6) if node.op == "LSTM" else (5,))]
     directions = 2 if layer.bidirectional else 1
+    initial: tuple[Any, ...] = ()
     if any(state is not None for state in states):
         assert isinstance(x, Name)
         shape = (directions, Size(x, 1), layer.hidden_size)
         states = [
-            build.call("torch.zeros", shape, hint="state") if state is None else state for state in states
+            build.call("torch.zeros", shape, dtype=build.dtype(node, 0), device=build.device(x), hint="state")
+            if state is None
+            else state
+            for state in states
         ]
         initial = (tuple(states) if node.op == "LSTM" else states[0],)
-    else:
-        initial = ()
     batch_first = build.call("torch.transpose", x, 0, 1, hint="x")
     result = build.layer(layer, batch_first, *initial, hint=node.op)
     y, last = build.calls("ops.unpack", result, count=2, hint="states")

@@ -6,7 +6,6 @@ from typing import Any
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.ops.shapes import sizes_of
-from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import handler
 
 
@@ -25,17 +24,17 @@ def _resize(build: Build, node: Node) -> Any:
         "sizes": sizes_of(build, node, 3),
         "scales": _numbers(build, node, 2) if node.has(2) else None,
         "axes": node.attr("axes"),
-        "mode": _text(node, "mode", "nearest"),
-        "coordinates": _text(node, "coordinate_transformation_mode", "half_pixel"),
+        "mode": node.text("mode", "nearest"),
+        "coordinates": node.text("coordinate_transformation_mode", "half_pixel"),
     }
     if found["mode"] == "nearest":
-        found["nearest"] = _text(node, "nearest_mode", "round_prefer_floor")
+        found["nearest"] = node.text("nearest_mode", "round_prefer_floor")
     if found["mode"] == "cubic":
         found["cubic"] = node.attr("cubic_coeff_a", -0.75)
     if found["coordinates"] == "tf_crop_and_resize":
         found |= {"roi": _numbers(build, node, 1), "extrapolation": node.attr("extrapolation_value", 0.0)}
-    if _text(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        found["aspect"] = _text(node, "keep_aspect_ratio_policy", "stretch")
+    if node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        found["aspect"] = node.text("keep_aspect_ratio_policy", "stretch")
     found |= {name: True for name in ("antialias", "exclude_outside") if node.attr(name, 0)}
     found = {key: value for key, value in found.items() if value is not None}
     return build.call("ops.resize", build.tensor(node, 0), hint="resized", **found)
@@ -44,6 +43,6 @@ def _resize(build: Build, node: Node) -> Any:
 @handler("Upsample")
 def _upsample(build: Build, node: Node) -> Any:
     scales = node.attr("scales") or _numbers(build, node, 1)
-    mode = _text(node, "mode", "nearest")
+    mode = node.text("mode", "nearest")
     extra = {"mode": mode, "coordinates": "asymmetric"} | ({"nearest": "floor"} if mode == "nearest" else {})
     return build.call("ops.resize", build.tensor(node, 0), scales=scales, hint="resized", **extra)

@@ -9,7 +9,7 @@ import torch
 
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build, Ints, Node
-from burnt.onnx.importer.dtypes import torch_dtype
+from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
 from burnt.onnx.importer.registry import handler
 
 
@@ -39,14 +39,14 @@ def _dtype_attr(build: Build, node: Node, default: torch.dtype = torch.float32) 
 @handler("ConstantOfShape")
 def _constant_of_shape(build: Build, node: Node) -> Any:
     array = node.attr("value", np.zeros(1, np.float32))
-    from burnt.onnx.importer.dtypes import to_tensor
-
     value = to_tensor(array)
     shape = build.ints(node, 0)
     if shape is None:
         shape = build.tensor(node, 0)
-        return build.call("ops.full", shape, value.item(), value.dtype, hint="full")
-    return build.call("torch.full", shape, value.item(), dtype=value.dtype, hint="full")
+        device = build.device(shape)
+        return build.call("ops.full", shape, value.item(), value.dtype, device=device, hint="full")
+    device = build.device(*shape)
+    return build.call("torch.full", shape, value.item(), dtype=value.dtype, device=device, hint="full")
 
 
 @handler("Range")
@@ -54,7 +54,8 @@ def _range(build: Build, node: Node) -> Any:
     ends = [build.ints(node, i) for i in range(3)]
     if build.dtype(node, 0) == torch.int64 and all(end is not None and len(end) == 1 for end in ends):
         start, limit, delta = (end[0] for end in ends if end)
-        return build.call("torch.arange", start, limit, delta, hint="range")
+        device = build.device(start, limit, delta)
+        return build.call("torch.arange", start, limit, delta, device=device, hint="range")
     return build.call("ops.arange", *build.tensors_of(node), hint="range")
 
 
@@ -75,7 +76,9 @@ def _random(build: Build, node: Node) -> Any:
         else node.attr("shape")
     )
     function = "ops.random_normal" if is_normal else "ops.random_uniform"
-    return build.call(function, shape, *numbers, _dtype_attr(build, node), hint="random")
+    return build.call(
+        function, shape, *numbers, _dtype_attr(build, node), device=build.device(shape), hint="random"
+    )
 
 
 @handler("Bernoulli")

@@ -9,8 +9,9 @@ import numpy as np
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Ints, Node
-from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.program import Arithmetic, Name, Size
+from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
 
@@ -25,7 +26,7 @@ def known_vector(build: Build, node: Node, index: int) -> tuple[Any, ...] | None
 
 
 def sizes_of(build: Build, node: Node, index: int, attribute: str = "") -> Any:
-    """Return integers from an attribute or an input: a list if they are known, else a tensor; None if absent."""
+    """Return integers from an attribute or an input: a list if known, else a tensor; None if absent."""
     given = node.attr(attribute) if attribute else None
     if given is not None:
         return given
@@ -190,17 +191,69 @@ def _gather(build: Build, node: Node) -> Any:
     vector, indices = known_vector(build, node, 0), build.constant(node, 1)
     if vector is not None and indices is not None and indices.ndim <= 1:
         return Ints(tuple(vector[int(i)] for i in np.atleast_1d(indices)), is_scalar=indices.ndim == 0)
+    quantized = quantized_weight(build, node, 0) if axis == 0 and indices is None else None
+    if quantized is not None and quantized.weight.dim() == 2:
+        size, features = quantized.weight.shape
+        table = nn.Embedding(size, features, device="meta", dtype=quantized.weight.dtype)
+        ids = embedding_indices(build, node, size)
+        result = add_quantized(build, node, table, quantized, hint="embedding", x=ids)
+        if result is not None:
+            return result
     x = build.constant(node, 0)
     if x is not None and indices is not None and x.size <= 4096:
         return np.take(x, indices, axis=axis)
-    if x is not None and axis == 0 and x.ndim == 2 and x.dtype.kind == "f" and indices is None:
-        if len(node.node.inputs[0].uses()) == 1 and node.node.inputs[0].is_initializer():
-            layer = nn.Embedding(*x.shape)
-            layer.weight.data = to_tensor(x)
-            return build.layer(layer, build.tensor(node, 1), hint="embedding")
+    is_table = x is not None and axis == 0 and x.ndim == 2 and x.dtype.kind == "f"
+    if x is not None and is_table and indices is None and node.is_only_use(0):
+        layer = nn.Embedding(x.shape[0], x.shape[1], dtype=to_tensor(x[:1]).dtype)
+        layer.weight.data = to_tensor(x)
+        return build.layer(layer, embedding_indices(build, node, x.shape[0]), hint="embedding")
     if indices is not None and indices.ndim == 0 and build.dtype(node, 0) is not None:
         return build.call("torch.select", build.tensor(node, 0), axis, int(indices), hint="x")
     return build.call("ops.gather", build.tensor(node, 0), build.tensor(node, 1), axis, hint="gathered")
+
+
+def embedding_indices(build: Build, node: Node, size: int) -> Any:
+    """Return the indices of a Gather for an embedding layer, which takes none that count from the end."""
+    indices = build.tensor(node, 1)
+    if _is_never_negative(node.node.inputs[1]):
+        return indices
+    return build.call("ops.wrap_indices", indices, size, hint="indices")
+
+
+_REARRANGING = {
+    *("Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
+    *("Transpose", "Unsqueeze"),
+}
+"""Ops whose elements are elements of their first input."""
+
+
+def _is_never_negative(value: Any) -> bool:
+    """Whether integers of the graph cannot be negative, by the ops that compute them."""
+    for _ in range(32):
+        if value is None:
+            return False
+        if value.const_value is not None and value.producer() is None and not value.is_graph_input():
+            return bool((value.const_value.numpy() >= 0).all())
+        if value.dtype is not None and value.dtype.name.startswith("UINT"):
+            return True
+        node = value.producer()
+        if node is None or node.domain not in ("", "ai.onnx"):
+            return False
+        if node.op_type in ("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "Abs"):
+            return True
+        if node.op_type == "TopK":
+            return value is node.outputs[1]
+        if node.op_type == "Constant":
+            attribute = node.attributes.get("value")
+            return attribute is not None and bool((attribute.value.numpy() >= 0).all())
+        if node.op_type == "Range":
+            return all(_is_never_negative(node.inputs[i]) for i in (0, 2))
+        if node.op_type == "Concat":
+            return all(_is_never_negative(part) for part in node.inputs)
+        if node.op_type not in _REARRANGING:
+            return False
+        value = node.inputs[0]
+    return False
 
 
 @handler("GatherElements")
@@ -234,15 +287,16 @@ def _pad(build: Build, node: Node) -> Any:
         constant = build.constant(node, 2)
         value = build.tensor(node, 2) if constant is None else constant.reshape(()).item()
     rank = build.rank(node, 0)
-    if mode == "constant" and rank is not None and isinstance(pads, list) and not isinstance(value, Name):
-        if axes is None or (isinstance(axes, list) and all(type(a) is int for a in axes)):
-            named = list(range(rank)) if axes is None else [axis % rank for axis in axes]
-            both = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
-            numbers = [n for axis in range(rank - 1, -1, -1) for n in both.get(axis, (0, 0))]
-            while len(numbers) > 2 and numbers[-2:] == [0, 0]:
-                del numbers[-2:]
-            extra = {"value": value} if value else {}
-            return build.call("F.pad", build.tensor(node, 0), tuple(numbers), hint="padded", **extra)
+    has_axes = axes is None or (isinstance(axes, list) and all(type(a) is int for a in axes))
+    is_constant = mode == "constant" and not isinstance(value, Name)
+    if is_constant and has_axes and rank is not None and isinstance(pads, list):
+        named = list(range(rank)) if axes is None else [axis % rank for axis in axes]
+        both = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
+        numbers = [n for axis in range(rank - 1, -1, -1) for n in both.get(axis, (0, 0))]
+        while len(numbers) > 2 and numbers[-2:] == [0, 0]:
+            del numbers[-2:]
+        extra = {"value": value} if value else {}
+        return build.call("F.pad", build.tensor(node, 0), tuple(numbers), hint="padded", **extra)
     extra = {} if axes is None else {"axes": axes}
     return build.call("ops.pad", build.tensor(node, 0), pads, mode, value, hint="padded", **extra)
 
@@ -292,8 +346,9 @@ def _col2im(build: Build, node: Node) -> Any:
     image, block = sizes_of(build, node, 1), sizes_of(build, node, 2)
     rank = len(image) if isinstance(image, list) else (build.rank(node, 0) or 0)
     if isinstance(image, Name):
-        shape = node.node.inputs[1].shape
-        rank = int(shape[0]) if shape is not None else 2
+        given = node.node.inputs[1]
+        size = given.shape[0] if given is not None and given.shape is not None else 2
+        rank = size if isinstance(size, int) else 2
     return build.call(
         "ops.col2im",
         build.tensor(node, 0),
@@ -304,8 +359,3 @@ def _col2im(build: Build, node: Node) -> Any:
         node.attr("strides", [1] * rank),
         hint="image",
     )
-
-
-@handler("BitCast")
-def _bitcast(build: Build, node: Node) -> Any:
-    return build.call("ops.bitcast", build.tensor(node, 0), torch_dtype(node.attr("to")), hint="bits")

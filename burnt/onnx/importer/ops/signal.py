@@ -38,7 +38,8 @@ def _window(build: Build, node: Node) -> Any:
     kind = node.op.removesuffix("Window").lower()
     periodic, dtype = bool(node.attr("periodic", 1)), torch_dtype(int(node.attr("output_datatype", 1)))
     assert dtype is not None
-    return build.call("ops.window", kind, build.tensor_or_number(node, 0), periodic, dtype, hint="window")
+    size = build.tensor_or_number(node, 0)
+    return build.call("ops.window", kind, size, periodic, dtype, device=build.device(size), hint="window")
 
 
 @handler("MelWeightMatrix")
@@ -46,4 +47,4 @@ def _mel(build: Build, node: Node) -> Any:
     dtype = torch_dtype(int(node.attr("output_datatype", 1)))
     assert dtype is not None
     numbers = [build.tensor_or_number(node, i) for i in range(5)]
-    return build.call("ops.mel_weights", *numbers, dtype, hint="mel")
+    return build.call("ops.mel_weights", *numbers, dtype, device=build.device(*numbers), hint="mel")

@@ -21,13 +21,20 @@ def _string_split(build: Build, node: Node) -> Any:
         node.attr("delimiter"),
         node.attr("maxsplit"),
         count=2,
+        device=build.device(),
         hint="parts",
     )
 
 
 @handler("RegexFullMatch")
 def _regex_full_match(build: Build, node: Node) -> Any:
-    return build.call("ops.regex_full_match", build.tensor(node, 0), node.attr("pattern"), hint="matches")
+    return build.call(
+        "ops.regex_full_match",
+        build.tensor(node, 0),
+        node.text("pattern", ""),
+        device=build.device(),
+        hint="matches",
+    )
 
 
 @handler("StringNormalizer")
@@ -54,5 +61,6 @@ def _tfidf(build: Build, node: Node) -> Any:
         node.attr("ngram_indexes"),
         node.attr("pool_strings") or node.attr("pool_int64s"),
         node.attr("weights", []),
+        device=build.device(),
         hint="counts",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.ops.windows import _text
 from burnt.onnx.importer.registry import handler
 
 _NAMES = {
@@ -24,7 +23,7 @@ _NAMES = {
 @handler("Adagrad", "Adam", "Momentum", domain="ai.onnx.preview.training")
 def _step(build: Build, node: Node) -> Any:
     options = {new: node.attr(old) for old, new in _NAMES[node.op].items() if node.attr(old) is not None}
-    if node.op == "Momentum" and _text(node, "mode", "standard") == "nesterov":
+    if node.op == "Momentum" and node.text("mode", "standard") == "nesterov":
         options["nesterov"] = True
     rate, step, *tensors = build.tensors_of(node)
     function = f"ops.{node.op.lower()}_step"

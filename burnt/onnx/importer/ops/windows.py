@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.ops.shapes import sizes_of
+from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
 _CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -33,17 +35,39 @@ def set_weights(layer: Any, **arrays: np.ndarray[Any, Any] | None) -> Any:
     return layer
 
 
-def _text(node: Node, name: str, default: str) -> str:
-    value = node.attr(name, default)
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 @handler("Conv")
 def _conv(build: Build, node: Node) -> Any:
-    x, weight = build.tensor(node, 0), float_constant(build, node, 1)
+    quantized, weight = quantized_weight(build, node, 1), float_constant(build, node, 1)
     bias = float_constant(build, node, 2)
-    auto_pad, groups = _text(node, "auto_pad", "NOTSET"), node.attr("group", 1)
+    auto_pad, groups = node.text("auto_pad", "NOTSET"), node.attr("group", 1)
     strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
+    pads_of_layer = pads is None or (min(pads) >= 0 and pads[: len(pads) // 2] == pads[len(pads) // 2 :])
+    if (
+        quantized is not None
+        and auto_pad == "NOTSET"
+        and pads_of_layer
+        and (bias is not None or not node.has(2))
+    ):
+        shape = quantized.weight.shape
+        rank = len(shape) - 2
+        layer = _CONV[rank](
+            shape[1] * groups,
+            shape[0],
+            tuple(shape[2:]),
+            tuple(strides or [1] * rank),
+            tuple((pads or [0] * rank)[:rank]),
+            tuple(dilations or [1] * rank),
+            groups,
+            bias is not None,
+            device="meta",
+            dtype=quantized.weight.dtype,
+        )
+        if bias is not None:
+            layer.bias = torch.nn.Parameter(to_tensor(bias))
+        result = add_quantized(build, node, layer, quantized, hint="conv")
+        if result is not None:
+            return result
+    x = build.tensor(node, 0)
     if weight is not None and weight.ndim - 2 in _CONV and (bias is not None or not node.has(2)):
         rank, kernel = weight.ndim - 2, weight.shape[2:]
         strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
@@ -80,7 +104,7 @@ def _conv(build: Build, node: Node) -> Any:
 def _conv_transpose(build: Build, node: Node) -> Any:
     x, weight = build.tensor(node, 0), float_constant(build, node, 1)
     bias = float_constant(build, node, 2)
-    auto_pad, groups = _text(node, "auto_pad", "NOTSET"), node.attr("group", 1)
+    auto_pad, groups = node.text("auto_pad", "NOTSET"), node.attr("group", 1)
     strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
     extra, shape = node.attr("output_padding"), node.attr("output_shape")
     plain = auto_pad == "NOTSET" and not shape and (bias is not None or not node.has(2))
@@ -129,14 +153,14 @@ def _deform_conv(build: Build, node: Node) -> Any:
 @handler("CausalConvWithState")
 def _causal_conv(build: Build, node: Node) -> Any:
     inputs = [build.tensor(node, i) for i in range(4)]
-    activation = _text(node, "activation", "none")
+    activation = node.text("activation", "none")
     return build.calls("ops.causal_conv_with_state", *inputs, activation, count=2, hint="conv")
 
 
 def _window(node: Node) -> dict[str, Any]:
     """Return the attributes of a window that differ from their defaults."""
     found = {name: node.attr(name) for name in ("strides", "pads", "dilations")}
-    found |= {"ceil_mode": bool(node.attr("ceil_mode", 0)), "auto_pad": _text(node, "auto_pad", "NOTSET")}
+    found |= {"ceil_mode": bool(node.attr("ceil_mode", 0)), "auto_pad": node.text("auto_pad", "NOTSET")}
     return {key: value for key, value in found.items() if value and value != "NOTSET"}
 
 
@@ -145,7 +169,7 @@ def _as_torch(node: Node) -> tuple[int, Any] | None:
     kernel = node.attr("kernel_shape")
     rank = len(kernel)
     pads, strides = node.attr("pads") or [0] * 2 * rank, node.attr("strides") or [1] * rank
-    auto_pad = _text(node, "auto_pad", "NOTSET")
+    auto_pad = node.text("auto_pad", "NOTSET")
     if auto_pad == "VALID":
         pads = [0] * 2 * rank
     fits = all(2 * p <= k for p, k in zip(pads[:rank], kernel, strict=True)) and pads[:rank] == pads[rank:]
@@ -220,14 +244,14 @@ def _max_roi_pool(build: Build, node: Node) -> Any:
 @handler("RoiAlign")
 def _roi_align(build: Build, node: Node) -> Any:
     default = "half_pixel" if node.version >= 16 else "output_half_pixel"
-    half_pixel = _text(node, "coordinate_transformation_mode", default) == "half_pixel"
+    half_pixel = node.text("coordinate_transformation_mode", default) == "half_pixel"
     return build.call(
         "ops.roi_align",
         *build.tensors_of(node),
         (node.attr("output_height", 1), node.attr("output_width", 1)),
         node.attr("spatial_scale", 1.0),
         node.attr("sampling_ratio", 0),
-        _text(node, "mode", "avg"),
+        node.text("mode", "avg"),
         half_pixel,
         hint="pooled",
     )

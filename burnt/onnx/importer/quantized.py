@@ -1,0 +1,173 @@
+"""Quantized layers from quantized weights of ONNX, where a scheme of burnt says the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.nn.quantized import Quantized, quantized_class
+from burnt.onnx.functions.quantization import dequantize_linear
+from burnt.onnx.importer.build import Build, Dequantized, Node
+from burnt.onnx.importer.dtypes import to_tensor
+from burnt.scheme import QuantScheme
+
+__all__ = ["QuantizedWeight", "add_quantized", "fill_layer", "quantized_weight"]
+
+# burnt's value and what is subtracted from values and zero points, which are signed in burnt.
+_VALUES = {
+    "int8": ("int8", 0),
+    "uint8": ("int8", 128),
+    "int4": ("int4", 0),
+    "uint4": ("int4", 8),
+    "int2": ("int2", 0),
+    "uint2": ("int2", 2),
+    "float8_e4m3fn": ("float8_e4m3", 0),
+    "float8_e5m2": ("float8_e5m2", 0),
+    "float4_e2m1fn": ("float4_e2m1", 0),
+}
+_SCALES = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+class QuantizedWeight:
+    """A weight ``[rows, ...]`` with what a scheme says of it.
+
+    Args:
+        scheme: without activations.
+        weight: the values that it stands for, in the dtype of the scales.
+        scale: in the scheme's shape.
+        zero_point: int8, in the same shape; None for symmetric schemes.
+    """
+
+    def __init__(self, scheme: QuantScheme, weight: Tensor, scale: Tensor, zero_point: Tensor | None) -> None:
+        self.scheme, self.weight, self.scale, self.zero_point = scheme, weight, scale, zero_point
+
+
+def quantized_weight(
+    build: Build, node: Node, index: int, *, is_transposed: bool = False
+) -> QuantizedWeight | None:
+    """Return an input that is a dequantized constant which nothing else reads, as burnt can say it; or None.
+
+    Args:
+        build: of the node.
+        node: a MatMul, Gemm, Conv or Gather.
+        index: of the input.
+        is_transposed: whether it is ``[columns, rows]``.
+    """
+    value = build.known(node, index)
+    if not isinstance(value, Dequantized) or not node.is_only_use(index):
+        return None
+    inner = value.node
+    values, scale, zero_point = (value.build.constant(inner, i) for i in range(3))
+    if values is None or scale is None or (inner.has(2) and zero_point is None):
+        return None
+    if values.dtype.name not in _VALUES or scale.dtype.name not in _SCALES or values.ndim < 2:
+        return None
+    if inner.attr("output_dtype", 0):
+        return None
+    axis, block = inner.attr("axis", 1), inner.attr("block_size", 0)
+    weight = dequantize_linear(
+        to_tensor(values),
+        to_tensor(scale),
+        None if zero_point is None else to_tensor(zero_point),
+        axis,
+        block,
+    )
+    parts = [scale, zero_point]
+    row_axis = 1 if is_transposed else 0
+    if is_transposed:
+        weight = weight.t().contiguous()
+    level, size = "channel", None
+    if block:
+        level, size = "block", block
+        if values.ndim != 2 or axis % 2 == row_axis or block % 2:
+            return None
+        parts = [part.T if is_transposed and part is not None else part for part in parts]
+    elif scale.size == 1:
+        level = "tensor"
+    elif axis % values.ndim != row_axis:
+        return None
+    kind, offset = _VALUES[values.dtype.name]
+    assert parts[0] is not None
+    zeros = (np.zeros(parts[0].shape) if parts[1] is None else parts[1]).astype(np.int64) - offset
+    scheme = QuantScheme(
+        kind,
+        level,
+        size,
+        symmetric=not zeros.any(),
+        scale=_SCALES[scale.dtype.name],  # type: ignore[arg-type]
+    )
+    shape = scheme.scale_shape(weight.shape[0], weight[0].numel())
+    if scale.size != shape[0] * shape[1]:
+        return None
+    return QuantizedWeight(
+        scheme,
+        weight,
+        to_tensor(np.ascontiguousarray(parts[0])).reshape(shape),
+        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape) if zeros.any() else None,
+    )
+
+
+def fill_layer(layer: torch.nn.Module, found: QuantizedWeight, activations: Any = None) -> Quantized | None:
+    """Return the quantized layer for a layer; None if it would not compute with the same weight.
+
+    Args:
+        layer: with its bias; gets the weight.
+        found: its weight.
+        activations: scale and zero point of the input, in burnt's signed values, or None.
+    """
+    kind = quantized_class(layer)
+    if kind is None:
+        return None
+    scheme = found.scheme
+    if activations is not None:
+        scheme = dataclasses.replace(scheme, activations="static")
+    layer.weight = torch.nn.Parameter(found.weight)
+    quantized = kind(layer, scheme)
+    quantized.set_weight(found.weight.flatten(1), found.scale, found.zero_point)
+    if activations is not None and quantized.input_scale is not None:
+        scale, zero_point = activations
+        quantized.input_scale.fill_(scale)
+        if quantized.input_zero_point is not None:
+            quantized.input_zero_point.fill_(zero_point)
+    return quantized if torch.equal(quantized.weight, found.weight) else None
+
+
+def add_quantized(
+    build: Build, node: Node, layer: torch.nn.Module, weight: QuantizedWeight, *, hint: str, x: Any = None
+) -> Any:
+    """Add a quantized layer and its call; None if burnt has no layer with this weight.
+
+    Args:
+        build: of the node.
+        node: its first input is the layer's.
+        layer: the layer without quantization, with its bias; its weight is on the meta device.
+        weight: see `quantized_weight`.
+        hint: of the layer's name.
+        x: what the layer is called with, where it is not the node's first input.
+    """
+    static = None if x is not None else _static_input(build, node, 0, weight.scheme)
+    quantized = fill_layer(layer, weight, None if static is None else static[1])
+    if quantized is None:
+        return None
+    if x is None:
+        x = build.tensor(node, 0) if static is None else build.as_tensor(static[0])
+    return build.layer(quantized, x, hint=hint)
+
+
+def _static_input(build: Build, node: Node, index: int, scheme: QuantScheme) -> tuple[Any, Any] | None:
+    """Return the tensor before an input's quantization, and (scale, zero point) of it; None if it has none.
+
+    Only 8-bit integers with one scale, beside weights of integers, are what a scheme can say.
+    """
+    value = build.known(node, index)
+    if not isinstance(value, Dequantized) or value.source is None or scheme.type.is_float:
+        return None
+    scale, zero_point = (value.build.constant(value.node, i) for i in (1, 2))
+    if scale is None or zero_point is None or zero_point.dtype not in (np.int8, np.uint8):
+        return None
+    offset = 128 if zero_point.dtype == np.uint8 else 0
+    return value.source, (float(scale.item()), int(zero_point.item()) - offset)

@@ -1,0 +1,148 @@
+"""Dequantized weights and quantized activations become burnt's quantized layers, and equal ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import onnx.parser
+import onnxruntime
+import torch
+
+import burnt.onnx
+from burnt.nn.quantized import Quantized
+from burnt.onnx.importer.python import write_package
+from tests.onnx.importer_files import tensor
+
+_RNG = np.random.default_rng(3)
+
+
+def _scale(*shape: int, dtype: str = "float32") -> onnx.TensorProto:
+    return tensor(_RNG.uniform(0.01, 0.1, shape).astype(dtype))
+
+
+def _ints(kind: str, *shape: int) -> onnx.TensorProto:
+    low, high = {"int8": (-128, 128), "uint8": (0, 256), "int4": (-8, 8), "uint4": (0, 16)}[kind]
+    return tensor(_RNG.integers(low, high, shape), kind)
+
+
+_DQ = "w = DequantizeLinear{options}({names})"
+CASES: dict[str, Any] = {
+    # weight, scale, zero point, attributes of DequantizeLinear, the op, the input's shape, the scheme
+    "matmul_tensor": (_ints("int8", 6, 5), _scale(), None, "", "MatMul(x, w)", (2, 3, 6), "int8-tensor"),
+    "matmul_channel": (_ints("int8", 6, 5), _scale(5), None, "<axis=1>", "MatMul(x, w)", (2, 6), "int8"),
+    "matmul_uint8": (
+        _ints("uint8", 6, 5),
+        _scale(5),
+        _ints("uint8", 5),
+        "<axis=1>",
+        "MatMul(x, w)",
+        (2, 6),
+        "int8-asymmetric",
+    ),
+    "matmul_int4_blocks": (
+        _ints("int4", 64, 5),
+        _scale(2, 5),
+        None,
+        "<axis=0, block_size=32>",
+        "MatMul(x, w)",
+        (3, 64),
+        "int4-block32-float32",
+    ),
+    "matmul_uint4_blocks": (
+        _ints("uint4", 64, 5),
+        _scale(4, 5),
+        _ints("uint4", 4, 5),
+        "<axis=0, block_size=16>",
+        "MatMul(x, w)",
+        (3, 64),
+        "int4-block16-asymmetric-float32",
+    ),
+    "gemm": (_ints("int8", 5, 6), _scale(5), None, "<axis=0>", "Gemm<transB=1>(x, w)", (2, 6), "int8"),
+    "conv": (
+        _ints("int8", 4, 3, 3, 3),
+        _scale(4),
+        None,
+        "<axis=0>",
+        "Conv<pads=[1,1,1,1], strides=[2,2]>(x, w)",
+        (2, 3, 7, 7),
+        "int8",
+    ),
+    "gather": (_ints("int8", 9, 6), _scale(9), None, "<axis=0>", "Gather(w, ids)", None, "int8"),
+    # Along the inputs of a MatMul, burnt has no such scheme.
+    "matmul_other_axis": (_ints("int8", 6, 5), _scale(6), None, "<axis=0>", "MatMul(x, w)", (2, 6), None),
+}
+
+
+def _model(weight: Any, scale: Any, zero: Any, options: str, op: str, shape: Any, prefix: str = "") -> Any:
+    names = ["q", "s"] + (["z"] if zero is not None else [])
+    given = "float[" + ",".join(map(str, shape)) + "] x" if shape else "int64[n] ids"
+    body = f"{prefix} {_DQ.format(options=options, names=', '.join(names))} y = {op}"
+    text = f'<ir_version: 10, opset_import: ["": 21]> m ({given}) => (float[] y) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for name, value in zip(names, (weight, scale, zero), strict=False):
+        value.name = name
+        model.graph.initializer.append(value)
+    return model
+
+
+def _run(model: onnx.ModelProto, x: Any) -> Any:
+    """Run without optimizations, one of which quantizes inputs of matmuls to 8 bits."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return session.run(None, {session.get_inputs()[0].name: x})[0]
+
+
+def _layers(module: torch.nn.Module) -> list[Quantized]:
+    return [layer for layer in module.modules() if isinstance(layer, Quantized)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dequantized_weight_is_a_quantized_layer(name: str, tmp_path: Path) -> None:
+    """The scheme is the expected one, and the written Python computes the same."""
+    *parts, shape, scheme = CASES[name]
+    model = _model(*parts, shape)
+    x = np.array([0, 8, 3, -1]) if shape is None else _RNG.standard_normal(shape).astype(np.float32)
+    want = _run(model, x)
+    module = burnt.onnx.load(model)
+    assert [layer.scheme.name for layer in _layers(module)] == ([scheme] if scheme else [])
+    with torch.no_grad():
+        found = module(torch.from_numpy(x))
+    np.testing.assert_allclose(found.numpy(), want, atol=1e-5 * float(np.abs(want).max()))
+    if name in ("matmul_uint4_blocks", "conv", "gather"):
+        path = write_package(module, tmp_path / "package", name="Model", title="A model.")
+        spec = importlib.util.spec_from_file_location("written", path)
+        assert spec is not None
+        assert spec.loader is not None
+        written = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(written)
+        with torch.no_grad():
+            assert torch.equal(written.load()(torch.from_numpy(x)), found)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("name", ["matmul_channel", "conv", "matmul_uint8"])
+def test_quantized_input_is_a_static_scheme(name: str, kind: str) -> None:
+    """Scale and zero point of the input are those of the pair around it."""
+    weight, scale, zero, options, op, shape, scheme = CASES[name]
+    prefix = "xq = QuantizeLinear(input, xs, xz) x = DequantizeLinear(xq, xs, xz)"
+    model = _model(weight, scale, zero, options, op, shape, prefix)
+    model.graph.input[0].name = "input"
+    model.graph.initializer.append(tensor(np.float32(0.03), name="xs"))
+    model.graph.initializer.append(tensor(np.array(7 if kind == "int8" else 120), kind, name="xz"))
+    x = _RNG.standard_normal(shape).astype(np.float32)
+    want = _run(model, x)
+    module = burnt.onnx.load(model)
+    (layer,) = _layers(module)
+    assert layer.scheme.name == f"{scheme}-static"
+    with torch.no_grad():
+        np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), want, atol=1e-4 * np.abs(want).max())
