@@ -583,6 +583,65 @@ def onednn_linear(
     return result
 
 
+def int8_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply int8 ``x [m, k]`` by int8 ``weight [n, k]``, transposed: int32 ``[m, n]``, by oneDNN."""
+    result: torch.Tensor = torch.ops.aten._int_mm(x, weight.t())
+    return result
+
+
+@functools.cache
+def onednn_adds_int8_exactly() -> bool:
+    """Whether oneDNN sums products of 8-bit integers exactly.
+
+    On x86 without VNNI it adds pairs of them in 16 bits, which saturate.
+    """
+    if not torch._C._has_mkldnn:
+        return False
+    large = torch.full((64, 64), 127, dtype=torch.int8)
+    signs = torch.where(torch.arange(64) % 2 == 0, 127, -128).to(torch.int8)
+    return all(
+        torch.equal(int8_mm(a, b).to(torch.int64), a.to(torch.int64) @ b.to(torch.int64).t())
+        for a in (large, large * signs)
+        for b in (large, large * signs)
+    )
+
+
+def onednn_int8_packed_conv(
+    weight: torch.Tensor,
+    size: Sequence[int],
+    zero_point: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """Repack an int8 convolution weight for uint8 inputs of a size and with a zero point."""
+    ones = torch.ones(weight.shape[0])
+    sizes = (stride, padding, dilation)
+    prepack = torch.ops.onednn.qconv_prepack
+    result: torch.Tensor = prepack(weight, ones, 1.0, zero_point, *sizes, groups, list(size))
+    return result
+
+
+def onednn_int8_conv(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    channels: int,
+    zero_point: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """Convolve ``x - zero_point``, uint8, with a weight of `onednn_int8_packed_conv`: sums as float32."""
+    ones, zeros = torch.ones(channels), torch.zeros(channels, dtype=torch.int32)
+    sizes = (stride, padding, dilation)
+    result: torch.Tensor = torch.ops.onednn.qconv_pointwise(
+        x, 1.0, zero_point, packed, ones, zeros, None, *sizes, groups, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return result
+
+
 def onednn_packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
     """Repack a weight to the layout that oneDNN prefers for inputs with this number of rows."""
     result: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
@@ -671,4 +730,20 @@ def onednn_packed_conv(
     else:
         reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
         result = reorder(weight, padding, output_padding, stride, dilation, groups, list(size))
+    return result
+
+
+def float8_mm(
+    x: torch.Tensor, weight: torch.Tensor, x_scale: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Multiply float8 matrices ``[m, k]`` and ``[n, k]``, transposed, by cuBLASLt on a GPU.
+
+    Args:
+        x: ``[m, k]``, float8.
+        weight: ``[n, k]``, float8.
+        x_scale: float32, one element, or ``[m, 1]`` for a bfloat16 result.
+        scale: float32, one element, or ``[1, n]`` with an `x_scale` for each row.
+        dtype: of the result, float32 or a 16-bit float.
+    """
+    result: torch.Tensor = torch._scaled_mm(x, weight.t(), x_scale, scale, out_dtype=dtype)
     return result

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import types
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -40,17 +41,19 @@ class ValueType(NamedTuple):
         return 8 // self.bits
 
 
-VALUES: dict[str, ValueType] = {
-    value.name: value
-    for value in (
-        ValueType("int8", 8, -128, 127, False),
-        ValueType("int4", 4, -8, 7, False),
-        ValueType("int2", 2, -2, 1, False),
-        ValueType("float8_e4m3", 8, -448, 448, True),
-        ValueType("float8_e5m2", 8, -57344, 57344, True),
-        ValueType("float4_e2m1", 4, -6, 6, True),
-    )
-}
+VALUES: Mapping[str, ValueType] = types.MappingProxyType(
+    {
+        value.name: value
+        for value in (
+            ValueType("int8", 8, -128, 127, False),
+            ValueType("int4", 4, -8, 7, False),
+            ValueType("int2", 2, -2, 1, False),
+            ValueType("float8_e4m3", 8, -448, 448, True),
+            ValueType("float8_e5m2", 8, -57344, 57344, True),
+            ValueType("float4_e2m1", 4, -6, 6, True),
+        )
+    }
+)
 """The types of values by name. float8_e4m3 is the variant without infinities, as torch.float8_e4m3fn."""
 
 # Names of values: torch's and torchao's, those of the ONNX and OCP formats, and Burn's. Burn's ``S`` is the

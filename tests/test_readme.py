@@ -74,6 +74,14 @@ def test_the_report_of_loaded_weights_is_as_printed(tmp_path: Path) -> None:
     assert run(code, tmp_path) == printed
 
 
+@pytest.mark.full
+def test_the_report_of_quantization_is_as_printed(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quantization.md").read_text()
+    code = next(block for language, block in FENCE.findall(page) if "burnt.quantize" in block)
+    printed = next(block for language, block in FENCE.findall(page) if language == "text")
+    assert run(code, tmp_path) == printed
+
+
 @NEEDS_A_COMPILER
 def test_the_kernel_is_as_printed(tmp_path: Path) -> None:
     document = (ROOT / "docs" / "kernels.md").read_text()

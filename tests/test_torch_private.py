@@ -279,6 +279,19 @@ def test_onednn_is_not_given_weights_with_gaps(turned: bool, capfd: pytest.Captu
     torch.testing.assert_close(result, torch.nn.functional.linear(x, weight))
 
 
+def test_onednn_multiplies_and_convolves_int8() -> None:
+    x, weight = (torch.randint(-128, 128, (n, 37), dtype=torch.int8) for n in (5, 7))
+    if _torch.onednn_adds_int8_exactly():
+        expected = (x.long() @ weight.long().t()).int()
+        assert torch.equal(_torch.int8_mm(x, weight), expected), "aten._int_mm is no longer what it was"
+        image, kernel = torch.randint(0, 256, (2, 4, 9, 8)).byte(), weight[:6, :36].reshape(6, 4, 3, 3)[:, :2]
+        sizes = ([2, 1], [1, 0], [1, 2])
+        packed = _torch.onednn_int8_packed_conv(kernel.contiguous(), image.shape, 131, *sizes, 2)
+        found = _torch.onednn_int8_conv(image, packed, 6, 131, *sizes, 2)
+        plain = torch.nn.functional.conv2d(image.double() - 131, kernel.double(), None, *sizes, 2)
+        assert torch.equal(found.double(), plain), "onednn.qconv_pointwise is no longer what it was"
+
+
 def test_onednn_convolves_with_a_tail_and_packed_weights() -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
@@ -488,3 +501,14 @@ def test_suggest_memory_format() -> None:
     assert _torch.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
     volume = torch.empty(2, 3, 4, 5, 6, memory_format=torch.channels_last_3d)
     assert _torch.suggest_memory_format(volume[..., ::2]) == torch.channels_last_3d
+
+
+def test_products_of_8_bit_matrices() -> None:
+    a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((20, 32), (48, 32)))
+    assert torch.equal(_torch.int8_mm(a, b).long(), a.long() @ b.long().t())
+    x, w = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((20, 32), (48, 32)))
+    rows, columns, one = torch.rand(20, 1), torch.rand(1, 48), torch.ones(())
+    exact = x.float() @ w.float().t()
+    torch.testing.assert_close(_torch.float8_mm(x, w, one, one, torch.float32), exact)
+    result = _torch.float8_mm(x, w, rows, columns, torch.bfloat16)
+    torch.testing.assert_close(result, (exact * rows * columns).bfloat16())

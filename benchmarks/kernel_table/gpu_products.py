@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
+import burnt
 from kernel_table.gpu_rows import WIDE, Family, Spec, gelu
 
 HEADS = (4, 32, 4096, 128)
@@ -129,6 +131,76 @@ def recurrent(kind: str, gates: int, width: int = 512) -> Family:
                   beneath=(f"{kind}_layer", lambda op, x, *w: op(x, *w)[0]))  # fmt: skip
 
 
+def once(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compute what a rival reads once for each first argument, as long as that lives."""
+    made: Any = WeakIdKeyDictionary()
+
+    def cached(first: Tensor, *rest: Any) -> Tensor:
+        if first not in made:
+            made[first] = make(first, *rest)
+        found: Tensor = made[first]
+        return found
+
+    return cached
+
+
+@once
+def dequantized(values: Tensor, scale: Tensor) -> Tensor:
+    """An int4 weight in bfloat16."""
+    return burnt.kernels.dequantize(values, scale, None, "int4", 32, None, torch.bfloat16)
+
+
+@once
+def decoded(values: Tensor) -> Tensor:
+    """float8 values in bfloat16, which holds them."""
+    return values.view(torch.float8_e4m3fn).to(torch.bfloat16)
+
+
+@once
+def one(values: Tensor) -> Tensor:
+    return torch.ones(1, 1, device=values.device)
+
+
+def int4_linear(op: Any, x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    made: Tensor = op(x, values, scale, None, None, None, "int4", 32)
+    return made
+
+
+def bfloat16_linear(x: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    return F.linear(x, dequantized(values, scale))
+
+
+def float8_linear(op: Any, x: Tensor, values: Tensor) -> Tensor:
+    made: Tensor = op(x, values, one(x), one(x), value="float8_e4m3", dtype=torch.bfloat16)
+    return made
+
+
+def bfloat16_product(x: Tensor, values: Tensor) -> Tensor:
+    return F.linear(decoded(x), decoded(values))
+
+
+def int4_decode(size: int) -> Family:
+    """A linear layer of a language model that generates one token, beside a weight of bfloat16."""
+
+    def specs(size: int) -> list[Spec]:
+        return [(1, size), ("codes", 256, (size, size // 2)), ("weights", size, (size, size // 32))]
+
+    return Family("quantized_linear", specs(size), int4_linear, bfloat16_linear, bfloat16_linear,
+                  backward=False, share=False, product=True, label=f"quantized_linear int4 1x{size}",
+                  small=specs(64), aims={"torch": (2.8, None)})  # fmt: skip
+
+
+def float8_squares(size: int) -> Family:
+    """A product of float8 matrices beside one of bfloat16; their codes are positive, and none is NaN."""
+
+    def specs(size: int) -> list[Spec]:
+        return [("codes", 127, (size, size))] * 2
+
+    return Family("scaled_linear", specs(size), float8_linear, bfloat16_product, bfloat16_product,
+                  backward=False, share=False, product=True, label=f"scaled_linear float8 {size}",
+                  small=specs(64), aims={"torch": (1.5, None)})  # fmt: skip
+
+
 # torch's own is the best backend of its call; with functions of the scores, flex_attention.
 _OF_SDPA = {"own": (0.9, 0.8)}
 _OF_FLEX = {"torch": (1.2, 1.2)}
@@ -139,6 +211,8 @@ PRODUCTS: tuple[Family, ...] = (
            lambda x, w, b: gelu(F.linear(x, w, b)), lambda x, w, b: F.gelu(F.linear(x, w, b)), share=False,
            label="linear, bias, gelu", small=[(64, 64), (64, 64), (64,)], product=True,
            aims={"torch": (1.1, None)}),
+    int4_decode(4096),
+    float8_squares(4096),
     attending("attention", (lambda op, q, k, v: op(q, k, v),) * 2, attention, _SDPA, aims=_OF_SDPA),
     attending("attention, causal",
               (lambda op, q, k, v: op(q, k, v, causal=True), lambda op, q, k, v: op(q, k, v, after=0)),

@@ -22,8 +22,8 @@ class Family:
 
     Args:
         op: the name in `burnt.kernels`.
-        specs: the inputs' shapes; ``("classes", n, shape)`` for integers below n, ``("weights", n, shape)``
-            for what n inputs are weighed with.
+        specs: the inputs' shapes; ``("classes", n, shape)`` for integers below n, ``("codes", n, shape)`` for
+            bytes below n, ``("weights", n, shape)`` for what n inputs are weighed with.
         call: of an op and the inputs.
         unfused: the same in simpler ops of torch's.
         torch: torch's own op, if there is one.
@@ -72,6 +72,10 @@ class Family:
             if spec[0] == "classes":
                 _, classes, shape = spec
                 made.append(torch.randint(classes, smaller(shape, divisor), device=device))
+                continue
+            if spec[0] == "codes":
+                _, codes, shape = spec
+                made.append(torch.randint(codes, shape, device=device, dtype=torch.uint8))
                 continue
             scale = 1.0
             if spec[0] == "weights":

@@ -13,6 +13,7 @@
 `page.py`            `burnt page RUN -o digits.html`
 `c.py`               `burnt c RUN -o firmware`
 `serve.py`           `burnt serve RUN|m.onnx`
+`quantize.py`        `burnt quantize RUN|FILE --scheme int8`
 `run_model.py`       what the commands that ship a run share: its model and inputs
 `monitor.py`         `burnt monitor`
 `runs_list.py`       `burnt runs list`
@@ -97,4 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _runs_user_code(args: argparse.Namespace) -> bool:
-    return args.command in ("replay", "check", "evaluate") or getattr(args, "action", None) == "reproduce"
+    return (
+        args.command in ("replay", "check", "evaluate", "quantize")
+        or getattr(args, "action", None) == "reproduce"
+    )

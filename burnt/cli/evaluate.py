@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from burnt.train.metrics import Metric
     from burnt.train.store.afterwards import Table
 
-__all__ = ["EvaluateArguments", "run"]
+__all__ = ["EvaluateArguments", "load_data", "run"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
     device = as_device(args.device)
     if args.record:
         check_ended(folder)
-    loaders = _load_data(args, files)
+    loaders = load_data(args.data, args.batch_size, str(files.folder))
     for split, loader in loaders.items():
         check_same_names(loader, split, files.classes, files.categories)
     step = None if args.step is None else _load_step(args.step)
@@ -181,8 +181,13 @@ def _value_text(evaluation: _Evaluation, name: str) -> str:
     return value_text(evaluation.values[name]) if name in evaluation.values else ""
 
 
-def _load_data(args: EvaluateArguments, files: RunFiles) -> dict[str, Any]:
-    """Return the loaders that the target names, by split.
+def load_data(target: str, batch_size: int, config_file: str | None) -> dict[str, Any]:
+    """Return the loaders that ``"module:name"`` names, by split.
+
+    Args:
+        target: names a loader, a dataset, a list of batches, a dict of these, or a function for one.
+        batch_size: for datasets.
+        config_file: where the Config comes from that a function takes, as for `configured`.
 
     Raises:
         UsageError: it names nothing that gives batches.
@@ -190,7 +195,7 @@ def _load_data(args: EvaluateArguments, files: RunFiles) -> dict[str, Any]:
     from burnt.data import Loader, as_loader
     from burnt.errors import DataError
 
-    value, name = _named(args.data, "--data", files), args.data.rpartition(":")[2]
+    value, name = _named(target, "--data", call=True, config_file=config_file), target.rpartition(":")[2]
     is_mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     loaders: dict[str, Any] = {}
     for split, source in value.items() if is_mapping else [(name, value)]:
@@ -198,12 +203,12 @@ def _load_data(args: EvaluateArguments, files: RunFiles) -> dict[str, Any]:
         is_dataset = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         try:
             if is_dataset and not is_loader and not isinstance(source, list | tuple | str):
-                loaders[split] = Loader(source, args.batch_size)
+                loaders[split] = Loader(source, batch_size)
             else:
                 loaders[split] = as_loader(source, split)
         except DataError as error:
             raise UsageError(
-                f"{args.data} gives no batches",
+                f"{target} gives no batches",
                 where=split if is_mapping else None,
                 expected="a loader, a dataset, a list of batches, a dict of these, or a function for one",
                 found=error.found or error.what,
@@ -211,8 +216,8 @@ def _load_data(args: EvaluateArguments, files: RunFiles) -> dict[str, Any]:
     return loaders
 
 
-def _named(target: str, option: str, files: RunFiles | None = None) -> Any:
-    """Return what ``module:name`` stands for, or what it returns if it is a function."""
+def _named(target: str, option: str, *, call: bool = False, config_file: str | None = None) -> Any:
+    """Return what ``module:name`` stands for, or with `call` what it returns if it is a function."""
     from burnt.train.source import importing
 
     module, colon, name = target.rpartition(":")
@@ -222,7 +227,7 @@ def _named(target: str, option: str, files: RunFiles | None = None) -> Any:
         )
     with importing(Path(module)):
         value = load_attribute(module, name)
-    if files is None or not callable(value) or callable(getattr(value, "epoch", None)):
+    if not call or not callable(value) or callable(getattr(value, "epoch", None)):
         return value
     try:
         parameters = inspect.signature(value).parameters
@@ -231,7 +236,7 @@ def _named(target: str, option: str, files: RunFiles | None = None) -> Any:
     has_defaults = all(parameter.default is not parameter.empty for parameter in parameters.values())
     if has_defaults and not _takes_config(value, target):
         return value()
-    return configured(target, (), str(files.folder))()
+    return configured(target, (), config_file)()
 
 
 def _takes_config(function: Any, target: str) -> bool:

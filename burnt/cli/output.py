@@ -28,6 +28,7 @@ __all__ = [
     "progress_bar",
     "report",
     "size_text",
+    "step_bar",
 ]
 
 _MAX_ROWS = 20  # rows of an abbreviated table in a terminal
@@ -78,6 +79,29 @@ def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[[int,
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=total >= _LONG_BYTES)
 
 
+@contextmanager
+def step_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on standard error for work in countable steps, where that is a terminal.
+
+    Yields:
+        a function of a text, the steps that are done, and how many there are; 0 if that is not known.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def advance_to(text: str, done: int, total: int) -> None:
+            bar.update(task, description=clean(text), completed=done, total=total or None)
+
+        yield advance_to
+
+
 class Cell(NamedTuple):
     """A text with a rich style, such as ``"red"``."""
 
@@ -96,6 +120,11 @@ class Page:
             from rich.console import Console
 
             self._console = Console(highlight=False, markup=False, emoji=False)
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None if lines may have any length."""
+        return self._console.width if self.is_styled else None
 
     def line(self, *parts: str | Cell) -> None:
         """Print a line of text from its parts."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from burnt.inspect.signature import Signature
     from burnt.train.loading import RunFiles
 
-__all__ = ["RunArguments", "RunModel", "arguments", "load_model", "load_run_model"]
+__all__ = ["RunArguments", "RunModel", "arguments", "load_model", "load_run_model", "named_model"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn
 
     if target is None and files.source is not None and (file := files.source.find_file(files.folder)):
         print(f"importing {file}", file=sys.stderr)
-    model = None if target is None else _named_model(target)
+    model = None if target is None else named_model(target)
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=".* has changed since the run")
         try:
@@ -126,8 +126,12 @@ def _known_signature(files: RunFiles) -> Signature:
         raise
 
 
-def _named_model(target: str) -> Any:
-    """Return the model that ``module:name`` names, or the one that it builds, or a class of burnt's."""
+def named_model(target: str) -> Any:
+    """Return the model that ``module:name`` names, or the one that it builds, or a subclass of `Module`.
+
+    Raises:
+        UsageError: it names none of these.
+    """
     from torch import nn
 
     from burnt import Module

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar, size_text
-from burnt.errors import quantity
+from burnt.errors import ConfigError, quantity
 from burnt.record.loading import Selection
 from burnt.record.source import Source
 from burnt.record.sources import open_source
 from burnt.record.statistics import Statistics, statistics_of
 from burnt.record.stored import StoredTensor
+from burnt.scheme import QuantScheme
 from burnt.train.format import value_text
 from burnt.train.store.schema import DATABASE
 
@@ -102,6 +104,9 @@ def _print(
         facts["config"] = _short(f"{record.config_type} {json.dumps(record.config)}")
     if record.static:
         facts["static"] = _short(json.dumps(record.static))
+    schemes = _schemes(record.quantized)
+    if schemes:
+        facts["quantized"] = ", ".join(f"{quantity(n, 'layer')} in {name}" for name, n in schemes.items())
     facts |= {"note": Cell("; ".join(source.notes), "yellow")} if source.notes else {}
     page.pairs(facts)
     # safetensors' `save_model` names tied tensors in the metadata.
@@ -168,12 +173,27 @@ def _json(
         "config_type": record.config_type,
         "config": record.config,
         "static": record.static,
+        "quantized": {path: _scheme_name(entry) for path, entry in record.quantized.items()},
         "metadata": source.metadata,
         "notes": source.notes,
         "tensors": entries,
         "aliases": {alias: name for alias, name in record.aliases.items() if selection.takes(alias)},
         "totals": _totals(tensors),
     }
+
+
+def _schemes(layers: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
+    """Return how many layers are quantized by each scheme; folded layers are no tensors of the file."""
+    return Counter(name for entry in layers.values() if (name := _scheme_name(entry)) is not None)
+
+
+def _scheme_name(entry: Mapping[str, Any]) -> str | None:
+    if "scheme" not in entry:
+        return None
+    try:
+        return QuantScheme.from_dict(entry["scheme"]).name
+    except (ConfigError, TypeError):
+        return "a scheme that this version does not know"
 
 
 def _totals(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:

@@ -44,6 +44,13 @@ from burnt.kernels.ops.normalization import (
     rms_norm,
 )
 from burnt.kernels.ops.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from burnt.kernels.ops.quantized import (  # noqa: F401 - they register candidates
+    scaled_cpu,
+    scaled_gpu,
+    scaled_library,
+    weight_only_gpu,
+    weight_only_sum,
+)
 from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows
 from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear
 from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear

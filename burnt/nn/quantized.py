@@ -8,6 +8,7 @@ they stand for.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -19,27 +20,41 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.config import qualified_name
-from burnt.errors import RecordError
+from burnt.errors import ConfigError, RecordError
+from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.module import Module
 from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase
 from burnt.nn.embedding import Embedding
 from burnt.nn.linear import Linear
+from burnt.nn.misfit import FAILURES, input_error
 from burnt.record.quantized import register_builder
 from burnt.scheme import QuantScheme
 
 __all__ = [
     "FOLDED",
     "LAYERS",
+    "Folded",
     "Quantized",
     "QuantizedConv",
     "QuantizedEmbedding",
     "QuantizedLinear",
+    "QuantizedMap",
     "build_quantized",
+    "has_transposed_weight",
     "quantized_class",
+    "weight_key",
     "weight_matrix",
 ]
 
-_SCALES = ("scale", "input_scale")
+_WEIGHT = ("values", "scale", "zero_point")
+_BUFFERS = (*_WEIGHT, "input_scale", "input_zero_point")
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class _Twins:
+    """The layers with one weight. An object of its own: modules in a list would become submodules."""
+
+    layers: list[Quantized]
 
 
 class Quantized(Module, init=False):
@@ -59,7 +74,9 @@ class Quantized(Module, init=False):
         bias: parameter, as in the original layer.
         scheme: the `QuantScheme`.
         weight_shape: of the original weight, output channels first.
+        weight_dtype: of `weight`; casts of the module change it, as they would change the weight.
         origin: the class of the original layer, by qualified name.
+        is_frozen: whether the original weight needed no gradient, as the restored one will not.
     """
 
     values: Tensor
@@ -68,20 +85,17 @@ class Quantized(Module, init=False):
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     bias: Tensor | None
-    _like: Tensor
 
     def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
         super().__init__()
         weight = getattr(layer, "weight")  # noqa: B009  # torch types it as a module or a tensor
         self.scheme = scheme
         self.origin = qualified_name(type(layer))
-        self.is_transposed = self.origin == _HF_CONV1D
+        self.is_transposed = has_transposed_weight(layer)
         self.weight_shape: tuple[int, ...] = tuple(weight.t().shape if self.is_transposed else weight.shape)
         self.rows, self.columns = self.weight_shape[0], math.prod(self.weight_shape[1:])
         device = weight.device
-        padded = scheme.padded_columns(self.columns)
-        is_packed = scheme.type.bits < 8 or padded != self.columns
-        shape = (self.rows, padded // scheme.type.per_byte) if is_packed else self.weight_shape
+        shape = _values_shape(self.weight_shape, scheme)
         values_dtype = torch.int8 if scheme.value == "int8" else torch.uint8
         scale_dtype: torch.dtype = getattr(torch, scheme.scale)
         scale_shape = scheme.scale_shape(self.rows, self.columns)
@@ -96,11 +110,12 @@ class Quantized(Module, init=False):
             "input_zero_point",
             torch.zeros((1, 1), dtype=torch.int8, device=device) if has_zero_point else None,
         )
-        # An empty tensor that follows casts, as the weight would: the dtype of `weight`.
-        self.register_buffer("_like", weight.new_empty(0), persistent=False)
+        self.weight_dtype: torch.dtype = weight.dtype
         bias = getattr(layer, "bias", None)
         self.register_parameter("bias", bias)
+        self.is_frozen = not weight.requires_grad
         self.training = layer.training
+        self._twins = _Twins([self])
 
     @property
     def weight(self) -> Tensor:
@@ -113,7 +128,7 @@ class Quantized(Module, init=False):
             self.scheme.value,
             block,
             self.columns,
-            self._like.dtype,
+            self.weight_dtype,
         )
         return matrix.t() if self.is_transposed else matrix.view(self.weight_shape)
 
@@ -143,32 +158,91 @@ class Quantized(Module, init=False):
         """
         layer: torch.nn.Module = self._original()
         with torch.no_grad():
-            layer.weight = torch.nn.Parameter(self.weight)
+            layer.weight = torch.nn.Parameter(self.weight, requires_grad=not self.is_frozen)
             layer._parameters["bias"] = self._parameters["bias"]
         layer.train(self.training)
         return layer
 
     def quantization(self) -> dict[str, Any]:
         """Return what records keep of the layer besides its tensors."""
-        return {"origin": self.origin, "scheme": self.scheme.to_dict(), "bias": self.bias is not None}
+        return {
+            "origin": self.origin,
+            "scheme": self.scheme.to_dict(),
+            "bias": self.bias is not None,
+            "dtype": str(self.weight_dtype).removeprefix("torch."),
+        }
 
     @abc.abstractmethod
     def _original(self) -> Any:
         """Return a layer of the original class, without values."""
 
+    def tie(self, other: Quantized) -> None:
+        """Share the weight of another layer, from now on and after both were moved: see `weight_key`."""
+        for name in _WEIGHT:
+            self._buffers[name] = other._buffers[name]
+        other._twins.layers.append(self)
+        self._twins = other._twins
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast; scales are moved only, since they keep their scheme's dtype."""
-        scales = {name: self._buffers[name] for name in _SCALES}
+        """Move or cast; quantized tensors are moved only. Layers with the same weight keep the same one."""
+        before = {name: self._buffers[name] for name in _BUFFERS}
+        self.weight_dtype = fn(torch.empty(0, dtype=self.weight_dtype, device=self.values.device)).dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, scale in scales.items():
-            moved = self._buffers[name]
-            if scale is not None and moved is not None and moved.dtype != scale.dtype:
-                self._buffers[name] = scale.to(moved.device)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        for twin in self._twins.layers:
+            for name in _WEIGHT:
+                if twin._buffers[name] is before[name]:
+                    twin._buffers[name] = self._buffers[name]
         return self
+
+    @property
+    def input_value(self) -> str:
+        """The type of quantized inputs."""
+        return _input_value(self.scheme)
+
+    def extra_repr(self) -> str:
+        """Return sizes and scheme."""
+        return f"{self._sizes_text()}, bias={self.bias is not None}, scheme={self.scheme.name}"
+
+    def _sizes_text(self) -> str:
+        return f"{self.columns}, {self.rows}"
+
+
+class QuantizedMap(Quantized, init=False):
+    """Base of the layers whose inputs may be quantized too: linear maps and convolutions."""
+
+    def _forward(self, input: Tensor) -> Tensor:
+        if self.scheme.activations is None:
+            return self._weight_only(input)
+        if torch.is_grad_enabled() and (
+            input.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        ):
+            output: Tensor = _StraightThrough.apply(input, self.bias, self)  # type: ignore[no-untyped-call]
+            return output
+        return self._quantized_forward(input, self.bias)
+
+    @abc.abstractmethod
+    def _weight_only(self, input: Tensor) -> Tensor:
+        """Compute the output of the input as it is, with the dequantized weight."""
+
+    @abc.abstractmethod
+    def _quantized_forward(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the output of the quantized input."""
+
+    @abc.abstractmethod
+    def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
+        """Return the gradient of the input, as if it was not quantized."""
+
+    @abc.abstractmethod
+    def _bias_gradient(self, grad_out: Tensor) -> Tensor:
+        """Return the gradient of the bias."""
 
     def _quantize_input(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values and scales of inputs ``[rows, columns]``: one scale, or one for each row."""
-        value = self.scheme.value if self.scheme.type.bits == 8 else _input_value(self.scheme)
+        value = self.input_value
         if self.input_scale is None:
             return kernels.quantize_rows(rows, value)
         return kernels.quantize(rows, self.input_scale, self.input_zero_point, value), self.input_scale
@@ -185,13 +259,6 @@ class Quantized(Module, init=False):
         scheme = self.scheme
         return scheme.type.bits == 8 and scheme.symmetric and scheme.block is None
 
-    def extra_repr(self) -> str:
-        """Return sizes and scheme."""
-        return f"{self._sizes_text()}, bias={self.bias is not None}, scheme={self.scheme.name}"
-
-    def _sizes_text(self) -> str:
-        return f"{self.columns}, {self.rows}"
-
 
 def _input_value(scheme: QuantScheme) -> str:
     """Return the type of quantized inputs beside weights of a scheme."""
@@ -200,7 +267,7 @@ def _input_value(scheme: QuantScheme) -> str:
     return "float8_e4m3" if scheme.type.is_float else "int8"
 
 
-class QuantizedLinear(Quantized):
+class QuantizedLinear(QuantizedMap):
     """A linear map whose weight is quantized, and with dynamic or static schemes its input too.
 
     Args:
@@ -219,15 +286,9 @@ class QuantizedLinear(Quantized):
     (torch.Size([2, 8]), torch.Size([8, 32]), torch.uint8)
     """
 
-    @property
-    def in_features(self) -> int:
-        """Size of the input's last axis."""
-        return self.columns
-
-    @property
-    def out_features(self) -> int:
-        """Size of the output's last axis."""
-        return self.rows
+    def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
+        super().__init__(layer, scheme)
+        self.in_features, self.out_features = self.columns, self.rows
 
     @property
     def nf(self) -> int:
@@ -236,53 +297,57 @@ class QuantizedLinear(Quantized):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map ``[*, in_features]`` to ``[*, out_features]``."""
-        scheme = self.scheme
-        if scheme.activations is None:
-            return self._weight_only(input)
-        if torch.is_grad_enabled() and (
-            input.requires_grad or (self.bias is not None and self.bias.requires_grad)
-        ):
-            return _straight_through(self, input)
-        return self._quantized_forward(input)
+        if input.shape[-1:] != (self.columns,):  # kernels would take a few columns more, the padding's
+            raise input_error(self, input) or AssertionError(input.shape)
+        return self._forward(input)
 
     def _weight_only(self, input: Tensor) -> Tensor:
+        return self._linear(input, self.bias)
+
+    def _linear(self, input: Tensor, bias: Tensor | None) -> Tensor:
         scheme = self.scheme
         values = self.values if self.values.dim() == 2 else self.values.flatten(1)
         return kernels.quantized_linear(
-            input, values, self.scale, self.zero_point, self.bias, None, scheme.value, scheme.block or 0
+            input, values, self.scale, self.zero_point, bias, None, scheme.value, scheme.block or 0
         )
 
-    def _quantized_forward(self, input: Tensor) -> Tensor:
-        rows = input.reshape(-1, self.columns)
+    def _quantized_forward(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        rows, dtype = input.reshape(-1, self.columns), _output_dtype(input)
         if not self._multiplies_values:
-            output = self._weight_only(self._dequantize_input(rows, input.dtype))
+            output = self._linear(self._dequantize_input(rows, dtype), bias)
         else:
             values, scale = self._quantize_input(rows)
-            zero_point = self.input_zero_point
             output = kernels.scaled_linear(
                 values,
                 self.values,
                 scale,
                 self.scale,
-                zero_point,
-                self.bias,
+                self.input_zero_point,
+                bias,
                 None,
                 None,
                 None,
                 self.scheme.value,
-                input.dtype,
+                dtype,
             )
-        return output.view(*input.shape[:-1], self.rows)
+        return output.reshape(*input.shape[:-1], self.rows)
+
+    def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
+        weight = self.weight.t() if self.is_transposed else self.weight
+        return grad_out.to(input.dtype) @ weight.to(input.dtype)
+
+    def _bias_gradient(self, grad_out: Tensor) -> Tensor:
+        return grad_out.reshape(-1, self.rows).sum(0)
 
     def _original(self) -> Any:
-        settings: dict[str, Any] = {"device": "meta", "dtype": self._like.dtype}
+        settings: dict[str, Any] = {"device": "meta", "dtype": self.weight_dtype}
         if self.origin == _HF_CONV1D:
             with torch.device("meta"):
                 return _import_class(self.origin)(self.rows, self.columns)
         return _import_class(self.origin)(self.columns, self.rows, self.bias is not None, **settings)
 
 
-class QuantizedConv(ConvBase, Quantized, init=False):
+class QuantizedConv(ConvBase, QuantizedMap, init=False):
     """A convolution of one to three axes whose weight is quantized, and with dynamic or static schemes its
     input.
 
@@ -307,21 +372,20 @@ class QuantizedConv(ConvBase, Quantized, init=False):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
-        if self.scheme.activations is None:
-            return self._weight_only(input)
-        if torch.is_grad_enabled() and (
-            input.requires_grad or (self.bias is not None and self.bias.requires_grad)
-        ):
-            return _straight_through(self, input)
-        return self._quantized_forward(input)
+        try:
+            return self._forward(input)
+        except FAILURES as error:
+            if (better := input_error(self, input)) is None:
+                raise
+            raise better from error
 
     def _weight_only(self, input: Tensor) -> Tensor:
         return ConvBase.forward(self, input)
 
-    def _quantized_forward(self, input: Tensor) -> Tensor:
+    def _quantized_forward(self, input: Tensor, bias: Tensor | None) -> Tensor:
         has_batch = input.dim() == len(self.weight_shape)
-        batch = input if has_batch else input.unsqueeze(0)
-        batch, padding = self._pad(batch)
+        dtype = _output_dtype(input)
+        batch, padding = self._pad(input if has_batch else input.unsqueeze(0))
         samples = batch.flatten(1)
         if self.scheme.value == "int8" and self._multiplies_values:
             values, scale = self._quantize_input(samples)
@@ -331,7 +395,7 @@ class QuantizedConv(ConvBase, Quantized, init=False):
                 scale,
                 self.scale,
                 self.input_zero_point,
-                self.bias,
+                bias,
                 None,
                 self.stride,
                 padding,
@@ -339,19 +403,30 @@ class QuantizedConv(ConvBase, Quantized, init=False):
                 self.groups,
                 None,
                 None,
-                input.dtype,
+                dtype,
             )
         else:
-            numbers = self._dequantize_input(samples, input.dtype).view(batch.shape)
-            conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
-            weight = self.weight.to(input.dtype)
-            output = conv(numbers, weight, self.bias, self.stride, padding, self.dilation, self.groups)
+            numbers = self._dequantize_input(samples, dtype).view(batch.shape)
+            output = self._dequantized_conv(numbers, padding, None if bias is None else bias.to(dtype))
         return output if has_batch else output.squeeze(0)
+
+    def _dequantized_conv(self, input: Tensor, padding: Any, bias: Tensor | None) -> Tensor:
+        conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
+        weight = self.weight.to(input.dtype)
+        return conv(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
+        pull_back: Any = torch.func.vjp(lambda x: self._dequantized_conv(*self._pad(x), None), input)[1]
+        grad: Tensor = pull_back(grad_out.to(input.dtype))[0]
+        return grad
+
+    def _bias_gradient(self, grad_out: Tensor) -> Tensor:
+        return grad_out.movedim(-1 - len(self.stride), -1).reshape(-1, self.rows).sum(0)
 
     def _original(self) -> Any:
         cls = _import_class(self.origin)
         settings = {name: getattr(self, name) for name in _CONV_FIELDS if name in _CONV_ARGUMENTS}
-        return cls(**settings, bias=self.bias is not None, device="meta", dtype=self._like.dtype)
+        return cls(**settings, bias=self.bias is not None, device="meta", dtype=self.weight_dtype)
 
     def _sizes_text(self) -> str:
         return f"{self.in_channels}, {self.rows}, kernel_size={self.kernel_size}, stride={self.stride}"
@@ -388,74 +463,101 @@ class QuantizedEmbedding(Quantized):
     def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
         super().__init__(layer, scheme)
         self.padding_idx = layer.padding_idx
-
-    @property
-    def num_embeddings(self) -> int:
-        """Number of ids."""
-        return self.rows
-
-    @property
-    def embedding_dim(self) -> int:
-        """Size of a vector."""
-        return self.columns
+        self.num_embeddings, self.embedding_dim = self.rows, self.columns
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
         scheme = self.scheme
-        return kernels.quantized_embedding(
-            input,
-            self.values.flatten(1),
-            self.scale,
-            self.zero_point,
-            scheme.value,
-            scheme.block or 0,
-            self.columns,
-            self._like.dtype,
-        )
+        try:
+            return kernels.quantized_embedding(
+                input,
+                self.values.flatten(1),
+                self.scale,
+                self.zero_point,
+                scheme.value,
+                scheme.block or 0,
+                self.columns,
+                self.weight_dtype,
+            )
+        except FAILURES as error:
+            if (better := input_error(self, input)) is None:
+                raise
+            raise better from error
 
     def _original(self) -> Any:
         cls = _import_class(self.origin)
-        sizes: dict[str, Any] = {"device": "meta", "dtype": self._like.dtype}
+        sizes: dict[str, Any] = {"device": "meta", "dtype": self.weight_dtype}
         return cls(self.rows, self.columns, self.padding_idx, **sizes)
 
 
 class _StraightThrough(torch.autograd.Function):
     """The quantized forward with the gradient of the layer that quantizes its weight alone."""
 
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
-        ctx.save_for_backward(input)
-        ctx.layer = layer
-        output: Tensor = layer._quantized_forward(input)
-        return output
+    generate_vmap_rule = True
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    def forward(input: Tensor, bias: Tensor | None, layer: QuantizedMap) -> Tensor:
+        return layer._quantized_forward(input, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None, QuantizedMap], output: Tensor) -> None:
+        input, bias, ctx.layer = inputs
+        ctx.save_for_backward(input, bias)
+
+    @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        (input,) = ctx.saved_tensors
-        layer = ctx.layer
+        input, bias = ctx.saved_tensors
+        layer: QuantizedMap = ctx.layer
         needs_input, needs_bias, _ = ctx.needs_input_grad
-        with torch.enable_grad():
-            leaf = input.detach().requires_grad_(needs_input)
-            output = layer._weight_only(leaf)
-        wanted = [leaf] * needs_input + [layer.bias] * needs_bias
-        grads = iter(torch.autograd.grad(output, wanted, grad_out))
-        return next(grads) if needs_input else None, next(grads) if needs_bias else None, None
+        grad_input = layer._input_gradient(input, grad_out) if needs_input else None
+        grad_bias = layer._bias_gradient(grad_out).to(bias.dtype) if needs_bias else None
+        return grad_input, grad_bias, None
 
 
-def _straight_through(layer: Any, input: Tensor) -> Tensor:
-    output: Tensor = _StraightThrough.apply(input, layer.bias, layer)  # type: ignore[no-untyped-call]
-    return output
+def _output_dtype(input: Tensor) -> torch.dtype:
+    """Return the dtype of a layer's output: the input's, or the one that autocast computes in."""
+    dtype = autocast_dtype(input.device.type)
+    return input.dtype if dtype is None or input.dtype == torch.float64 else dtype
+
+
+def weight_key(layer: torch.nn.Module, scheme: QuantScheme) -> tuple[object, ...]:
+    """Return a key that is equal for layers with the same weight, quantized in the same way: see
+    `Quantized.tie`."""
+    weight = layer.get_parameter("weight")
+    is_transposed = qualified_name(type(layer)) == _HF_CONV1D
+    return id(weight), dataclasses.replace(scheme, activations=None), is_transposed
+
+
+def _values_shape(weight_shape: tuple[int, ...], scheme: QuantScheme) -> tuple[int, ...]:
+    """Return the shape of the values of a weight ``[output channels, ...]``."""
+    columns = math.prod(weight_shape[1:])
+    padded = scheme.padded_columns(columns)
+    is_packed = scheme.type.bits < 8 or padded != columns
+    return (weight_shape[0], padded // scheme.type.per_byte) if is_packed else weight_shape
 
 
 def weight_matrix(layer: torch.nn.Module) -> Tensor:
     """Return a layer's weight as the matrix that a scheme sees: ``[output channels, all other axes]``."""
     weight: Tensor = layer.get_parameter("weight").detach()
-    return weight.t() if qualified_name(type(layer)) == _HF_CONV1D else weight.flatten(1)
+    return weight.t() if has_transposed_weight(layer) else weight.flatten(1)
+
+
+def has_transposed_weight(layer: torch.nn.Module) -> bool:
+    """Whether a layer's weight is ``[in_features, out_features]``, as in Hugging Face's Conv1D."""
+    return qualified_name(type(layer)) == _HF_CONV1D
 
 
 FOLDED = "folded"
 """The origin, in records, of a layer that was folded into the one before it."""
+
+
+class Folded(torch.nn.Identity):
+    """What stays of a batch norm that was folded into the layer before it: the identity."""
+
+    def quantization(self) -> dict[str, Any]:
+        """Return what records keep of it."""
+        return {"origin": FOLDED}
+
 
 _HF_CONV1D = "transformers.pytorch_utils.Conv1D"
 
@@ -477,19 +579,32 @@ def quantized_class(layer: torch.nn.Module) -> type[Quantized] | None:
 
 
 @register_builder
-def build_quantized(layer: torch.nn.Module, entry: Mapping[str, Any]) -> torch.nn.Module:
+def build_quantized(
+    layer: torch.nn.Module, entry: Mapping[str, Any], shape: tuple[int, ...] | None = None
+) -> torch.nn.Module:
     """Return the quantized layer for a layer of a model, from what a record says of it.
 
     Args:
         layer: the original layer, or a quantized one, which is returned if its scheme is the same.
         entry: what `Quantized.quantization` returned.
+        shape: of the values in the record, if it is known: damaged metadata could ask for any amount of
+            memory.
 
     Raises:
-        RecordError: the layer is of another kind, or quantized by another scheme.
+        RecordError: the layer is of another kind or size, or quantized by another scheme; or the entry is
+            damaged.
     """
     if entry.get("origin") == FOLDED:
-        return layer if isinstance(layer, torch.nn.Identity) else torch.nn.Identity()
-    scheme = QuantScheme.from_dict(entry["scheme"])
+        return layer if isinstance(layer, Folded) else Folded()
+    try:
+        scheme = QuantScheme.from_dict(entry["scheme"])
+        has_bias = bool(entry["bias"])
+    except (ConfigError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(
+            "what the file says of a quantized layer is damaged",
+            expected="a scheme, and whether there is a bias",
+            found=str(error)[:200],
+        ) from None
     if isinstance(layer, Quantized):
         if layer.scheme == scheme:
             return layer
@@ -500,15 +615,28 @@ def build_quantized(layer: torch.nn.Module, entry: Mapping[str, Any]) -> torch.n
             hint="load into a model that is not quantized, or quantized like the one that was saved",
         )
     cls = quantized_class(layer)
-    if cls is None:
+    if cls is None or LAYERS.get(str(entry.get("origin")), cls) is not cls:
         raise RecordError(
             "a layer of the model cannot be quantized as the file has it",
-            expected=f"a {entry['origin']}",
+            expected=f"a {entry.get('origin') or 'Linear, Conv or Embedding'}",
             found=qualified_name(type(layer)),
         )
+    matrix = weight_matrix(layer)
+    own = (
+        (matrix.shape[0], *layer.get_parameter("weight").shape[1:]) if cls is QuantizedConv else matrix.shape
+    )
+    if shape is not None and _values_shape(tuple(own), scheme) != shape:
+        raise RecordError(
+            "a quantized layer has another size in the model than in the file",
+            expected=f"values {shape} of {scheme.name}",
+            found=f"a {type(layer).__name__} with a weight {tuple(layer.get_parameter('weight').shape)}",
+            hint="build the model with the sizes of the file",
+        )
     new = cls(layer, scheme)
-    if entry["bias"] and new.bias is None:  # a batch norm was folded into the layer
-        new._parameters["bias"] = torch.nn.Parameter(new._like.new_zeros(new.rows))
+    if has_bias and new.bias is None:  # a batch norm was folded into the layer
+        new._parameters["bias"] = torch.nn.Parameter(
+            torch.zeros(new.rows, dtype=new.weight_dtype, device=new.values.device)
+        )
     return new
 
 

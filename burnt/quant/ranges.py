@@ -113,6 +113,9 @@ def _half_range(scheme: QuantScheme) -> float:
 
 def _rounded(scale: Tensor, scheme: QuantScheme) -> Tensor:
     """Round to the scales' dtype, in float32."""
+    if scheme.scale == "float16" and scheme.type.bits == 8 and scheme.type.is_float:
+        # float8 is as exact in a part of its range, float16 is not below its smallest normal number.
+        scale = torch.where(scale > 0, scale.clamp(min=2.0**-14), scale)
     return scale.to(getattr(torch, scheme.scale)).float()
 
 
@@ -133,7 +136,10 @@ def _asymmetric(groups: Tensor, scheme: QuantScheme, method: str) -> tuple[Tenso
         scale = _rounded((high - low) * factor / (scheme.largest - scheme.smallest), scheme)
         safe = torch.where(scale == 0, 1.0, scale)
         zero_point = (scheme.smallest - low * factor / safe).round().clamp(scheme.smallest, scheme.largest)
-        if best is None or method != "mse":
+        if method != "mse":
+            best = scale, zero_point
+            break
+        if best is None:
             best = scale, zero_point
             least = _errors(groups, scale, zero_point, scheme)
             continue
@@ -170,6 +176,8 @@ def _errors(groups: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Qu
     if not scheme.type.is_float:
         squares: Tensor = _integer_errors(groups, scale, zero, float(scheme.smallest), float(scheme.largest))
         return squares
+    if groups.shape[1] % scheme.type.per_byte:
+        groups = F.pad(groups, (0, 1))  # a zero has no error
     errors = []
     chunk = max(1, _CHUNK // groups.shape[1])
     for part, part_scale in zip(torch.split(groups, chunk), torch.split(scale, chunk), strict=True):

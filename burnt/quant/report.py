@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+import math
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from burnt._files import replacing
 from burnt.errors import quantity
+from burnt.plot import Points, Scatter
 
 __all__ = ["LayerReport", "QuantReport"]
+
+_MOST_ROWS = 24  # above, layers that differ in a number of their path alone share a row
+_NARROWEST_PATH = 30  # characters of a path that must fit before columns are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,28 +94,207 @@ class QuantReport:
         """Return the report as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as JSON to a file, which is replaced if it exists.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with replacing(path) as temporary:
+            temporary.write_text(self.to_json() + "\n", encoding="utf-8")
+        return Path(path)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Scatter:
+        """Draw each quantized layer's error against its size, by scheme.
+
+        The error is that of the layer's output on the calibration set, or without one that of its weight,
+        relative to the weight.
+
+        Args:
+            path: a file to write as SVG, which is replaced if it exists.
+
+        Returns:
+            the drawing: ``print(report.plot())`` shows it as text, a notebook as SVG.
+
+        Raises:
+            OSError: the file cannot be written.
+
+        >>> import torch, burnt
+        >>> report = burnt.quantize(torch.nn.Sequential(torch.nn.Linear(64, 32)), "int8")
+        >>> drawing = report.plot()
+        >>> [group.name for group in drawing.groups], drawing.y
+        (['int8'], 'error of the weight')
+        """
+        has_outputs = any(layer.output_error is not None for layer in self.quantized)
+        layers: dict[str, list[tuple[float, float, str]]] = {}
+        for layer in self.quantized:
+            error = layer.output_error if has_outputs else _weight_error(layer.sqnr)
+            if error is not None and layer.bytes_after:
+                layers.setdefault(layer.scheme or "", []).append((layer.bytes_after / 1e3, error, layer.path))
+        groups = [Points(scheme, *zip(*points, strict=True)) for scheme, points in layers.items()]
+        what = "error of the output" if has_outputs else "error of the weight"
+        drawing = Scatter(groups, x="size of the layer, kB", y=what)
+        if path is not None:
+            with replacing(path) as temporary:
+                temporary.write_text(drawing.svg(), encoding="utf-8")
+        return drawing
+
+    def text(self, width: int | None = None, *, every_layer: bool = False) -> str:
+        """Return the report as a table.
+
+        With more than 24 quantized layers, those whose paths differ in a number alone, such as those of a
+        transformer's blocks, share a row: with their bytes together, the lowest SQNR and the largest error.
+
+        Args:
+            width: the longest line; long paths are cut to it, reasons wrapped, and where it is small columns
+                are left out. None is unlimited.
+            every_layer: a row for every layer.
+        """
         part = self.bytes_after / self.bytes_before if self.bytes_before else 1.0
         total = f"{_size(self.bytes_before)} -> {_size(self.bytes_after)} ({part:.1%})"
         lines = [f"{quantity(len(self.quantized), 'layer')} quantized, {total}"]
-        rows = [("layer", "class", "scheme", "bytes", "SQNR", "output error")]
-        for layer in self.quantized:
-            sizes = f"{_size(layer.bytes_before)} -> {_size(layer.bytes_after)}"
-            sqnr = "" if layer.sqnr is None else f"{layer.sqnr:.1f} dB"
-            error = "" if layer.output_error is None else f"{layer.output_error:.2%}"
-            rows.append((layer.path, layer.layer, layer.scheme or "", sizes, sqnr, error))
-        columns = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
-        widths = {i: max(len(row[i]) for row in rows) for i in columns}
-        if self.quantized:
-            lines += ["  " + "  ".join(row[i].ljust(widths[i]) for i in columns).rstrip() for row in rows]
-        reasons = Counter((layer.layer, layer.why_skipped) for layer in self.skipped)
-        if reasons:
+        collapse = not every_layer and len(self.quantized) > _MOST_ROWS
+        rows = [_row(group) for group in _groups(self.quantized, collapse)]
+        lines += _table(rows, width)
+        if self.skipped:
             lines.append(f"{quantity(len(self.skipped), 'layer')} skipped")
-        for (kind, why), count in reasons.items():
-            first = next(s.path for s in self.skipped if (s.layer, s.why_skipped) == (kind, why))
-            named = first if count == 1 else f"{first} and {count - 1} more"
-            lines.append(f"  {kind}: {why}  ({named})")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        reasons: dict[tuple[str, str | None], list[str]] = {}
+        for layer in self.skipped:
+            reasons.setdefault((layer.layer, layer.why_skipped), []).append(layer.path)
+        for (kind, why), paths in reasons.items():
+            named = ", ".join(_patterns(paths)) if every_layer else _first_patterns(_patterns(paths))
+            lines += _wrapped(f"  {kind}: {why}  ({named})", width, "    ")
+        for note in self.notes:
+            lines += _wrapped(f"note: {note}", width, "  ")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The table, as wide as the terminal; whole lines where the output is no terminal."""
+        return self.text(_terminal_width())
+
+
+_HEADINGS = ("layer", "class", "scheme", "bytes", "SQNR", "output error")
+_DROPPABLE = (1, 2, 3)  # columns that a narrow terminal leaves out, in this order
+
+
+def _terminal_width() -> int | None:
+    """Return the columns of the terminal, or of the variable COLUMNS; None without both."""
+    columns = shutil.get_terminal_size((0, 0)).columns
+    return columns or None
+
+
+def _weight_error(sqnr: float | None) -> float | None:
+    """Return the norm of a weight's error divided by the weight's, from their ratio in dB."""
+    return None if sqnr is None or sqnr == -math.inf else 10 ** (-sqnr / 20)
+
+
+def _groups(layers: Sequence[LayerReport], collapse: bool) -> list[tuple[str, tuple[LayerReport, ...]]]:
+    """Return the rows of the table: a path or pattern, and its layers, in the model's order."""
+    if not collapse:
+        return [(layer.path, (layer,)) for layer in layers]
+    found: dict[tuple[object, ...], list[LayerReport]] = {}
+    for layer in layers:
+        key = (_template(layer.path), layer.layer, layer.scheme, layer.shape)
+        found.setdefault(key, []).append(layer)
+    return [(_pattern([layer.path for layer in group]), tuple(group)) for group in found.values()]
+
+
+def _row(group: tuple[str, tuple[LayerReport, ...]]) -> tuple[str, ...]:
+    path, layers = group
+    first = layers[0]
+    before, after = (
+        sum(getattr(layer, name) for layer in layers) for name in ("bytes_before", "bytes_after")
+    )
+    ratios = [layer.sqnr for layer in layers if layer.sqnr is not None]
+    errors = [layer.output_error for layer in layers if layer.output_error is not None]
+    return (
+        path,
+        first.layer if len(layers) == 1 else f"{len(layers)} {first.layer}",
+        first.scheme or "",
+        f"{_size(before)} -> {_size(after)}",
+        f"{min(ratios):.1f} dB" if ratios else "",
+        f"{max(errors):.2%}" if errors else "",
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+    """Return the lines of the table with its headings; columns without content are left out."""
+    if not rows:
+        return []
+    columns = [i for i in range(len(_HEADINGS)) if any(row[i] for row in rows)]
+    widths = {i: max(len(row[i]) for row in [_HEADINGS, *rows]) for i in columns}
+
+    def left_for_path() -> int:
+        return (width or 0) - sum(2 + widths[i] for i in columns[1:]) - 2
+
+    if width is not None:
+        for column in _DROPPABLE:
+            if column in columns and left_for_path() < min(widths[0], _NARROWEST_PATH):
+                columns.remove(column)
+        widths[0] = min(widths[0], max(left_for_path(), 12))
+    lines = []
+    for row in [_HEADINGS, *rows]:
+        cells = [_cut(row[0], widths[0]), *(row[i] for i in columns[1:])]
+        line = "  ".join(cell.ljust(widths[i]) for i, cell in zip(columns, cells, strict=True))
+        lines.append(f"  {line}".rstrip())
+    return lines
+
+
+def _cut(path: str, length: int) -> str:
+    """Shorten a path at its beginning, which says least."""
+    return path if len(path) <= length else f"…{path[len(path) - length + 1 :]}"
+
+
+def _wrapped(text: str, width: int | None, indent: str) -> list[str]:
+    """Return the lines of a text whose words fit a width; words that do not are kept whole."""
+    if width is None or len(text) <= width:
+        return [text]
+    start = text[: len(text) - len(text.lstrip())]
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(start) + len(line) + 1 + len(word) > width:
+            lines.append(start + line)
+            start, line = indent, word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, start + line]
+
+
+def _template(path: str) -> str:
+    """Return a path with ``*`` for its numbers."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def _pattern(paths: Sequence[str]) -> str:
+    """Return a path for several of the same template: numbers that differ become ``[0-11]`` or ``*``.
+
+    >>> _pattern(["layers.0.ff.1", "layers.1.ff.1", "layers.2.ff.1"]), _pattern(["a.3.x", "a.7.x"])
+    ('layers.[0-2].ff.1', 'a.*.x')
+    """
+    parts = []
+    for column in zip(*(path.split(".") for path in paths), strict=True):
+        distinct = sorted(set(column), key=lambda part: (len(part), part))
+        if len(distinct) == 1:
+            parts.append(distinct[0])
+        elif int(distinct[-1]) - int(distinct[0]) == len(distinct) - 1:
+            parts.append(f"[{distinct[0]}-{distinct[-1]}]")
+        else:
+            parts.append("*")
+    return ".".join(parts)
+
+
+def _patterns(paths: Iterable[str]) -> list[str]:
+    """Return patterns for paths, those of one template together."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(_template(path), []).append(path)
+    return [_pattern(group) for group in found.values()]
+
+
+def _first_patterns(patterns: Sequence[str]) -> str:
+    """Return the first three patterns, and how many more there are."""
+    shown = ", ".join(patterns[:3])
+    return shown if len(patterns) <= 3 else f"{shown} and {len(patterns) - 3} more"
 
 
 def _size(count: int) -> str:

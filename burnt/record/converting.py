@@ -18,6 +18,7 @@ from burnt.record.casting import DTYPES, can_overflow, cast_tensors
 from burnt.record.files import check_dense
 from burnt.record.folder import SHARD_BYTES, find_weights, write_folder
 from burnt.record.loading import RenameStep, Selection, rename_tensors, strip_prefixes
+from burnt.record.quantized import renamed_layers, scale_paths, with_weight_dtype
 from burnt.record.record import Record
 from burnt.record.source import Source
 from burnt.record.sources import open_source
@@ -128,7 +129,7 @@ def convert_weights(
     with ExitStack() as stack:
         opened = open_source(source, stack)
         tensors, notes = strip_prefixes(opened, ())
-        tensors, _, unused = rename_tensors(tensors, rename)
+        tensors, origins, unused = rename_tensors(tensors, rename)
         names = list(tensors)
         selection = Selection(only, skip)
         selection.check(_modules(names), names)
@@ -142,8 +143,11 @@ def convert_weights(
         if on_read is not None:
             progress = _Progress(on_read, _bytes_to_read(read, dtype))
             read = {name: _Watched(s.shape, s.dtype, s, progress) for name, s in read.items()}
-        written = cast_tensors(read, dtype, keep)
-        weights = Weights(written, _record(opened, tied, bool(rename)), _metadata(opened))
+        layers = renamed_layers(opened.record.quantized, {new: (old,) for new, old in origins.items()})
+        layers = {path: entry for path, entry in layers.items() if selection.takes(f"{path}.values")}
+        written = cast_tensors(read, dtype, keep, unchanged=scale_paths(layers))
+        record = _record(opened, tied, bool(rename), with_weight_dtype(layers, dtype, keep))
+        weights = Weights(written, record, _metadata(opened))
         if is_folder:
             size = SHARD_BYTES if shard_bytes is None else shard_bytes
             document, metadata = weights.record.document(), weights.metadata
@@ -262,10 +266,12 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     return tied
 
 
-def _record(source: Source, tied: Mapping[str, str], is_renamed: bool) -> Record:
+def _record(
+    source: Source, tied: Mapping[str, str], is_renamed: bool, quantized: dict[str, dict[str, Any]]
+) -> Record:
     """Return the metadata to write; those of a model with other paths would not fit the tensors."""
     record = Record({}) if is_renamed else source.record
-    return dataclasses.replace(record, tensors={}, aliases=tied)
+    return dataclasses.replace(record, tensors={}, aliases=tied, quantized=quantized)
 
 
 def _metadata(source: Source) -> dict[str, str]:

@@ -41,7 +41,7 @@ def find_weights(folder: Path) -> list[str]:
 def write_folder(
     folder: Path,
     tensors: Mapping[str, StoredTensor],
-    document: Mapping[str, Any],
+    document: Mapping[str, Any] | None,
     *,
     metadata: Mapping[str, str] | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -51,7 +51,7 @@ def write_folder(
     Args:
         folder: is created if its parent exists. Weights in this layout are replaced; other files stay.
         tensors: by name.
-        document: burnt's own, for the file or the index.
+        document: burnt's own, for the file or the index; None for a layout of other programs.
         metadata: more metadata, for other programs.
         shard_bytes: the size of a file; only a single larger tensor makes a larger one.
 
@@ -113,12 +113,13 @@ def _write_whole(
 def _write_shards(
     folder: Path,
     shards: Mapping[str, Mapping[str, StoredTensor]],
-    document: Mapping[str, Any],
+    document: Mapping[str, Any] | None,
     metadata: Mapping[str, str],
 ) -> None:
     total = sum(stored.nbytes for shard in shards.values() for stored in shard.values())
     weight_map = {path: name for name, shard in shards.items() for path in shard}
-    index = {"metadata": {"total_size": total, DOCUMENT: document}, "weight_map": weight_map}
+    own = {} if document is None else {DOCUMENT: document}
+    index = {"metadata": {"total_size": total, **own}, "weight_map": weight_map}
     text = json.dumps(index, indent=2)
     try:
         for name, shard in shards.items():

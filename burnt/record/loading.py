@@ -19,12 +19,21 @@ from burnt.record.casting import beside_statistics, check_range
 from burnt.record.fit import Fit
 from burnt.record.layout import Layout
 from burnt.record.layouts import burn
-from burnt.record.quantized import quantized_hint, quantized_layers, scale_paths, with_quantized_layers
-from burnt.record.record import WRAPPERS, Record, static_fields_of, unwrapped, without_wrappers
+from burnt.record.quantized import (
+    quantized_hint,
+    quantized_layers,
+    renamed_layers,
+    scale_paths,
+    set_weight_dtypes,
+    tied_layers,
+    with_quantized_layers,
+)
+from burnt.record.record import Record, static_fields_of, unwrapped
 from burnt.record.report import LoadReport
 from burnt.record.source import Source
 from burnt.record.sources import open_source
 from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.wrappers import WRAPPERS, without_wrappers
 
 _PARALLEL = "module."
 """The prefix of what DataParallel and DistributedDataParallel save."""
@@ -79,7 +88,7 @@ def load_weights(
     partial: bool = False,
     dtype: torch.dtype | Literal["stored"] | None = None,
 ) -> LoadReport:
-    """Load weights from a file of PyTorch, Hugging Face, NumPy, Burn or burnt into any torch module.
+    """Load weights from a file of PyTorch, Hugging Face, NumPy, Burn, llama.cpp or burnt into any module.
 
     Every tensor of the model must be in the source and fit, and the other way round, unless `only`, `skip`
     or `partial` say otherwise. A nested key (``state_dict``, ``model``, ...) and the prefixes of DDP and
@@ -89,7 +98,8 @@ def load_weights(
         model: any module. What is on the meta device gets memory on torch's default device.
         source: a safetensors file; a folder with one, or with shards and their index (a Hugging Face
             snapshot); a ``.pt``, ``.pth`` or ``.bin`` file of a state dict; a ``.npz`` file; a ``.bpk`` file
-            of Burn's; a state dict; a Record. Nothing but tensors is unpickled.
+            of Burn's; a ``.gguf`` file; a state dict; a Record. Nothing but tensors is unpickled. Layers that
+            are quantized in the source are replaced by quantized ones.
         only: patterns on paths in the model (``"encoder"``, ``"*.bias|head"``); nothing else is loaded,
             required or unexpected.
         skip: patterns on paths in the model that are left out in the same way.
@@ -125,14 +135,26 @@ def load_weights(
         chosen = None if layout is None else find_layout(model, layout)
         incoming = _Incoming.of(opened, tensors, notes, chosen, rename)
         selection = Selection(only, skip)
+        inner = unwrapped(model)
+        layers = renamed_layers(opened.record.quantized, incoming.origins)
+        tied = tied_layers(inner, layers, incoming.tensors)
+        layers |= {path: layers[source] for path, source in tied.items()}
+        aliases = {
+            **opened.record.aliases,
+            **{f"{path}.values": f"{source}.values" for path, source in tied.items()},
+        }
         layers = {
             path: entry
-            for path, entry in opened.record.quantized.items()
+            for path, entry in layers.items()
             if selection.takes(f"{path}.values")
-            and not (partial and f"{path}.values" not in incoming.tensors)
+            and not (partial and f"{tied.get(path, path)}.values" not in incoming.tensors)
         }
-        with with_quantized_layers(unwrapped(model), layers, opened.path):
-            return _load(model, incoming, selection, partial, dtype)
+        shapes = {name: stored.shape for name, stored in incoming.tensors.items()}
+        with with_quantized_layers(inner, layers, opened.path, aliases, shapes):
+            report = _load(model, incoming, selection, partial, dtype)
+        if dtype is not None:
+            set_weight_dtypes(inner, layers, None if dtype == "stored" else dtype)
+        return report
 
 
 def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:

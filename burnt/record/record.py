@@ -20,20 +20,14 @@ from burnt.record.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write
 from burnt.record.casting import cast_tensors
 from burnt.record.files import check_dense, read_tensors, with_document, write_stored
 from burnt.record.folder import SHARD_BYTES, write_folder
-from burnt.record.quantized import quantized_layers, scale_paths
+from burnt.record.quantized import quantized_layers, scale_paths, with_weight_dtype
 from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.wrappers import without_wrappers
 
 FORMAT = 1
 """Version of the document in a record's file."""
 
 _MATERIALIZE = "model.to_empty(device=...) gives it memory; then load a record or reset the parameters"
-
-WRAPPERS = {
-    "_orig_mod": "torch.compile",
-    "_fsdp_wrapped_module": "FullyShardedDataParallel",
-    "_checkpoint_wrapped_module": "activation checkpointing",
-}
-"""The names that wrappers add to the paths of the modules that they wrap, and which of them does."""
 
 
 class _Metadata(msgspec.Struct):
@@ -116,7 +110,8 @@ class Record:
         Args:
             path: the file; an old one is replaced when the new one is complete.
             dtype: what floating-point tensors are converted to. In float16 and bfloat16, modules with
-                running statistics (BatchNorm) stay as they are, and so do floats of 8 bits.
+                running statistics (BatchNorm) stay as they are, and so do floats of 8 bits and the scales of
+                quantized layers.
             keep: patterns on paths of further tensors that stay as they are (``"*norm*|lm_head"``).
 
         Raises:
@@ -124,10 +119,11 @@ class Record:
             OSError: the folder cannot be written or is full; an old file is unchanged.
         """
         tensors = self._stored(dtype, keep)
+        document = self._document(dtype, keep)
         if Path(path).suffix == SUFFIX:
-            write_burnpack(path, tensors, self.document())
+            write_burnpack(path, tensors, document)
         else:
-            write_stored(path, tensors, with_document({}, self.document()))
+            write_stored(path, tensors, with_document({}, document))
 
     def save_folder(
         self,
@@ -154,12 +150,17 @@ class Record:
             OSError: the folder cannot be written or is full; then it is as before.
         """
         tensors = self._stored(dtype, keep)
-        write_folder(Path(folder), tensors, self.document(), shard_bytes=shard_bytes)
+        write_folder(Path(folder), tensors, self._document(dtype, keep), shard_bytes=shard_bytes)
 
     def _stored(self, dtype: torch.dtype | None, keep: str | Sequence[str] | None) -> dict[str, StoredTensor]:
         self.check()
         tensors = {path: MemoryTensor.of(tensor) for path, tensor in self.tensors.items()}
         return cast_tensors(tensors, dtype, keep, unchanged=scale_paths(self.quantized))
+
+    def _document(self, dtype: torch.dtype | None, keep: str | Sequence[str] | None) -> dict[str, Any]:
+        """Return the metadata of a file whose tensors were converted to `dtype`."""
+        quantized = with_weight_dtype(self.quantized, dtype, keep)
+        return dataclasses.replace(self, quantized=quantized).document()
 
     def document(self) -> dict[str, Any]:
         """Return the metadata as JSON values, as they are stored with the tensors."""
@@ -309,15 +310,6 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
             module = inner
         else:
             return module
-
-
-def without_wrappers(path: str) -> str:
-    """Return a path without the names that torch.compile and other wrappers add.
-
-    >>> without_wrappers("encoder._orig_mod.weight")
-    'encoder.weight'
-    """
-    return ".".join(name for name in path.split(".") if name not in WRAPPERS)
 
 
 def static_fields_of(module: torch.nn.Module) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,8 @@ from burnt._json import parse_json
 from burnt.errors import RecordError
 from burnt.record.burnpack_file import MAGIC, open_burnpack
 from burnt.record.files import CUT, DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors
+from burnt.record.gguf_file import MAGIC as GGUF
+from burnt.record.gguf_file import open_gguf
 from burnt.record.npz_file import open_npz
 from burnt.record.record import Record, parse_metadata
 from burnt.record.source import Source, find_state_dict
@@ -28,7 +30,7 @@ from burnt.record.torch_file import is_legacy, read_torch
 
 _INDEX = ".index.json"
 _FILES = ("model.safetensors", "pytorch_model.bin")
-_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.bpk")
+_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.npz", "*.bpk", "*.gguf")
 
 _SHARD = re.compile(r"-[0-9]{5}-of-(?!00001)[0-9]{5}[.]")
 """The end of the name of one file of several."""
@@ -37,7 +39,6 @@ _MOST_ATTEMPTS = 20
 """How often a folder is opened again whose weights were replaced meanwhile."""
 
 _OTHERS = {
-    b"GGUF": ("a GGUF file", "transformers' from_pretrained(..., gguf_file=...) reads it"),
     b"\x89HDF": ("a HDF5 file", "read it with Keras or h5py, and numpy.savez its arrays"),
     b"\x1f\x8b": ("a gzip file", "unpack it first"),
     b"{": ("a JSON file", "load its folder: the index names the shards"),
@@ -47,7 +48,7 @@ _OTHERS = {
 }
 """What people try, by the first bytes, and how to get on."""
 
-_FORMATS = "a safetensors, PyTorch, .npz or burnpack file"
+_FORMATS = "a safetensors, PyTorch, .npz, burnpack or GGUF file"
 
 
 class _Index(msgspec.Struct):
@@ -125,6 +126,10 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
         tensors, document, notes = open_burnpack(path, stack)
         record = parse_metadata(document, tensors, where)
         return Source("file", tensors, where, record, notes, format="burnpack")
+    if start.startswith(GGUF):
+        gguf = open_gguf(path, stack)
+        record = Record({}, quantized=gguf.quantized)
+        return Source("file", gguf.tensors, where, record, gguf.notes, gguf.metadata, format="GGUF")
     if int.from_bytes(start[:8], "little") > MOST_HEADER_BYTES:  # no safetensors file
         _refuse_other_formats(start, where)
     tensors, document, metadata = open_safetensors(path, stack)

@@ -23,7 +23,7 @@ from burnt.train.precision import autocast, check_precision
 from burnt.train.trained import TrainedAs
 from burnt.train.work_progress import WorkProgress
 
-__all__ = ["predict"]
+__all__ = ["call_with_batch", "predict"]
 
 _BATCH_SIZE = 64
 
@@ -374,6 +374,20 @@ def _function(
         return method(*args, **kwargs)
 
     return run
+
+
+def call_with_batch(model: torch.nn.Module) -> Callable[[Any, Any], Any]:
+    """Return a function ``forward(model, batch)`` that finds a model's inputs in batches as `predict` does.
+
+    It raises a DataError for a batch that lacks an input, or does not say which column it is.
+    """
+    find = _InputFinder(model, "forward", None, TrainedAs.of(model))
+
+    def forward(model: Any, batch: Any) -> Any:
+        args, kwargs = find(batch)
+        return model(*args, **kwargs)
+
+    return forward
 
 
 class _InputFinder:

@@ -63,6 +63,7 @@ def test_help_is_short_and_shows_every_command(capsys):
         ["info"],
         ["show"],
         ["convert"],
+        ["quantize"],
     ],
 )
 def test_every_command_has_an_example(words, capsys):

@@ -234,7 +234,7 @@ WRONG = {
         "`burnt runs show runs/net` shows it; its weights are in the folders",
     ),
     "show only": (["show", "net.safetensors", "--only", "nrm"], 1, "did you mean 'norm'?"),
-    "show text": (["show", "notes.txt"], 1, "expected  a safetensors, PyTorch, .npz or burnpack file"),
+    "show text": (["show", "notes.txt"], 1, "expected  a safetensors, PyTorch, .npz, burnpack or GGUF file"),
     "source": (["convert", "no.pt", "a.npz"], 2, "there is no such file or folder"),
     "force": (["convert", "net.pt", "net.npz"], 1, "overwrite=True (--force) replaces what is there"),
     "format": (["convert", "net.pt", "net.gguf"], 1, "found     a name that ends in .gguf"),

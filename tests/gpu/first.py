@@ -287,6 +287,117 @@ def recurrent(kind: str, width: int, dtype: torch.dtype, device: torch.device) -
     )
 
 
+# --- quantized ops --------------------------------------------------------------------------------------
+
+
+def quantized_linear(
+    rows: int, value: str, block: int, zero: bool, dtype: torch.dtype, device: torch.device
+) -> Case:
+    """A quantized weight of 1,000 rows of 1,056 columns, with the block sizes that the heuristic selects."""
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.kernels.ops.quantized.quantize import quantized_example
+    from burnt.kernels.ops.quantized.weight_only_config import select_config
+    from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes
+    from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
+
+    torch.manual_seed(0)
+    values, scale, zero_point = quantized_example(device, 1000, 1056, value, block, zero)
+    x, bias = drawn(rows, 1056).to(device, dtype), drawn(1000, seed=1).to(device, dtype)
+    config = select_config(linear_sizes(x, values, value, block), HOPPER)
+
+    def by_definition(dtype: torch.dtype) -> Sequence[Tensor]:
+        wide = scale.double() if dtype == torch.float64 else scale
+        return [
+            kernels.quantized_linear.reference(
+                x.to(dtype), values, wide, zero_point, bias.to(dtype), "silu", value, block
+            )
+        ]
+
+    return Case(
+        lambda: [quantized_linear_triton(x, values, scale, zero_point, bias, "silu", value, block, config)],
+        lambda: by_definition(dtype),
+        lambda: by_definition(torch.float64),
+    )
+
+
+def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case:
+    """Quantized inputs and weights; requantized results are compared as numbers, and are equal."""
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.device import device_info
+    from burnt.kernels.ops.quantized.quantize import quantized_example
+    from burnt.kernels.ops.quantized.scaled_config import multiplies_float8, select_config
+    from burnt.kernels.ops.quantized.scaled_triton import scaled_linear_triton
+
+    torch.manual_seed(0)
+    values, scale, _ = quantized_example(device, 520, 1040, value)
+    x, x_scale, _ = quantized_example(device, rows, 1040, value)
+    is_int8, has_units = value == "int8", out == "float8 units"
+    if has_units and device.type == "cuda" and not multiplies_float8(device_info(device).architecture):
+        raise NotApplicableError("the device multiplies no float8 numbers")
+    zero = torch.tensor(3, dtype=torch.int8, device=device) if is_int8 else None
+    out_scale = torch.tensor(0.3, device=device) if out == "quantized" else None
+    dtype = BF16 if has_units else F32
+    arguments = (x, values, x_scale, scale, zero, drawn(520).to(device, F32), "relu", out_scale, None, value)
+    use = "int8" if is_int8 else "float8" if has_units else "float16"
+    config = select_config(rows, 520, 1040, HOPPER, use)  # type: ignore[arg-type]
+
+    def exact() -> Sequence[Tensor]:
+        if is_int8:  # float32 scales exact sums, as the kernel does
+            return [t.double() for t in by_definition()]
+        wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in arguments]
+        return [kernels.scaled_linear.reference(*wide, torch.float64)]
+
+    def by_definition() -> Sequence[Tensor]:
+        result = kernels.scaled_linear.reference(*arguments, dtype)
+        return [result.float() if out == "quantized" else result]
+
+    def ours() -> Sequence[Tensor]:
+        result = scaled_linear_triton(*arguments, dtype, config, float8=has_units)
+        return [result.float() if out == "quantized" else result]
+
+    return Case(ours, by_definition, exact)
+
+
+def scaled_conv(groups: int, device: torch.device) -> Case:
+    """A convolution of int8 in channels-last memory, with padding that stands for a zero point."""
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.kernels.ops.quantized.scaled_config import select_config
+    from burnt.kernels.ops.quantized.scaled_triton import scaled_conv_triton
+
+    source = torch.Generator().manual_seed(0)
+    shapes = (3, 64, 29, 27), (40, 64 // groups, 3, 3)
+    x, values = (torch.randint(-128, 128, s, generator=source, dtype=torch.int8).to(device) for s in shapes)
+    x = x.to(memory_format=torch.channels_last)
+    scale, x_scale = drawn(40, 1).abs().to(device, F32) * 0.01, torch.tensor(0.02, device=device)
+    zero, bias = torch.tensor(-5, dtype=torch.int8, device=device), drawn(40, seed=1).to(device, F32)
+    arguments = (
+        x,
+        values,
+        x_scale,
+        scale,
+        zero,
+        bias,
+        "relu",
+        [2, 1],
+        [1, 1],
+        [1, 2],
+        groups,
+        None,
+        None,
+        F32,
+    )
+    config = select_config(3 * 15 * 25, 40 // groups, 64 // groups, HOPPER, "windows")
+
+    def by_definition() -> Sequence[Tensor]:
+        return [kernels.scaled_conv.reference(*arguments)]
+
+    return Case(
+        lambda: [scaled_conv_triton(*arguments, config)],
+        by_definition,
+        lambda: [t.double() for t in by_definition()],
+    )
+
+
 # --- the list -------------------------------------------------------------------------------------------
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -294,6 +405,15 @@ LAST = "warp specialization,"  # cases that run only when they are asked for: Tr
 PRODUCTS = (
     "gelu", "norm", "residual", "few rows", "batches", "convolution", "statistics", "maxima", "means",
     "convolution by phases", "convolution's weight",
+)  # fmt: skip
+QUANTIZED = (
+    (1, "int8", 0, True), (1, "int4", 32, True), (1, "int2", 32, False), (1, "float8_e4m3", 0, False),
+    (1, "float4_e2m1", 32, False), (40, "int8", 0, True), (40, "int4", 32, True), (40, "int2", 16, True),
+    (300, "int4", 32, False), (40, "float8_e5m2", 0, False),
+)  # fmt: skip
+SCALED = (
+    ("int8", "float32"), ("int8", "quantized"), ("float8_e4m3", "float32"), ("float8_e4m3", "float8 units"),
+    ("float8_e5m2", "float8 units"),
 )  # fmt: skip
 ATTENTION: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -320,6 +440,22 @@ def _cases() -> Iterator[tuple[str, Callable[[torch.device], Case]]]:
             for way, width in (("all steps", 16), ("a step", 96)):
                 name = f"{kind} {way}, {word}"
                 yield name, lambda d, k=kind, w=width, t=dtype: recurrent(k, w, t, d)
+    for rows, value, block, zero in QUANTIZED:
+        name = f"quantized linear {rows}, {value}" + f" block {block}" * bool(block)
+        for dtype in (BF16, F32):
+            word = str(dtype).removeprefix("torch.")
+            yield (
+                f"{name}, {word}",
+                lambda d, r=rows, v=value, b=block, z=zero, t=dtype: quantized_linear(r, v, b, z, t, d),
+            )
+    for rows in (3, 300):
+        for value, out in SCALED:
+            yield (
+                f"scaled linear {rows}, {value}, {out}",
+                lambda d, r=rows, v=value, o=out: scaled_linear(r, v, o, d),
+            )
+    for groups in (1, 4):
+        yield f"scaled conv, {groups} groups", lambda d, g=groups: scaled_conv(g, d)
     for config, changes in CONFIGS.items():
         for name in PRODUCTS:
             yield f"product {name}, {config}", lambda d, n=name, c=changes: product(n, c, d)
@@ -483,6 +619,7 @@ def _import_all() -> None:
         "ops.embedding.backward_triton",
         "optim.foreach_triton",
         "ops.rnn.loop_triton",
+        "ops.quantized.scaled_triton",
     ):
         importlib.import_module(f"burnt.kernels.{name}")
     importlib.import_module("tests.codegen.render.triton.test_products")

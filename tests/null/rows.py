@@ -21,7 +21,7 @@ import torch
 from tests.null import driver
 
 ROOT = Path(__file__).parents[2]
-CANDIDATES = "flash", "steps", "generated"  # of a GPU, the special ones first
+CANDIDATES = "triton", "flash", "steps", "generated"  # of a GPU, the special ones first
 
 
 def launched(op: Any) -> Callable[..., Any]:
@@ -35,6 +35,8 @@ def launched(op: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         full = op.bind(args, kwargs)
         blocks: dict[str, Any] | None = None
+        if name == "triton":
+            blocks = op.candidates[name].alternatives(full)[0].config
         if name == "flash":
             blocks = dict(configs(full[0].shape[3], full[0].element_size(), HOPPER)[0])
         return bind_candidate(op, op.candidates[name], blocks, full)(*full)
@@ -80,7 +82,11 @@ def main() -> int:
     from kernel_table import gpu
     from kernel_table.steps import Step
 
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.codegen.runtime import triton_compile_pool
+
     driver.install()
+    triton_compile_pool.limits_of = lambda device: HOPPER
     began = time.monotonic()
     failed = late = 0
     for name, row in gpu.rows(options.group).items():

@@ -142,7 +142,7 @@ class TestSources:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"GGUF\3\0\0\0" + bytes(100), "from a GGUF file(?s:.)*gguf_file="),
+            (b"GGUF\1\0\0\0" + bytes(100), "GGUF file of another version"),
             (b"\x89HDF\r\n\x1a\n" + bytes(100), "from a HDF5 file(?s:.)*hint +read it with Keras or h5py"),
             (b'{\n "weight_map": {}}', "from a JSON file"),
             (b"\x93NUMPY\1\0v\0{'descr", "from a .npy file(?s:.)*gives each array a name"),

@@ -3,7 +3,7 @@
 ============  ===============================================================
 `training`    `burnt train`, `replay`, `fork`, `check`, `evaluate`
 `runs`        `burnt monitor`, `runs ...`, `ctl`
-`shipping`    `burnt export`, `page`, `c`, `serve`, `show`, `convert`
+`shipping`    `burnt export`, `page`, `c`, `serve`, `quantize`, `show`, `convert`
 `kernels`     `burnt tune`, `bench`, `info`
 `parser`      what they share
 ============  ===============================================================

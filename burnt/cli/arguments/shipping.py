@@ -1,10 +1,10 @@
-"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `show` and `convert`: models, weights."""
+"""The arguments of `burnt export`, `import`, `page`, `c`, `serve`, `quantize`, `show` and `convert`."""
 
 from __future__ import annotations
 
 import argparse
 
-from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run
+from burnt.cli.arguments.parser import RUN_HELP, add_json, add_model, add_parser, add_run
 
 __all__ = ["add"]
 
@@ -62,6 +62,22 @@ examples:
 
 With BURNT_API_KEY set, requests need `Authorization: Bearer KEY`. The code that
 the runs name is imported. Needs: pip install burnt[serve]
+"""
+
+_QUANTIZE_EXAMPLES = """\
+examples:
+  burnt quantize digits --scheme int8
+  burnt quantize digits --scheme int8-static --data digits.py:load_splits
+  burnt quantize digits --scheme auto --bound 0.01 --data digits.py:load_splits
+  burnt quantize net.safetensors --model nets.py:Net --scheme int4-block32 --skip head
+  burnt quantize digits --scheme int4 --override 'blocks.0=int8' --plot error.svg
+
+SCHEME is int8, int4-block32, fp8, int8-dynamic, int8-static or another name of
+burnt.QuantScheme; auto takes the smallest one per layer whose output error
+stays under --bound. DATA is as for `burnt evaluate`, and needed for static
+schemes, auto and --smooth; with it the report has output errors. The code that
+the run and the options name is imported. The file loads into a model that is
+not quantized: Net.load(FILE), or burnt.load_weights(model, FILE).
 """
 
 _SHOW_EXAMPLES = """\
@@ -140,6 +156,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             f"--{option}", metavar="BYTES", help=f"refuse a model that needs more {option}, such as 64k"
         )
     _add_serve(commands)
+    _add_quantize(commands)
     _add_weights(commands)
 
 
@@ -242,6 +259,52 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--force", action="store_true", help="replace what is there")
 
 
+def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    quantize = add_parser(
+        commands, "quantize", "write a model with quantized weights", _QUANTIZE_EXAMPLES, _quantize
+    )
+    quantize.add_argument("source", metavar="RUN|FILE", help=f"{RUN_HELP}, or a file of weights")
+    quantize.add_argument("--scheme", default="int8", metavar="SCHEME", help="default: int8")
+    quantize.add_argument("--data", metavar="MODULE:NAME", help="the data to calibrate on")
+    quantize.add_argument(
+        "--batches", type=int, default=32, metavar="N", help="of the data, at most; default: 32"
+    )
+    quantize.add_argument("--batch-size", type=int, default=64, metavar="N", help="for datasets, default: 64")
+    add_model(quantize)
+    for option, text in (("only", "quantize these layers alone"), ("skip", "leave these layers as they are")):
+        quantize.add_argument(
+            f"--{option}", action="append", metavar="PATTERN", help=f"{text}; may be repeated"
+        )
+    quantize.add_argument(
+        "--override",
+        action="append",
+        metavar="PATTERN=SCHEME",
+        help="another scheme for these layers; may be repeated, the first match counts",
+    )
+    methods = ["minmax", "mse", "percentile", "absmean"]
+    quantize.add_argument(
+        "--weights", choices=methods, help="how the range of weights is found, by default mse below 8 bits"
+    )
+    quantize.add_argument(
+        "--activations",
+        choices=["minmax", "moving_average", "percentile", "mse", "absmean"],
+        help="how the range of inputs is found for static schemes, default: minmax",
+    )
+    quantize.add_argument(
+        "--smooth", type=float, metavar="ALPHA", help="SmoothQuant before it, such as 0.5; default: without"
+    )
+    quantize.add_argument(
+        "--bound", type=float, metavar="ERROR", help="relative output error that auto allows, default: 0.02"
+    )
+    quantize.add_argument("--device", help="a torch device, default: the fastest")
+    quantize.add_argument(
+        "-o", "--out", metavar="FILE", help="the .safetensors file to write, default: NAME-SCHEME.safetensors"
+    )
+    quantize.add_argument("--plot", metavar="FILE", help="draw error against size per layer, as SVG")
+    quantize.add_argument("--force", action="store_true", help="replace what is there")
+    add_json(quantize)
+
+
 def _export(args: argparse.Namespace) -> int:
     from burnt.cli import export, run_model
 
@@ -282,6 +345,34 @@ def _serve(args: argparse.Namespace) -> int:
     from burnt.cli import serve
 
     return serve.run(args)
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    from burnt.cli import quantize
+
+    settings = {
+        name: value
+        for name in ("weights", "activations", "smooth", "bound")
+        if (value := getattr(args, name)) is not None
+    }
+    given = quantize.QuantizeArguments(
+        args.source,
+        args.scheme,
+        args.data,
+        args.batches,
+        args.batch_size,
+        args.checkpoint,
+        args.model,
+        args.only or (),
+        args.skip or (),
+        args.override or (),
+        settings,
+        args.device,
+        args.out,
+        args.plot,
+        args.force,
+    )
+    return quantize.run(given, args.json)
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -341,6 +341,9 @@ class Expr:
     test holds. Elsewhere it is `otherwise`, and the kernel records the failure with the int64 `reported`; the
     caller then raises the check's error. It is not a branch: the loop goes on and stays vectorizable.
 
+    ``decode_float8`` (format) is the float32 number of a uint8 that holds a float8 number, ``encode_float8``
+    (format) the uint8 of a float32, where e4m3 saturates at 448; the format is ``e4m3`` or ``e5m2``.
+
     Two operations draw random numbers from a seed (int64, a load) and a counter i (an int64 index), for the
     stream in `extra`. Philox4x32-10 computes four 32-bit words from the counter (i // 4 as two words, low one
     first; the stream; 0), with the seed's two halves, low one first, as the key; w is word i % 4. ``uniform``

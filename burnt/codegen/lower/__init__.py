@@ -12,10 +12,22 @@ An op that is not in the table runs as a call of torch's op; `burnt.explain` lis
     scan         cumulative sums and the like
     pooling      max and average pooling, and their gradients
     matmul       matmuls, on targets that have kernels for them
+    float8       bytes as float8 numbers
     conv         convolutions as matmuls, on the same targets
 """
 
-from burnt.codegen.lower import conv, elementwise, gather, integers, pooling, random, reduction, scan, views
+from burnt.codegen.lower import (
+    conv,
+    elementwise,
+    float8,
+    gather,
+    integers,
+    pooling,
+    random,
+    reduction,
+    scan,
+    views,
+)
 from burnt.codegen.lower.registry import (
     LOWERINGS,
     Lowering,
@@ -34,6 +46,7 @@ __all__ = [
     "const",
     "conv",
     "elementwise",
+    "float8",
     "gather",
     "integers",
     "pointwise",

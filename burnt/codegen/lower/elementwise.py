@@ -161,7 +161,8 @@ def _lower_clamp_max(meta: torch.Tensor, x: Value, high: Any) -> Value:
 
 
 @register_lowering(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-def _lower_to_copy(meta: torch.Tensor, x: Value, *_: Any, **options: Any) -> Value:
+def lower_to_copy(meta: torch.Tensor, x: Value, *_: Any, **options: Any) -> Value:
+    """Convert to another dtype of `DTYPES`."""
     if options.get("device") not in (None, meta.device) or meta.dtype.is_complex:
         raise Unlowered
     if meta.dtype == x.dtype:

@@ -180,6 +180,8 @@ def _lower_shift(meta: torch.Tensor, a: Any, b: Any, name: str) -> Value:
 
     def at(index: Index) -> Expr:
         x, shift = value(index), amount(index)
+        if _is_between(shift, 0, max_shift):
+            return Expr.make(name, (x, shift), dtype)
         conditions = [Expr.make("lt", (shift, const(max_shift, dtype)), torch.bool)]
         if dtype.is_signed:
             conditions.append(Expr.make("ge", (shift, const(0, dtype)), torch.bool))
@@ -192,6 +194,17 @@ def _lower_shift(meta: torch.Tensor, a: Any, b: Any, name: str) -> Value:
         return Expr.make("where", (is_in_range, Expr.make(name, (x, safe), dtype), out_of_range), dtype)
 
     return Value(shape, dtype, at)
+
+
+def _is_between(amount: Expr, low: int, high: int) -> bool:
+    """Whether an amount that is a constant or an index is certainly in ``range(low, high)``."""
+    amount = amount.args[0] if amount.op == "cast" else amount
+    if amount.op == "const":
+        return low <= int(amount.extra[0]) < high  # type: ignore[call-overload, no-any-return]
+    if amount.op != "index":
+        return False
+    first, last = amount.extra[0].bounds()  # type: ignore[attr-defined]
+    return bool(low <= first and last < high)
 
 
 _SHIFT_OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")

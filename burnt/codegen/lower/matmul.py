@@ -52,8 +52,8 @@ _VIEW_OPS = frozenset(
 ) | {aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims}
 _MATMUL_DTYPES = (torch.float32, *HALF_TO_FLOAT32)
 _CHEAP_OP_NAMES = """
-    const number load index cast as identity where masked add sub mul neg not and or abs relu eq ne lt le gt
-    ge maximum minimum
+    const number load index cast as identity where masked add sub mul neg not and or xor shl shr abs relu eq
+    ne lt le gt ge maximum minimum decode_float8
 """
 _CHEAP_OPS = frozenset(_CHEAP_OP_NAMES.split())
 _MAX_OPS, _MAX_LOADS, _MAX_FULL_LOADS = 16, 5, 3

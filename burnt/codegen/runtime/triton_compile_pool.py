@@ -102,8 +102,8 @@ def job_of(
 
     Args:
         kernel: the Triton function.
-        arguments: what it is launched with, by position: tensors, numbers, tuples, and constants, which may
-            be functions of modules.
+        arguments: what it is launched with, by position: tensors, numbers, tuples, None for a tensor that is
+            absent, and constants, which may be functions of modules.
         constants: further constants, by name.
         options: compile options such as num_warps.
     """
@@ -122,8 +122,9 @@ def job_of(
         imports.append(value)
         return [value.fn.__name__]
 
-    constexpr_names = {kernel.arg_names[n] for n in kernel.constexprs}
     given = dict(zip(kernel.arg_names, arguments, strict=False))
+    constexpr_names = {kernel.arg_names[n] for n in kernel.constexprs}
+    constexpr_names |= {name for name, value in given.items() if value is None}
     known = {name: value for name, value in given.items() if name in constexpr_names} | dict(constants)
     described_constants = {name: constant(value) for name, value in known.items()}
     return Job(

@@ -53,7 +53,8 @@ __all__ = [
 # their result and load it again than to compute it twice (softmax of 4096 x 1024 float32, storing exp: 1.3
 # times).
 _CHEAP_OPS = """
-    const number load index reduced cast as identity where masked add sub mul neg not and or xor abs sign relu
+    const number load index reduced cast as identity where masked add sub mul neg not and or xor shl shr abs
+    sign relu decode_float8
     eq ne lt le gt ge maximum minimum fmax fmin copysign ceil floor round trunc
 """
 _CHEAP = frozenset(_CHEAP_OPS.split())

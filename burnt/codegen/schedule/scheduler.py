@@ -33,6 +33,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.ir.loops import contiguous_strides, merge_splits, new_index, split_loops
 from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
+from burnt.codegen.lower.float8 import FLOAT8_FORMATS, find_float8_nodes
 from burnt.codegen.lower.matmul import (
     MATMUL_LOWERINGS,
     MM_OPS,
@@ -170,6 +171,7 @@ class _Scheduler:
         statistics: buffers of row statistics, by their expression at the probe index.
         result_shapes: as in `Plan`.
         view_buffers: buffers of views that torch's own call makes.
+        float8_nodes: the nodes that convert float8 numbers, which are in no memory.
         returned: buffers that are results, each with the node whose memory it is (`skip_views`).
     """
 
@@ -199,6 +201,7 @@ class _Scheduler:
         self.seed: Buffer | None = None
         self.result_shapes: dict[Buffer, tuple[int, ...]] = {}
         self.view_buffers: dict[torch.fx.Node, Buffer] = {}
+        self.float8_nodes = find_float8_nodes(traced.graph.graph.nodes)
         self.returned: dict[Buffer, torch.fx.Node] = {}
 
     def build_plan(self) -> Plan:
@@ -261,7 +264,12 @@ class _Scheduler:
         """Return the value of a node: lowered, or loaded from the output of a torch call."""
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-        is_supported = all(not isinstance(m, torch.Tensor) or _is_supported(m) for m in metas)
+        is_supported = all(
+            not isinstance(m, torch.Tensor)
+            or _is_supported(m)
+            or (m.dtype in FLOAT8_FORMATS and node in self.float8_nodes)
+            for m in metas
+        )
         reason = self.why_torch_call(node)
         if reason is not None:
             return self.add_call(node, reason)
@@ -390,6 +398,8 @@ class _Scheduler:
         """
         if not isinstance(value, Value) or id(value) in self.in_memory or not value.numel:
             return value
+        if value.dtype in FLOAT8_FORMATS:
+            return value  # has no memory; what reads it may have
         # One index for all values of a shape, so that expressions are found in the cache.
         index = self.probe_indices.setdefault(value.shape, new_index(value.shape))
         if not _is_too_large(value.at(index)):

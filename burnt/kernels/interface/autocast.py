@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype", "cast", "cast_all"]
+__all__ = ["autocast_dtype", "cast", "cast_all", "cast_none"]
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
@@ -36,3 +36,8 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 def cast_all(dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
     """Cast every floating-point tensor: the autocast rule of most ops."""
     return tuple(cast(arg, dtype) for arg in args)
+
+
+def cast_none(dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+    """Cast nothing: the rule of ops that name the dtype of their results, and compute sums exactly."""
+    return args

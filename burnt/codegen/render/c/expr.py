@@ -352,6 +352,10 @@ def _operation_text(expr: Expr, args: list[str]) -> str:
         return f"{args[0]} {_INFIX[op]} {args[1]}"
     if op in ("uniform", "random"):
         return _random_value(expr, f"philox_word({args[0]}, {args[1]}, {expr.extra[0]})")
+    if op == "decode_float8":
+        return f"f32_of_{expr.extra[0]}({args[0]})"
+    if op == "encode_float8":
+        return f"{expr.extra[0]}_of_f32({args[0]})"
     if op in ("identity", "as"):
         return args[0]
     if op == "cast":

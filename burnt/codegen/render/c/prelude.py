@@ -11,7 +11,7 @@ from importlib import resources
 
 __all__ = ["source"]
 
-_HEADERS = ("math.h", "convert.h", "random.h")
+_HEADERS = ("math.h", "convert.h", "float8.h", "random.h")
 
 
 @cache

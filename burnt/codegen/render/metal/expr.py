@@ -219,6 +219,10 @@ def _operation_text(expr: Expr, args: list[str]) -> str:
     if op in ("uniform", "random"):
         function = "uniform_f32" if op == "uniform" else "random_below"
         return f"{function}({', '.join([*args, *map(str, expr.extra)])})"
+    if op == "decode_float8":
+        return f"f32_of_{expr.extra[0]}({args[0]})"
+    if op == "encode_float8":
+        return f"{expr.extra[0]}_of_f32({args[0]})"
     if op in ("identity", "as"):
         return args[0]
     if op == "cast":

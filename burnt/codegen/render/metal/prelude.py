@@ -1,8 +1,8 @@
 """The functions that generated Metal calls: C functions converted to Metal, and Metal's own.
 
-`c/headers/math.h` computes one float at a time with compiler builtins, so its text is valid Metal once types
-and builtins are renamed. Functions that use double in C have a Metal version of the same name in
-`metal/headers/math.metal`. A kernel's source includes only the functions that it calls.
+`math.h` and `float8.h` of `c/headers` compute one float at a time with compiler builtins, so their text is
+valid Metal once types and builtins are renamed. Functions that use double in C have a Metal version of the
+same name in `metal/headers/math.metal`. A kernel's source includes only the functions that it calls.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def functions() -> dict[str, str]:
     """
     render = resources.files("burnt.codegen.render")
     from_c: dict[str, str] = {}
-    for name, text in _definitions((render / "c" / "headers" / "math.h").read_text(encoding="utf-8")):
-        if re.search(r"\b(double|__builtin_memcpy)\b", text):
-            continue  # math.metal has its own version of those that are needed
-        for pattern, replacement in _C_TO_METAL:
-            text = re.sub(pattern, replacement, text)
-        from_c[name] = _HEX_FLOAT.sub(lambda m: decimal(float.fromhex(m[0])), text)
+    for file in ("math.h", "float8.h"):
+        for name, text in _definitions((render / "c" / "headers" / file).read_text(encoding="utf-8")):
+            if re.search(r"\b(double|__builtin_memcpy)\b", text):
+                continue  # math.metal has its own version of those that are needed
+            for pattern, replacement in _C_TO_METAL:
+                text = re.sub(pattern, replacement, text)
+            from_c[name] = _HEX_FLOAT.sub(lambda m: decimal(float.fromhex(m[0])), text)
     metal_texts: dict[str, list[str]] = {}
     for file in ("math.metal", "random.metal"):
         for name, text in _definitions((render / "metal" / "headers" / file).read_text(encoding="utf-8")):

@@ -816,3 +816,50 @@ def uniform(seed, counter, stream):
 def random_below(seed, counter, stream, bound):
     """An integer in [0, bound), for a bound of at most 2^32."""
     return ((philox_word(seed, counter, stream).to(tl.uint64) * bound) >> 32).to(tl.int64)
+
+
+# --- float8 -----------------------------------------------------------------------------------------------
+
+# As the functions in ``c/headers/float8.h``, which has comments.
+
+
+@triton.jit
+def decode_e4m3(byte):
+    """The float32 number of the byte of a float8 number of torch.float8_e4m3fn."""
+    byte = byte.to(tl.uint32)
+    size = (byte & 0x7F) << 20
+    subnormal = (size + 0x3C800000).to(tl.float32, bitcast=True) - 0.015625
+    number = tl.where(size < 0x800000, subnormal, (size + 0x3C000000).to(tl.float32, bitcast=True))
+    bits = tl.where(size == 0x7F00000, 0x7FC00000, number.to(tl.uint32, bitcast=True))
+    return (bits | ((byte & 0x80) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def decode_e5m2(byte):
+    """The float32 number of the byte of a float8 number of torch.float8_e5m2: a float16's upper byte."""
+    return (byte.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def encode_e4m3(x):
+    """The byte of a float32 number, rounded to torch.float8_e4m3fn."""
+    bits = x.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    subnormal = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    y = (size - 0x3C000000 + 0x7FFFF + ((size >> 20) & 1)) >> 20
+    y = tl.where(size < 0x3C800000, subnormal, y)
+    y = tl.where(size >= 0x43E80000, tl.where(size > 0x7F800000, 0x7F, 0x7E), y)
+    return (y | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def encode_e5m2(x):
+    """The byte of a float32 number, rounded to torch.float8_e5m2."""
+    bits = x.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    subnormal = (size.to(tl.float32, bitcast=True) + 128.0).to(tl.uint32, bitcast=True) - 0x43000000
+    y = (size - 0x38000000 + 0xFFFFF + ((size >> 21) & 1)) >> 21
+    y = tl.where(size < 0x38800000, subnormal, y)
+    y = tl.where(size >= 0x47800000, 0x7C, y)
+    y = tl.where(size > 0x7F800000, 0x7F, y)
+    return (y | ((bits >> 24) & 0x80)).to(tl.uint8)

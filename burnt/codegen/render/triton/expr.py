@@ -284,6 +284,9 @@ class ExprPrinter:
         """Emit an operation on its computed arguments."""
         op, operand_dtype = expr.op, expr.args[0].dtype
         axes = union_axes(*args)
+        if op in ("decode_float8", "encode_float8"):
+            name = self.helper(f"{op[:6]}_{expr.extra[0]}")
+            return self.define(f"{name}({self.as_typed(args[0], operand_dtype)})", axes)
         if op in ("identity", "as"):
             return args[0]
         if op == "where":

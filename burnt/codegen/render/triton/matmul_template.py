@@ -26,11 +26,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["group_index", "group_rows", "matmul", "reduce_split_k", "store_row_sums"]
+__all__ = ["group_index", "group_rows", "matmul", "reduce_split_k", "store_row_sums", "tile_index"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
-def _tile_index(  # type: ignore[no-untyped-def]
+def tile_index(  # type: ignore[no-untyped-def]
     pid,
     rows,
     columns,
@@ -192,7 +192,7 @@ def _compute_tile(  # type: ignore[no-untyped-def]
 ):
     """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
     split = pid % SPLIT_K
-    m, n, batch = _tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP)
+    m, n, batch = tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP)
     row = m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     column = n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     if INT64_INDICES:
@@ -279,7 +279,7 @@ def reduce_split_k(  # type: ignore[no-untyped-def]
     INT64_INDICES: tl.constexpr,
 ):
     """Add the split-K parts of a tile, in order."""
-    m, n, batch = _tile_index(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
+    m, n, batch = tile_index(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
     row = m * HEIGHT + tl.arange(0, HEIGHT)[:, None]
     column = n * WIDTH + tl.arange(0, WIDTH)[None, :]
     if INT64_INDICES:

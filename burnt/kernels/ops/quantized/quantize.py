@@ -69,7 +69,7 @@ def _check_quantize(
             + (f", columns a multiple of {kind.per_byte}" if kind.per_byte > 1 else ""),
             found=list(x.shape),
         )
-    check_scale("quantize", *x.shape, scale, zero_point, block)
+    check_scale("quantize", x.shape[0], x.shape[1], scale, zero_point, block)
     if kind.is_float and (narrow or zero_point is not None):
         raise InputValueError(
             f"{value} has neither zero points nor a narrow range",

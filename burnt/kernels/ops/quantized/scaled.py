@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.dispatch.op import op
+from burnt.kernels.interface.autocast import cast_none
 from burnt.kernels.interface.checks import check_floating, check_one_device
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.conv.onednn import Sizes, expand_sizes
@@ -15,26 +19,26 @@ from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quant
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 from burnt.kernels.ops.quantized.weight_only import check_bias
 
-__all__ = ["exact_linear", "scaled_conv", "scaled_linear"]
+__all__ = ["exact_conv", "exact_linear", "finish_conv", "finish_linear", "scaled_conv", "scaled_linear"]
 
 _EXACT = 1 << 10  # products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14
 
 
-def exact_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply int8 matrices ``[m, k]`` and ``[n, k]`` exactly: int64 ``[m, n]``, on any device.
+def exact_linear(x: Tensor, weight: Tensor, terms: int = _EXACT) -> Tensor:
+    """Multiply matrices of integers ``[*, m, k]`` and ``[*, n, k]`` exactly: int64 ``[*, m, n]``.
 
-    float32 holds sums of up to 1,024 products; longer ones are added as integers.
+    float32 holds sums of up to `terms` products; longer ones are added as integers.
     """
-    parts = zip(x.split(_EXACT, 1), weight.split(_EXACT, 1), strict=True)
-    sums = [(a.float() @ b.float().t()).to(torch.int64) for a, b in parts]
-    total = sums[0] if sums else x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.int64)
+    parts = zip(torch.split(x, terms, -1), torch.split(weight, terms, -1), strict=True)
+    sums = [(a.float() @ b.float().mT).to(torch.int64) for a, b in parts]
+    total = sums[0] if sums else x.new_zeros(*x.shape[:-1], weight.shape[-2], dtype=torch.int64)
     for part in sums[1:]:
         total = total + part
     return total
 
 
 def _check_output(
-    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype
+    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype | None
 ) -> None:
     if out_scale is None and not is_floating(dtype):
         raise InputValueError(
@@ -147,7 +151,45 @@ def _finish(
     return encode(out / out_scale.to(out.dtype), value, out_zero_point, value_type("scaled", value).smallest)
 
 
-@op(check=_check_linear, examples=_linear_examples)
+def finish_linear(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    x_zero_point: Tensor | None,
+    column_sums: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    value: str,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """Scale the sums of products ``[rows, out_features]``, and do what `scaled_linear` does with the result.
+
+    Args:
+        sums: integers for int8, else floating-point.
+        x_scale: as in `scaled_linear`, as are the arguments without a comment.
+        scale: see `x_scale`.
+        x_zero_point: see `x_scale`.
+        column_sums: ``[out_features]``: sums of the weight's rows, with `x_zero_point`.
+        bias: see `x_scale`.
+        activation: see `x_scale`.
+        out_scale: see `x_scale`.
+        out_zero_point: see `x_scale`.
+        value: see `x_scale`.
+        dtype: see `x_scale`.
+    """
+    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
+    if x_zero_point is not None and column_sums is not None:
+        sums = sums - x_zero_point.to(sums.dtype) * column_sums
+    row_scale = x_scale.reshape(-1, 1) if x_scale.numel() != 1 else x_scale.reshape(())
+    out = sums.to(wide) * row_scale.to(wide) * scale.to(wide).reshape(-1)
+    if bias is not None:
+        out = out + bias.to(wide)
+    return _finish(out, activation, out_scale, out_zero_point, value, dtype)
+
+
+@op(check=_check_linear, examples=_linear_examples, autocast=cast_none)
 def scaled_linear(
     x: Tensor,
     values: Tensor,
@@ -183,31 +225,64 @@ def scaled_linear(
         InputRuntimeError: shapes, dtypes or devices do not match.
         InputValueError: `value` does not have 8 bits, or `dtype` is not floating-point.
 
-    Integers are summed exactly (float8 products in float32), then scaled in float32. Gradients flow to the
-    scales and the bias.
+    Integers are summed exactly (float8 products in float32), then scaled in float32, also under autocast.
+    Gradients flow to the scales and the bias.
 
     >>> x, weight = torch.tensor([[100, -100]], dtype=torch.int8), torch.tensor([[2, -3]], dtype=torch.int8)
     >>> scaled_linear(x, weight, torch.tensor(0.5), torch.tensor([[0.5]]))
     tensor([[125.]])
     """
-    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
     rows = x.reshape(-1, x.shape[-1])
+    column_sums = None
     if value == "int8":
-        total = exact_linear(rows, values)
-        if x_zero_point is not None:
-            total = total - x_zero_point.to(torch.int64) * values.sum(1, dtype=torch.int64)
-        out = total.to(wide)
+        sums = exact_linear(rows, values)
+        column_sums = None if x_zero_point is None else values.sum(1, dtype=torch.int64)
     else:
-        out = decode(rows, value, wide) @ decode(values, value, wide).t()
-    row_scale = x_scale.reshape(-1, 1) if x_scale.numel() != 1 else x_scale.reshape(())
-    out = out * row_scale.to(wide) * scale.to(wide).reshape(-1)
-    if bias is not None:
-        out = out + bias.to(wide)
-    out = _finish(out, activation, out_scale, out_zero_point, value, dtype)
+        wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
+        sums = decode(rows, value, wide) @ decode(values, value, wide).t()
+    rest = (bias, activation, out_scale, out_zero_point, value, dtype)
+    out = finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *rest)
     return out.reshape(*x.shape[:-1], values.shape[0])
 
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_MAX_CONV_AXES = 3
+
+
+def exact_conv(
+    numbers: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    terms: int,
+) -> Tensor:
+    """Convolve integers exactly, as a product of their windows: int64 ``[batch, out_channels, *axes]``.
+
+    Libraries' convolutions may transform their inputs (Winograd), which rounds.
+
+    Args:
+        numbers: ``[batch, channels, *axes]``, of any dtype.
+        weight: ``[out_channels, channels / groups, *kernel]``, int8.
+        stride: one number for each axis, as are the next two.
+        padding: see `stride`.
+        dilation: see `stride`.
+        groups: of the channels.
+        terms: as in `exact_linear`.
+    """
+    axes = weight.dim() - 2
+    windows = F.pad(numbers, [size for pad in reversed(padding) for size in (pad, pad)])
+    for axis in range(axes):
+        spread = (weight.shape[2 + axis] - 1) * dilation[axis] + 1
+        windows = windows.unfold(2 + axis, spread, stride[axis])[..., :: dilation[axis]]
+    batch, _, *positions = windows.shape[: 2 + axes]
+    # As [batch, groups, *axes, channels, *kernel], then as a matrix for each group.
+    windows = windows.reshape(batch, groups, weight.shape[1], *windows.shape[2:]).movedim(2, 2 + axes)
+    rows = windows.flatten(2 + axes).transpose(0, 1).flatten(1, 1 + axes)
+    columns = weight.shape[0] // groups
+    matrices = weight.reshape(groups, columns, weight[0].numel())
+    sums = exact_linear(rows, matrices, terms).reshape(groups, batch, math.prod(positions), columns)
+    return sums.permute(1, 0, 3, 2).contiguous().view(batch, weight.shape[0], *positions)
 
 
 def _check_conv(
@@ -236,7 +311,7 @@ def _check_conv(
     check_values(name, x, "int8")
     axes = values.dim() - 2
     channels = values.shape[1] * groups if values.dim() > 1 else "channels"
-    if axes not in _CONV or x.dim() != values.dim() or x.shape[1] != values.shape[1] * groups:
+    if not 1 <= axes <= _MAX_CONV_AXES or x.dim() != values.dim() or x.shape[1] != values.shape[1] * groups:
         raise InputRuntimeError(
             f"the shapes of x and values of {name} do not match",
             where=f"burnt.kernels.{name}",
@@ -278,7 +353,7 @@ def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-@op(check=_check_conv, examples=_conv_examples)
+@op(check=_check_conv, examples=_conv_examples, autocast=cast_none)
 def scaled_conv(
     x: Tensor,
     values: Tensor,
@@ -326,17 +401,30 @@ def scaled_conv(
     >>> scaled_conv(x, torch.tensor([[[1, -1]]], dtype=torch.int8), torch.tensor(0.5), torch.tensor([[2.0]]))
     tensor([[[-1., -1.]]])
     """
-    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
     axes = values.dim() - 2
-    # float64 holds all sums exactly. No integer convolution exists on every device.
-    numbers = x.to(torch.float64)
+    numbers, terms = x.float(), _EXACT
     if x_zero_point is not None:
-        numbers = numbers - x_zero_point.to(torch.float64)
-    sizes = [expand_sizes(size, axes) for size in (stride, padding, dilation)]
-    total = _CONV[axes](numbers, values.to(torch.float64), None, *sizes, groups)
-    ones = [1] * axes
+        numbers, terms = numbers - x_zero_point.float(), _EXACT // 2  # differences have one bit more
+    step, around, spread = (expand_sizes(size, axes) for size in (stride, padding, dilation))
+    total = exact_conv(numbers, values, step, around, spread, groups, terms)
+    return finish_conv(total, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
+
+
+def finish_conv(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """Scale the sums of products of `scaled_conv`, with arguments as there, and add its epilogue."""
+    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
+    ones = [1] * (sums.dim() - 2)
     sample_scale = x_scale.reshape(-1, 1, *ones) if x_scale.numel() != 1 else x_scale.reshape(())
-    out = total.to(wide) * sample_scale.to(wide) * scale.to(wide).reshape(-1, *ones)
+    out = sums.to(wide) * sample_scale.to(wide) * scale.to(wide).reshape(-1, *ones)
     if bias is not None:
         out = out + bias.to(wide).reshape(-1, *ones)
     return _finish(out, activation, out_scale, out_zero_point, "int8", dtype)

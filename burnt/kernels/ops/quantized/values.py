@@ -8,6 +8,8 @@ compressed-tensors). Small integers are in two's complement.
 
 from __future__ import annotations
 
+import types
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from burnt.scheme import VALUES, ValueType
 
 __all__ = ["FLOAT8", "check_values", "decode", "encode", "expand_scale", "pack", "unpack", "value_type"]
 
-FLOAT8 = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+FLOAT8 = types.MappingProxyType({"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2})
 """torch's dtypes of the float8 values."""
 
 
@@ -64,8 +66,9 @@ def pack(codes: Tensor, value: str) -> Tensor:
     unsigned = codes.to(torch.uint8) if kind.bits == 8 else (codes & ((1 << kind.bits) - 1)).to(torch.uint8)
     if kind.per_byte == 1:
         return unsigned
-    parts = unsigned.unflatten(-1, (-1, kind.per_byte)).unbind(-1)
-    packed = parts[0]
+    columns = codes.shape[-1] // kind.per_byte
+    parts = unsigned.reshape(*codes.shape[:-1], columns, kind.per_byte).unbind(-1)
+    packed: Tensor = parts[0]
     for i, part in enumerate(parts[1:], 1):
         packed = packed | (part << (i * kind.bits))
     return packed
@@ -77,8 +80,8 @@ def unpack(values: Tensor, value: str) -> Tensor:
     if kind.per_byte == 1:
         return values
     mask, sign = (1 << kind.bits) - 1, 1 << (kind.bits - 1)
-    parts = [(values >> (i * kind.bits)) & mask for i in range(kind.per_byte)]
-    codes = torch.stack(parts, -1).flatten(-2)
+    shifts = torch.arange(0, 8, kind.bits, dtype=torch.uint8, device=values.device)
+    codes = ((values.unsqueeze(-1) >> shifts) & mask).flatten(-2)
     return codes if kind.is_float else (codes.to(torch.int8) ^ sign) - sign
 
 

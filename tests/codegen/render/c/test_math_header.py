@@ -499,6 +499,8 @@ def test_every_function_is_tested(library: Library) -> None:
     tested |= {"f32_of_bf16", "bf16_of_f32", "f32_of_f16", "f16_of_f32", "f32_of_f64", "f64_of_f32"}
     tested |= {"exp_term_f32", "exp_term_f64", "round_f16", "philox_pair", "f32_of_f16_row", "f16_of_f32_row"}
     tested |= {"f32_of_f16_strip", "f16_of_f32_strip"}
+    # These in tests/codegen/lower/test_float8.py.
+    tested |= {"f32_of_e4m3", "f32_of_e5m2", "e4m3_of_f32", "e5m2_of_f32"}
     tested |= {"philox", "uniform_f32", "philox_word", "philox_fill"}  # the last two in test_random.py
     assert {name for _, name, _ in FUNCTION.findall(source())} == tested | INNER
 

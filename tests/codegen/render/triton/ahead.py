@@ -168,6 +168,15 @@ def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, fo
         return measured(compiled_kernel, function.fn.__name__, target, folder)
 
 
+def compiled_launch(launch: Any, target: str, folder: Path) -> Compiled:
+    """Compile what a `Launch` of hand-written kernels launches, with tensors on the meta device."""
+    with driven(TARGETS[target]):
+        given = [MockTensor(a.dtype) if isinstance(a, Tensor) else a for a in launch.arguments]
+        jit = triton.JITFunction(launch.kernel.fn)
+        compiled_kernel = jit.warmup(*given, grid=(1,), **launch.constants, **launch.options)
+        return measured(compiled_kernel, launch.kernel.fn.__name__, target, folder)
+
+
 def _argument(argument: Any) -> Any:
     if isinstance(argument, Buffer | Workspace):
         return MockTensor(argument.dtype)

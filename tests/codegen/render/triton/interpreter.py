@@ -1,6 +1,6 @@
 """Correct Triton's interpreter where it differs from a GPU.
 
-* bfloat16 is computed on its bits as if they were integers; here it is `ml_dtypes`' bfloat16.
+* bfloat16 and float8 are computed on their bits as if they were integers; here they are `ml_dtypes`'.
 * Masked-out lanes of a load are 0; here they are NaN, or 77 for integers, as a GPU guarantees nothing.
 * `tl.fma` rounds twice; here once.
 * A comparison of scalars has their dtype; here int1, so that it combines with blocks.
@@ -22,7 +22,11 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-_BF16 = np.dtype(ml_dtypes.bfloat16)
+_SMALL_FLOATS = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+    "fp8e5": np.dtype(ml_dtypes.float8_e5m2),
+}
 _POISON = 77
 
 
@@ -41,7 +45,7 @@ def correct() -> None:
         return dtypes[element.name]
 
     def numpy_dtype(dtype: Any) -> np.dtype:
-        return _BF16 if dtype.scalar == tl.bfloat16 else original_dtype(dtype)
+        return _SMALL_FLOATS.get(dtype.scalar.name) or original_dtype(dtype)
 
     patch_language = interpreter._patch_lang
 
@@ -94,6 +98,13 @@ def correct() -> None:
         result = original_binary(self, left, right, op)
         return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
 
+    original_dot = builder.create_dot
+
+    def dot(self: Any, a: Any, b: Any, sums: Any, *rest: Any) -> Any:
+        if a.dtype.primitive_bitwidth == 8 and a.dtype.is_floating():
+            a, b = (handle(t.data.astype(np.float32), tl.float32) for t in (a, b))
+        return original_dot(self, a, b, sums, *rest)
+
     original_ones = builder.get_all_ones_value
 
     def all_ones(self: Any, type: Any) -> Any:
@@ -104,7 +115,7 @@ def correct() -> None:
 
     interpreter._get_np_dtype = numpy_dtype
     builder.get_all_ones_value = all_ones
-    builder.binary_op = binary_op
+    builder.binary_op, builder.create_dot = binary_op, dot
     for name in (
         "cast_impl", "create_fp_to_fp", "create_fp_trunc", "create_fp_ext", "create_si_to_fp",
         "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui",

@@ -1,0 +1,292 @@
+"""`burnt quantize RUN|FILE --scheme int8`: quantize a model and write it to a file. Imports torch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from burnt.cli.evaluate import load_data
+from burnt.cli.output import Cell, Page, UsageError, print_json, size_text, step_bar
+from burnt.cli.run_model import load_model, named_model
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.errors import ConfigError, RecordError
+from burnt.train.store.schema import DATABASE
+
+if TYPE_CHECKING:
+    import torch
+
+    from burnt.quant import QuantReport
+    from burnt.scheme import QuantScheme
+
+__all__ = ["QuantizeArguments", "run"]
+
+
+@dataclass(frozen=True)
+class QuantizeArguments:
+    """The arguments of `burnt quantize`.
+
+    Args:
+        source: a run's folder, its name in ``runs``, or a file or folder of weights.
+        scheme: the name of a scheme, or ``"auto"``.
+        data: ``"module:name"`` of the calibration data, as for `burnt evaluate`.
+        batches: the most batches of it to use.
+        batch_size: for datasets.
+        checkpoint: of a run: ``"best"``, ``"last"``, a step or a checkpoint's name.
+        model: ``"module:name"`` of the model, for a file or for a run that does not say it.
+        only: patterns on paths of layers; none takes all.
+        skip: patterns on paths of layers that stay.
+        overrides: ``PATTERN=SCHEME``.
+        settings: further arguments of `burnt.quantize`, those that were given.
+        device: where to quantize; None for the fastest.
+        out: the file to write; None derives it from the source and the scheme.
+        plot: an SVG file to draw, or None.
+        force: whether to replace what is there.
+    """
+
+    source: str
+    scheme: str = "int8"
+    data: str | None = None
+    batches: int = 32
+    batch_size: int = 64
+    checkpoint: str = "best"
+    model: str | None = None
+    only: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    settings: Mapping[str, Any] | None = None
+    device: str | None = None
+    out: str | None = None
+    plot: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model to quantize: where it is from, and how calibration calls it."""
+
+    model: torch.nn.Module
+    name: str
+    forward: Callable[[Any, Any], Any] | None = None
+
+
+def run(args: QuantizeArguments, as_json: bool) -> int:
+    """Quantize a model, write it, and print the report. The code that a run or an option names is imported.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such source, or an argument is invalid.
+        BurntError: the model cannot be loaded, quantized or saved.
+    """
+    import burnt
+    from burnt.device import as_device
+    from burnt.record import record_of
+
+    if args.batches < 1 or args.batch_size < 1:
+        name = "--batches" if args.batches < 1 else "--batch-size"
+        raise UsageError(
+            f"{name} is invalid", expected="at least 1", found=min(args.batches, args.batch_size)
+        )
+    overrides = {pattern: _scheme(scheme, "--override") for pattern, scheme in map(_split, args.overrides)}
+    scheme = args.scheme if args.scheme == "auto" else _scheme(args.scheme, "--scheme")
+    _check_data(args, [scheme, *overrides.values()])
+    is_run = _is_run(args)
+    folder = run_folder(args.source) if is_run else None
+    out = Path(args.out or _default_name(folder or args.source, args.scheme))
+    _check_out(out, args)
+    device = as_device(args.device)
+    loaded = _load_file(args) if folder is None else _load_run(folder, args)
+    loaded.model.to(device)
+    calibrate = None if args.data is None else _calibration(args, folder)
+    settings: dict[str, Any] = dict(args.settings or {})
+    if calibrate is not None and loaded.forward is not None:
+        settings["forward"] = loaded.forward
+    with step_bar() as progress:
+        report = burnt.quantize(
+            loaded.model,
+            scheme,
+            calibrate=calibrate,
+            only=list(args.only) or None,
+            skip=list(args.skip) or None,
+            overrides=overrides or None,
+            progress=progress,
+            **settings,
+        )
+    model = loaded.model
+    record = model.into_record() if isinstance(model, burnt.Module) else record_of(model)
+    record.save(out)
+    if args.plot is not None:
+        report.plot(args.plot)
+    if as_json:
+        print_json(
+            {
+                "source": loaded.name,
+                "file": str(out),
+                "bytes": out.stat().st_size,
+                "scheme": args.scheme,
+                "batches": None if calibrate is None else len(calibrate),
+                **report.to_dict(),
+            }
+        )
+    else:
+        _print(Page(), loaded, out, report, calibrate)
+    return 0
+
+
+def _print(
+    page: Page, loaded: _Loaded, out: Path, report: QuantReport, calibrate: Sequence[Any] | None
+) -> None:
+    page.line(Cell(loaded.name, "bold"), " -> ", Cell(str(out), "bold"), f", {size_text(out.stat().st_size)}")
+    if calibrate is not None:
+        count = len(calibrate)
+        page.line(f"calibrated on {count} batch{'es' * (count != 1)}")
+    # In a pipe, a line for each layer, for grep and awk.
+    for line in report.text(page.width, every_layer=not page.is_styled).splitlines():
+        page.line(line)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return pattern and scheme of ``PATTERN=SCHEME``.
+
+    >>> _split("encoder.*=int4-block32")
+    ('encoder.*', 'int4-block32')
+    """
+    pattern, separator, scheme = text.rpartition("=")
+    if not separator or not pattern or not scheme:
+        raise UsageError(
+            "--override is invalid", expected="PATTERN=SCHEME, such as 'head=int8'", found=repr(text)
+        )
+    return pattern, scheme
+
+
+def _scheme(text: str, option: str) -> QuantScheme:
+    from burnt.scheme import QuantScheme
+
+    try:
+        return QuantScheme.parse(text)
+    except ConfigError as error:
+        raise UsageError(
+            error.what, where=option, expected=error.expected, found=error.found, hint=error.hint
+        ) from None
+
+
+def _check_data(args: QuantizeArguments, schemes: Sequence[str | QuantScheme]) -> None:
+    """Check that there is a calibration set for what needs one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    needing = [
+        scheme if isinstance(scheme, str) else scheme.name
+        for scheme in schemes
+        if isinstance(scheme, str) or scheme.activations == "static"
+    ]
+    if args.settings and "smooth" in args.settings:
+        needing.append("--smooth")
+    if needing and args.data is None:
+        raise UsageError(
+            f"{needing[0]} needs calibration data",
+            expected="--data MODULE:NAME, a loader or a dataset of typical inputs",
+            found="no --data",
+        )
+
+
+def _is_run(args: QuantizeArguments) -> bool:
+    source = Path(args.source)
+    return not source.is_file() and (
+        args.model is None or not source.exists() or (source / DATABASE).is_file()
+    )
+
+
+def _default_name(source: str, scheme: str) -> str:
+    """Return the file to write: in the current folder, named by the run or the file, and the scheme."""
+    path = Path(source)
+    stem = path.stem if path.is_file() else path.resolve().name
+    return f"{stem}-{scheme}.safetensors"
+
+
+def _check_out(out: Path, args: QuantizeArguments) -> None:
+    """Check that the files can be written, before minutes are spent on what goes into them.
+
+    Raises:
+        UsageError: there is no folder for one, or it exists; or it is the source.
+    """
+    if out.suffix != ".safetensors":
+        raise UsageError("--out is invalid", expected="a name that ends with .safetensors", found=str(out))
+    if out.exists() and os.path.exists(args.source) and out.samefile(args.source):
+        raise UsageError(
+            "the file would replace its source", found=str(out), hint="--out another.safetensors"
+        )
+    for path in (out, *([Path(args.plot)] if args.plot else [])):
+        if not path.parent.is_dir():
+            raise UsageError("there is no folder for the file", found=str(path))
+        if path.exists() and not args.force:
+            raise UsageError(
+                "the file exists", found=str(path), hint="--force replaces it, --out writes another one"
+            )
+
+
+def _load_run(folder: str, args: QuantizeArguments) -> _Loaded:
+    from burnt.train.loading import RunFiles
+    from burnt.train.prediction import call_with_batch
+    from burnt.train.trained import TrainedAs
+
+    open_run(folder).close()  # raises the error that names the closest run
+    files = RunFiles.read(folder)
+    saved = files.checkpoint(args.checkpoint)
+    model = load_model(files, saved.path.name, args.model)
+    trained = TrainedAs.of(model)
+    forward = call_with_batch(model) if trained is not None and trained.sources else None
+    return _Loaded(model, f"{folder}, {saved.path.name}", forward)
+
+
+def _load_file(args: QuantizeArguments) -> _Loaded:
+    """Load a file or folder of weights into the model that ``--model`` names.
+
+    Raises:
+        UsageError: ``--model`` is missing, or names no model.
+        RecordError: the file cannot be read, or does not fit the model.
+    """
+    import burnt
+    from burnt.record import Record
+
+    if args.model is None:
+        config = Record.load(args.source).config_type if args.source.endswith(".safetensors") else None
+        raise UsageError(
+            "a file of weights does not say which code defines its model",
+            where=args.source,
+            expected="--model MODULE:NAME, its class or a function that builds it",
+            found=f"a model that the Config {config} built" if config else "no Config",
+        )
+    value = named_model(args.model)
+    try:
+        model = value.load(args.source) if isinstance(value, type) else value
+    except RecordError as error:
+        if error.hint is not None and "load_record(" in error.hint:  # what to do in Python
+            error.hint = "--model MODULE:NAME of a function that builds the model"
+        raise
+    if not isinstance(value, type):
+        burnt.load_weights(model, args.source)
+    return _Loaded(model.eval(), args.source)
+
+
+def _calibration(args: QuantizeArguments, folder: str | None) -> list[Any]:
+    """Return the first batches of the calibration data: of the split ``train`` where there are several."""
+    assert args.data is not None
+    loaders = load_data(args.data, args.batch_size, folder)
+    split = "train" if "train" in loaders else next(iter(loaders), None)
+    if split is None:
+        raise UsageError(f"{args.data} gives no batches", found="an empty dict")
+    if len(loaders) > 1:
+        print(
+            f"calibrating on {split}, not on {', '.join(name for name in loaders if name != split)}",
+            file=sys.stderr,
+        )
+    batches: Iterator[Any] = loaders[split].epoch(0)
+    return list(itertools.islice(batches, args.batches))

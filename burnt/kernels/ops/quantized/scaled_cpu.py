@@ -1,0 +1,213 @@
+"""Candidates of `scaled_linear` and `scaled_conv` on a CPU: a matmul or convolution, then one fused epilogue.
+
+- ``onednn``: if its integer instructions do not saturate (VNNI, AMX);
+- ``float32``: in float32, of so few terms at once that it holds their sum exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from burnt import _torch
+from burnt.codegen import fuse
+from burnt.kernels.ops.conv.conv import conv
+from burnt.kernels.ops.conv.onednn import expand_sizes
+from burnt.kernels.ops.matmul import linear
+from burnt.kernels.ops.quantized.scaled import finish_conv, finish_linear, scaled_conv, scaled_linear
+from burnt.kernels.ops.quantized.values import decode
+
+__all__: list[str] = []
+
+# Products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14, and with a zero point 2^24 / 2^15.
+_EXACT_TERMS, _EXACT_SHIFTED_TERMS = 1 << 10, 1 << 9
+# Terms whose sum int32 holds, also times a zero point.
+_MAX_TERMS = 1 << 16
+
+_finish_linear = fuse(finish_linear)
+
+
+@fuse
+def _finish_conv(
+    sums: Tensor,
+    x_scale: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    out_scale: Tensor | None,
+    out_zero_point: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    out = finish_conv(sums, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
+    return out.contiguous()
+
+
+_derived: MutableMapping[Tensor, dict[str, tuple[object, Tensor]]] = WeakIdKeyDictionary()
+
+
+def _derive(weight: Tensor, name: str, uses: int, key: object, compute: Callable[[], Tensor]) -> Tensor:
+    """Return a tensor computed from a weight, cached until the weight changes or is freed."""
+    if weight.is_inference():
+        return compute()  # its changes cannot be detected
+    state = (_torch.state_of(weight, uses), key)
+    entries = _derived.setdefault(weight, {})
+    entry = entries.get(name)
+    if entry is None or entry[0] != state:
+        entry = entries[name] = state, compute()
+    return entry[1]
+
+
+def _onednn_unsupported_reason(x: Tensor, values: Tensor, terms: int) -> str | None:
+    if not (x.numel() and values.numel()):
+        return "an empty tensor"
+    if terms > _MAX_TERMS:
+        return f"{terms} terms: int32 does not hold their sum"
+    if not _torch.onednn_adds_int8_exactly():
+        return "oneDNN's sums of int8 products saturate on this processor"
+    return None
+
+
+def _linear_onednn_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
+    if rest[-2] != "int8":
+        return "it is for int8 values"
+    if x.shape[-1] == 1:
+        return "one column: torch's matmul of integers returns wrong results"
+    return _onednn_unsupported_reason(x, values, x.shape[-1])
+
+
+@scaled_linear.candidate(
+    "onednn", devices=["cpu"], when=_linear_onednn_unsupported_reason, differentiable=True
+)
+def _linear_onednn(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    x_scale, scale, x_zero_point, *epilogue = rest
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    sums = _torch.int8_mm(rows, values.contiguous())
+    column_sums = None
+    if x_zero_point is not None:
+        x_zero_point = x_zero_point.reshape(())
+        column_sums = _derive(values, "sums", rows.shape[0], None, lambda: values.sum(1, dtype=torch.int32))
+    out: Tensor = _finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *epilogue)
+    return out.view(*x.shape[:-1], values.shape[0])
+
+
+def _linear_float32_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
+    x_scale, scale = rest[:2]
+    if rest[-2] != "int8" and torch.float64 in (x_scale.dtype, scale.dtype):
+        return "a scale of float64"
+    return None if x.numel() and values.numel() else "an empty tensor"
+
+
+@scaled_linear.candidate(
+    "float32",
+    devices=["cpu"],
+    when=_linear_float32_unsupported_reason,
+    best=lambda *args: _linear_onednn_unsupported_reason(*args) is not None,
+    differentiable=True,
+)
+def _linear_float32(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    x_scale, scale, x_zero_point, *epilogue = rest
+    rows, value = x.reshape(-1, x.shape[-1]), epilogue[-2]
+    if value == "int8":
+        sums = _exact_sums(rows, values, x_zero_point)
+    else:
+        sums = linear(_decode_float32(rows, value), _decode_float32(values, value))
+    out: Tensor = _finish_linear(sums, x_scale, scale, None, None, *epilogue)
+    return out.view(*x.shape[:-1], values.shape[0])
+
+
+@fuse
+def _decode_float32(values: Tensor, value: str) -> Tensor:
+    return decode(values, value, torch.float32)
+
+
+def _exact_sums(x: Tensor, values: Tensor, x_zero_point: Tensor | None) -> Tensor:
+    """Multiply ``x [m, k]`` minus its zero point by ``values [n, k]``: float32 or int64 ``[m, n]``."""
+    terms = _EXACT_TERMS if x_zero_point is None else _EXACT_SHIFTED_TERMS
+    numbers = x.float() if x_zero_point is None else x.float() - x_zero_point.float()
+    parts = zip(torch.split(numbers, terms, 1), torch.split(values, terms, 1), strict=True)
+    sums = [linear(a, b.float()) for a, b in parts]
+    if len(sums) == 1:
+        return sums[0]
+    total = sums[0].to(torch.int64)
+    for part in sums[1:]:
+        total += part.to(torch.int64)
+    return total
+
+
+def _terms(values: Tensor) -> int:
+    """Return how many products an output of a convolution sums."""
+    return values[0].numel() if values.shape[0] else 0
+
+
+def _conv_onednn_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
+    return _onednn_unsupported_reason(x, values, _terms(values))
+
+
+@scaled_conv.candidate("onednn", devices=["cpu"], when=_conv_onednn_unsupported_reason, differentiable=True)
+def _conv_onednn(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    return _conv_from_sums(_conv_onednn_sums, x, values, *rest)
+
+
+def _conv_float32_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
+    most = _EXACT_TERMS if rest[2] is None else _EXACT_SHIFTED_TERMS
+    if _terms(values) > most:
+        return f"{_terms(values)} terms: float32 holds sums of {most} products exactly"
+    return None if x.numel() and values.numel() else "an empty tensor"
+
+
+@scaled_conv.candidate(
+    "float32",
+    devices=["cpu"],
+    when=_conv_float32_unsupported_reason,
+    best=lambda *args: _conv_onednn_unsupported_reason(*args) is not None,
+    differentiable=True,
+)
+def _conv_float32(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    return _conv_from_sums(_conv_float32_sums, x, values, *rest)
+
+
+def _conv_from_sums(sums_of: Callable[..., Tensor], x: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    x_scale, scale, x_zero_point, bias, activation, stride, padding, dilation, groups, *requantize = rest
+    sizes = [expand_sizes(size, values.dim() - 2) for size in (stride, padding, dilation)]
+    sums = sums_of(x, values, x_zero_point, sizes, groups)
+    out: Tensor = _finish_conv(sums, x_scale, scale, bias, activation, *requantize)
+    return out
+
+
+def _conv_float32_sums(
+    x: Tensor, values: Tensor, x_zero_point: Tensor | None, sizes: Sequence[list[int]], groups: int
+) -> Tensor:
+    numbers = x.float() if x_zero_point is None else x.float() - x_zero_point.float()
+    stride, padding, dilation = sizes
+    return conv(numbers, values.float(), None, None, None, None, stride, padding, dilation, groups)
+
+
+@fuse
+def _unsigned(x: Tensor) -> Tensor:
+    return (x.to(torch.int16) + 128).to(torch.uint8)
+
+
+def _conv_onednn_sums(
+    x: Tensor, values: Tensor, x_zero_point: Tensor | None, sizes: Sequence[list[int]], groups: int
+) -> Tensor:
+    """Convolve ``x`` minus its zero point with `values`: float32, rounded from the exact sums.
+
+    oneDNN's kernels are for uint8 inputs: for int8 it uses its reference loop.
+    """
+    zero = 128 + (0 if x_zero_point is None else int(x_zero_point))
+    stride, padding, dilation = sizes
+    packed = _derive(
+        values,
+        "conv",
+        x.numel() // x.shape[1],
+        (tuple(x.shape), zero, str(sizes), groups),
+        lambda: _torch.onednn_int8_packed_conv(
+            values.contiguous(), x.shape, zero, stride, padding, dilation, groups
+        ),
+    )
+    sizes_and_groups = (stride, padding, dilation, groups)
+    return _torch.onednn_int8_conv(_unsigned(x), packed, values.shape[0], zero, *sizes_and_groups)

@@ -1,0 +1,243 @@
+"""Scatter: a drawing of named points on logarithmic axes, as text for a terminal and as SVG."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from burnt.plot.drawing import (
+    _BOTTOM,
+    _DIGIT_WIDTH,
+    _LEGEND_HEIGHT,
+    _LETTER_WIDTH,
+    _RIGHT,
+    _TOP,
+    _label,
+    _rule,
+    _shorten,
+)
+from burnt.plot.styles import PALETTE
+from burnt.plot.ticks import log_ticks
+
+__all__ = ["Points", "Scatter"]
+
+_MARKERS = "●○▲△■□◆◇"
+_TITLE_HEIGHT = 18  # pixels above the axes, for the name of the y axis
+_LABEL_WIDTH = 6.6  # pixels of a letter of a point's label, in 11 px sans-serif
+_STYLE = (
+    "text{font:12px sans-serif;fill:#57606a}.grid{stroke:#8886;stroke-width:.5}.axis{stroke:#888}"
+    ".point{font-size:11px}circle{fill-opacity:.75}"
+    "@media(prefers-color-scheme:dark){text{fill:#9da7b3}}"
+)
+
+
+class Points(NamedTuple):
+    """A group of points: its name, positions above 0, and a label for each point."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    labels: Sequence[str]
+
+
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def overlaps(self, other: _Box) -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """A drawing of points in groups; both axes are logarithmic.
+
+    Its `repr` is the drawing as text; a notebook shows it as SVG. A y of 0 is drawn at the lower edge, a y
+    that is not finite is left out.
+
+    Args:
+        groups: the points.
+        x: the name of the x axis.
+        y: the name of the y axis.
+        labelled: how many points have their label in the drawing: those of the largest y. In SVG every point
+            shows its label under the pointer.
+
+    >>> print(Scatter([Points("a", [1, 10, 100], [0.1, 0.01, 0.001], "xyz")], "size", "error").text(28, 10))
+      ● a
+           error
+      0.1┤ ●x
+         │
+     0.01┤          ●y
+         │
+         │
+    0.001┤                    ●z
+         └─┬────────┬─────────┬─
+           1       10       size
+    """
+
+    groups: Sequence[Points]
+    x: str
+    y: str
+    labelled: int = 6
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def text(self, width: int = 76, height: int = 20) -> str:
+        """Draw in characters.
+
+        Args:
+            width: the width in characters.
+            height: the height in lines, with axis and legend.
+        """
+        rows = max(height - 3 - len(self.groups), 3)
+        (left, right), (low, high) = self._ranges()
+        y_ticks = log_ticks(10**low, 10**high, max(rows // 2, 2))
+        margin = max(len(tick.text) for tick in y_ticks)
+        columns = max(width - margin - 1, 10)
+        cells = [list(" " * columns) for _ in range(rows)]
+        for marker, _, x, y in self._points(left, right, low, high):
+            column, row = round(x * (columns - 1)), round((1 - y) * (rows - 1))
+            if cells[row][column] == " ":
+                cells[row][column] = _MARKERS[marker % len(_MARKERS)]
+        for _, label, x, y in itertools.islice(self._points(left, right, low, high), self.labelled):
+            column, row = round(x * (columns - 1)), round((1 - y) * (rows - 1))
+            free = _place(cells[row], column, label)
+            if free is not None:
+                cells[row][free : free + len(label)] = label
+        names = {
+            round((1 - (math.log10(tick.at) - low) / (high - low)) * (rows - 1)): tick.text
+            for tick in y_ticks
+        }
+        lines = [
+            f"  {_MARKERS[i % len(_MARKERS)]} {_shorten(group.name, width - 4)}"
+            for i, group in enumerate(self.groups)
+        ]
+        lines.append(f"{'':{margin}}  {self.y}")
+        for row, line in enumerate(cells):
+            lines.append(f"{names.get(row, ''):>{margin}}{'┤' if row in names else '│'}{''.join(line)}")
+        x_ticks = {
+            round((math.log10(tick.at) - left) / (right - left) * (columns - 1)): tick.text
+            for tick in log_ticks(10**left, 10**right, max(columns // 9, 3))
+        }
+        axis = "".join("┬" if column in x_ticks else "─" for column in range(columns))
+        below = list(" " * columns)
+        for column, name in x_ticks.items():
+            start = max(column - len(name) // 2, 0)
+            if start + len(name) < columns - len(self.x):
+                below[start : start + len(name)] = name
+        below[columns - len(self.x) :] = self.x
+        lines += [f"{'':{margin}}└{axis}", f"{'':{margin}} {''.join(below)}"]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def svg(self, width: int = 720, height: int = 400) -> str:
+        """Draw as an SVG document.
+
+        Args:
+            width: the width in pixels.
+            height: the height in pixels.
+        """
+        (left, right), (low, high) = self._ranges()
+        y_ticks = log_ticks(10**low, 10**high, max(height // 50, 2))
+        margin = 16 + _DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
+        top = _TOP + _LEGEND_HEIGHT * len(self.groups) + _TITLE_HEIGHT
+        bottom = height - _BOTTOM
+
+        def x_at(share: float) -> float:
+            return margin + share * (width - margin - _RIGHT)
+
+        def y_at(share: float) -> float:
+            return bottom - share * (bottom - top)
+
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}"><style>{_STYLE}</style>'
+        ]
+        for number, group in enumerate(self.groups):
+            at = _TOP + _LEGEND_HEIGHT * number
+            parts.append(_circle(margin + 6, at, number, group.name))
+            name = _shorten(group.name, int((width - margin - 18) / _LETTER_WIDTH))
+            parts.append(_label(margin + 18, at + 4, name, "start"))
+        parts.append(_label(8, top - 12, self.y, "start"))
+        for tick in y_ticks:
+            y = y_at((math.log10(tick.at) - low) / (high - low))
+            parts.append(_rule(margin, y, width - _RIGHT, y, "grid"))
+            parts.append(_label(margin - 8, y + 4, tick.text, "end"))
+        parts.append(_rule(margin, bottom, width - _RIGHT, bottom, "axis"))
+        for tick in log_ticks(10**left, 10**right, max(width // 80, 2)):
+            x = x_at((math.log10(tick.at) - left) / (right - left))
+            parts.append(_rule(x, bottom, x, bottom + 4, "axis"))
+            parts.append(_label(x, bottom + 17, tick.text, "middle"))
+        parts.append(_label((margin + width - _RIGHT) / 2, height - 8, self.x, "middle"))
+        points = [(g, label, x_at(x), y_at(y)) for g, label, x, y in self._points(left, right, low, high)]
+        taken = [_Box(x - 4, y - 4, x + 4, y + 4) for *_, x, y in points]
+        for rank, (group_number, label, x, y) in enumerate(points):
+            parts.append(_circle(x, y, group_number, label))
+            if rank >= self.labelled:
+                continue
+            length = _LABEL_WIDTH * len(label)
+            # To the right, to the left, above or below: where nothing is yet.
+            for start, base in ((x + 7, y + 4), (x - 7 - length, y + 4), (x + 4, y - 7), (x + 4, y + 15)):
+                box = _Box(start, base - 10, start + length, base + 3)
+                inside = margin <= start and box.right <= width - 2 and top - 8 <= box.top
+                if inside and not any(box.overlaps(other) for other in taken):
+                    taken.append(box)
+                    text = html.escape(label)
+                    parts.append(f'<text class="point" x="{start:.5g}" y="{base:.5g}">{text}</text>')
+                    break
+        return "\n".join([*parts, "</svg>\n"])
+
+    def _points(
+        self, left: float, right: float, low: float, high: float
+    ) -> Iterator[tuple[int, str, float, float]]:
+        """Yield each point's group, label and position between 0 and 1, the largest y first."""
+        found = []
+        for number, group in enumerate(self.groups):
+            for x, y, label in zip(group.xs, group.ys, group.labels, strict=True):
+                if math.isfinite(y):
+                    height = 0.0 if y <= 0 else (math.log10(y) - low) / (high - low)
+                    found.append((number, label, (math.log10(x) - left) / (right - left), height))
+        yield from sorted(found, key=lambda point: -point[3])
+
+    def _ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the ends of both axes as powers of ten."""
+        xs = [x for group in self.groups for x in group.xs]
+        ys = [y for group in self.groups for y in group.ys if math.isfinite(y) and y > 0]
+        return _range(xs), _range(ys)
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an axis as powers of ten: with some space, and 0.7 decades, which have ticks."""
+    low, high = (math.log10(min(values)), math.log10(max(values))) if values else (-1.0, 0.0)
+    space = max(0.05 * (high - low), (0.7 - (high - low)) / 2)
+    return low - space, high + space
+
+
+def _circle(x: float, y: float, number: int, label: str) -> str:
+    color = PALETTE[number % len(PALETTE)]
+    return (
+        f'<circle cx="{x:.5g}" cy="{y:.5g}" r="4" fill="{color}"><title>{html.escape(label)}</title></circle>'
+    )
+
+
+def _place(cells: Sequence[str], column: int, label: str) -> int | None:
+    """Return where a label fits beside a marker, in cells that are empty; None if it does not."""
+    for start in (column + 1, column - len(label)):
+        free = cells[max(start, 0) : start + len(label)]
+        if start >= 0 and len(free) == len(label) and all(cell == " " for cell in free):
+            return start
+    return None

@@ -1,0 +1,244 @@
+"""Calibration: a model runs over some batches while observers look at its layers' inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt._torch import is_compiled
+from burnt.errors import QuantError
+from burnt.inspect.specs import map_tensors
+from burnt.nn.quantized import Quantized, QuantizedConv, QuantizedEmbedding, quantized_class
+from burnt.quant.flow import Flow
+from burnt.quant.observers import InputObserver
+
+__all__ = ["Calibration", "calibrate_layers", "layer_items", "output_error"]
+
+_CHUNK_ROWS = 4096
+_CHUNK_SAMPLES = 64
+
+
+@dataclasses.dataclass
+class Calibration:
+    """What was seen while a model ran over a calibration set.
+
+    Args:
+        inputs: path of a layer -> the observer of its input; not for layers that were never called.
+        flow: who reads whose output, if that was asked for.
+        batches: how many there were.
+    """
+
+    inputs: dict[str, InputObserver]
+    flow: Flow | None
+    batches: int
+
+
+def calibrate_layers(
+    model: torch.nn.Module,
+    layers: Mapping[str, torch.nn.Module],
+    batches: Iterable[Any],
+    *,
+    forward: Callable[[Any, Any], Any] | None = None,
+    followed: Mapping[str, torch.nn.Module] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Calibration:
+    """Run a model over a calibration set, in evaluation mode and without gradients.
+
+    Training flags, buffers and hooks are afterwards as before, also if it raises.
+
+    Args:
+        model: the model.
+        layers: path -> layer whose inputs are observed.
+        batches: iterated once.
+        forward: ``forward(model, batch)``, for batches that do not fit the model's own; see `call_model`.
+        followed: path -> module that `Flow` follows; None if nobody asks.
+        progress: called with a text, the number of the batch, and that of all, 0 if unknown.
+
+    Raises:
+        QuantError: there is no batch, the model fails on one, or it calls none of the layers.
+    """
+    check_batches(batches)
+    observers: dict[str, InputObserver] = {}
+    flow = None if followed is None else Flow(followed)
+    total = len(batches) if isinstance(batches, Sized) else 0
+    count = 0
+    device = _single_device(model)
+    with _evaluation(model), contextlib.ExitStack() as stack:
+        if flow is not None:
+            # Its hooks run first: what observers read is then read by the layer itself.
+            stack.enter_context(flow.observed())
+        for seed, (path, layer) in enumerate(layers.items()):
+            stack.callback(_observe(layer, path, seed, observers).remove)
+        for count, batch in enumerate(batches, 1):
+            if progress is not None:
+                progress("calibrating", count - 1, total)
+            moved = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
+            try:
+                output = call_model(model, moved) if forward is None else forward(model, moved)
+            except Exception as error:
+                raise QuantError(
+                    f"the model fails on batch {count - 1} of the calibration set",
+                    where=type(model).__name__,
+                    expected="batches that the model takes",
+                    found=f"{type(error).__name__}: {error}",
+                    hint="forward=lambda model, batch: model(...) says how to call it",
+                ) from error
+            if flow is not None:
+                flow.end_of_call(output)
+    if not count:
+        is_iterator = iter(batches) is batches
+        raise QuantError(
+            "the calibration set is empty",
+            expected="at least one batch",
+            found="an iterator without further batches" if is_iterator else "no batches",
+            hint="an iterator or generator can be used once: pass a list or a loader"
+            if is_iterator
+            else None,
+        )
+    if layers and not any(observer.calls for observer in observers.values()):
+        raise QuantError(
+            "the calibration called none of the layers to quantize",
+            where=type(model).__name__,
+            expected=f"calls of {', '.join(list(layers)[:3])}{', ...' * (len(layers) > 3)}",
+            found=f"{count} batch{'es' * (count != 1)} without one",
+            hint="forward=lambda model, batch: model(...) says how to call the model",
+        )
+    return Calibration(observers, flow, count)
+
+
+def check_batches(batches: object) -> None:
+    """Check that a calibration set is an iterable of batches, not a single batch.
+
+    Raises:
+        QuantError: it is not.
+    """
+    is_batch = isinstance(batches, Tensor | Mapping | str)
+    if is_batch or not isinstance(batches, Iterable):
+        raise QuantError(
+            "calibrate= is no iterable of batches",
+            expected="a loader or a list of batches",
+            found=f"a {type(batches).__name__}",
+            hint="calibrate=[batch]" if is_batch else None,
+        )
+
+
+def call_model(model: torch.nn.Module, batch: Any) -> Any:
+    """Call a model with a batch.
+
+    Args:
+        model: the model.
+        batch: a tensor, its only argument; a mapping or Batch: those of its entries that ``model.forward``
+            has as arguments; a tuple or list: as many positional arguments as ``forward`` takes, so that
+            ``(inputs, targets)`` works for a model of one input.
+
+    Raises:
+        QuantError: no entry is an argument of ``forward``.
+    """
+    if isinstance(batch, Tensor):
+        return model(batch)
+    parameters = inspect.signature(model.forward).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if isinstance(batch, tuple | list):
+        takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        return model(*(batch if takes_all else batch[: len(positional)]))
+    entries = dict(batch) if isinstance(batch, Mapping) else dict(getattr(batch, "__dict__", {}))
+    names = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY, p.VAR_KEYWORD)}
+    chosen = {name: value for name, value in entries.items() if name in names}
+    if chosen:
+        return model(**chosen)
+    if [p.name for p in positional] == ["batch"]:
+        return model(batch)
+    raise QuantError(
+        "no entry of the batch is an argument of the model",
+        where=f"{type(model).__name__}.forward",
+        expected=f"some of {', '.join(map(repr, sorted(names)))}",
+        found=", ".join(map(repr, entries)) or f"a {type(batch).__name__}",
+        hint="forward=lambda model, batch: model(...)",
+    )
+
+
+def layer_items(layer: torch.nn.Module, input: Tensor) -> Tensor:
+    """Return a layer's input as items that it maps one by one: rows, samples or ids."""
+    cls = quantized_class(layer)
+    assert cls is not None
+    if issubclass(cls, QuantizedEmbedding):
+        return input.reshape(-1)
+    weight: Tensor = layer.get_parameter("weight")
+    if issubclass(cls, QuantizedConv):
+        return input if input.dim() == weight.dim() else input.unsqueeze(0)
+    return input.reshape(-1, input.shape[-1])
+
+
+def output_error(
+    layer: torch.nn.Module, new: Quantized, observer: InputObserver, divisor: Tensor | None = None
+) -> float:
+    """Return the norm of the error of a quantized layer's output, relative to that of the output.
+
+    Args:
+        layer: the layer before.
+        new: the quantized layer.
+        observer: has the sample of inputs.
+        divisor: ``[channels]``: what inputs will be divided by.
+    """
+    error = power = 0.0
+    is_conv = isinstance(new, QuantizedConv)
+    with torch.no_grad():
+        for group in observer.sample.groups():
+            items = group if divisor is None else group / divisor.to(group.dtype)
+            for part in torch.split(items, _CHUNK_SAMPLES if is_conv else _CHUNK_ROWS):
+                expected = layer(part).double()
+                error += float((new(part).double() - expected).square().sum())
+                power += float(expected.square().sum())
+    if power == 0:
+        return 0.0 if error == 0 else float("inf")
+    return float((error / power) ** 0.5)
+
+
+def _observe(
+    layer: torch.nn.Module, path: str, seed: int, observers: dict[str, InputObserver]
+) -> torch.utils.hooks.RemovableHandle:
+    def observe(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs = args or tuple(kwargs.values())
+        if inputs and isinstance(inputs[0], Tensor):
+            observers.setdefault(path, InputObserver(seed)).add(layer_items(layer, inputs[0]))
+
+    return layer.register_forward_pre_hook(observe, with_kwargs=True)
+
+
+@contextlib.contextmanager
+def _evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """Return a context in which a model evaluates; flags and buffers get their values back after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, dict(module._buffers), [(v, v.clone()) for v in module._buffers.values() if v is not None])
+        for module in model.modules()
+        if module._buffers and not isinstance(module, Quantized)
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if any(is_compiled(module) for module in model.modules()):
+            # Compiled code would run without the hooks.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for module, tensors, values in buffers:
+                module._buffers.clear()
+                module._buffers.update(tensors)
+                for tensor, value in values:
+                    tensor.copy_(value)
+
+
+def _single_device(model: torch.nn.Module) -> torch.device | None:
+    """Return the device of a model's parameters, or None if they have several or none."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return devices.pop() if len(devices) == 1 else None

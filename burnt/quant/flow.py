@@ -1,0 +1,137 @@
+"""Which layers read the output of which others: observed while a model runs, op by op."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnt.inspect.specs import tensors_in
+
+__all__ = ["Flow"]
+
+
+class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records who reads the outputs of some modules, by the identity of tensors.
+
+    An op that reads such an output outside of the modules, or changes or views it, counts as a reader too:
+    the output is only then read by modules alone if every op that takes it runs within one whose input it is.
+
+    Args:
+        modules: path -> module whose inputs and outputs are followed.
+
+    Attributes:
+        readers: path -> who reads the module's outputs: paths of modules, and for others a description that
+            starts with a space, which no path does.
+        sources: path -> the modules whose outputs were its input; None for other inputs.
+        ranks: path -> numbers of axes that its output had.
+        examples: path -> part of an input of a module with one argument, and what that became.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> flow = Flow({"0": model[0], "2": model[2]})
+    >>> with flow.observed(), torch.no_grad():
+    ...     flow.end_of_call(model(torch.zeros(1, 4)))
+    >>> flow.readers["0"], flow.readers["2"], flow.sources["2"]
+    ({' aten.relu'}, {' the output of the model'}, {None})
+    """
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._modules = modules
+        self.readers: dict[str, set[str]] = defaultdict(set)
+        self.sources: dict[str, set[str | None]] = defaultdict(set)
+        self.ranks: dict[str, set[int]] = defaultdict(set)
+        self.examples: dict[str, tuple[Tensor, Tensor]] = {}
+        # Tensors are held until the end of a call of the model, so that no id is used twice.
+        self._outputs: dict[int, tuple[Tensor, str]] = {}
+        self._with_arguments: set[str] = set()
+        self._running: list[tuple[str, Tensor | None]] = []
+
+    def observed(self) -> _Hooks:
+        """Return a context in which calls of the model are observed."""
+        return _Hooks(self)
+
+    def end_of_call(self, output: Any) -> None:
+        """Take note of what the model returned."""
+        for tensor in tensors_in(output):
+            if (made := self._outputs.get(id(tensor))) is not None:
+                self.readers[made[1]].add(" the output of the model")
+        self._outputs.clear()
+        self._running.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Take note of the tensors that an op reads."""
+        if self._outputs:
+            path, own = self._running[-1] if self._running else ("", None)
+            for tensor in _arguments(args, kwargs or {}):
+                if (made := self._outputs.get(id(tensor))) is not None:
+                    reader = path if tensor is own else f" {_op_name(func)}"
+                    self.readers[made[1]].add(reader)
+        return func(*args, **(kwargs or {}))
+
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take note that a module is called."""
+        tensor = next(_arguments(args, kwargs), None)
+        made = None if tensor is None else self._outputs.get(id(tensor))
+        self.sources[path].add(None if made is None else made[1])
+        self._running.append((path, tensor))
+        if len(args) + len(kwargs) != 1:
+            self._with_arguments.add(path)
+
+    def leave(self, path: str, output: Any) -> None:
+        """Take note that a module has returned."""
+        _, tensor = self._running[-1]
+        if not isinstance(output, Tensor):
+            self.readers[path].add(" nobody known, since it has several outputs")
+        else:
+            is_example = path not in self.examples and path not in self._with_arguments
+            if is_example and tensor is not None and tensor.dim() and output.dim():
+                # Before the module is left, so that it is the reader of its input here too.
+                self.examples[path] = tensor[:1].clone(), output[:1].clone()
+            self._outputs[id(output)] = output, path
+            self.ranks[path].add(output.dim())
+        self._running.pop()
+
+
+class _Hooks:
+    """The context of `Flow.observed`."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        flow = self._flow
+        for path, module in flow._modules.items():
+
+            def before(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
+                flow.enter(path, args, kwargs)
+
+            def after(_: Any, args: Any, output: Any, path: str = path) -> None:
+                flow.leave(path, output)
+
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after))
+        flow.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        self._flow.__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+
+
+def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in (*args, *kwargs.values()):
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, Tensor):
+                yield part
+
+
+def _op_name(func: Any) -> str:
+    return str(func).partition(".default")[0]
