@@ -23,6 +23,7 @@ from burnt.kernels import ACTIVATIONS
 from burnt.kernels.ops.attention.reference import traceable_attention
 from burnt.kernels.ops.quantized.scaled import finish_linear
 from burnt.kernels.ops.quantized.values import unpack
+from burnt.scheme import VALUES
 
 __all__ = ["OPSET_4_BITS", "store_packed_weights", "translations"]
 
@@ -171,7 +172,7 @@ class _Translations:
             )
         codes, (rows, columns) = values, values.shape
         if value != "int8":
-            columns *= 4 if value == "int2" else 2
+            columns *= VALUES[value].per_byte
             attributes = {"value": value, "bits": 4 if self._opset >= OPSET_4_BITS else 8}
             codes = self._call(f"{_PACKED}::Packed", (values,), attributes, (rows, columns), torch.int8)
             if zero_point is not None:
@@ -219,13 +220,8 @@ class _Translations:
         """Gathered rows are dequantized by arithmetic: their scales are no constants."""
         flat = indices.reshape(-1)
         rows = F.embedding(flat, values)
-        if value == "int4":
-            low = self._call("BitwiseAnd", (rows, torch.full((), 15, dtype=torch.uint8)), {}, rows.shape, rows.dtype)
-            shift = torch.full((), 4, dtype=torch.uint8)
-            high = self._call("BitShift", (rows, shift), {"direction": "RIGHT"}, rows.shape, rows.dtype)
-            unsigned = torch.stack([low, high], -1).flatten(1).to(torch.int32)
-            codes = torch.where(unsigned >= 8, unsigned - 16, unsigned)
-            value, rows = "int8", codes
+        if value in ("int4", "int2"):
+            value, rows = "int8", self._unpack(rows, VALUES[value].bits)
         elif value != "int8":
             return kernels.quantized_embedding.reference(
                 indices, values, scale, zero_point, value, block, columns, dtype
@@ -235,6 +231,17 @@ class _Translations:
         row_zero = zero_point if zero_point is None or is_shared else F.embedding(flat, zero_point)
         out = kernels.dequantize.reference(rows, row_scale, row_zero, value, block, columns, dtype)
         return out.reshape(*indices.shape, out.shape[-1])
+
+    def _unpack(self, packed: Tensor, bits: int) -> Tensor:
+        """Return the integers in bytes ``[rows, bytes]``: int32 ``[rows, columns]``."""
+        mask = torch.full((), (1 << bits) - 1, dtype=torch.uint8)
+        parts = []
+        for bit in range(0, 8, bits):
+            shift = torch.full((), bit, dtype=torch.uint8)
+            part = self._call("BitShift", (packed, shift), {"direction": "RIGHT"}, packed.shape, packed.dtype)
+            parts.append(self._call("BitwiseAnd", (part, mask), {}, packed.shape, packed.dtype))
+        unsigned = torch.stack(parts, -1).flatten(1).to(torch.int32)
+        return torch.where(unsigned >= 1 << (bits - 1), unsigned - (1 << bits), unsigned)
 
     def scaled_linear(
         self,
