@@ -5,7 +5,6 @@
     translations.py burnt's ops as ONNX's own; quantized weights as integers
     weights.py      checks of the weights; weights stored in 16 bits
     importer/       load: an ONNX model becomes a module, or a Python file
-    onnx2torch.py   the converter of that name as a second engine of load
     functions/      what imported models call beside torch
 
 The packages it needs come with ``pip install burnt[onnx]`` and are imported when they are used.

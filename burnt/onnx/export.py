@@ -366,7 +366,9 @@ def _rename(model: Any, signature: Signature) -> None:
             value.name = name
     taken = {info.name for info in (*signature.inputs, *signature.outputs)}
     for value in [value for name, value in graph.initializers.items() if name in taken]:
-        value.name = f"{value.name}.weight"  # of a folded op, such as `t`; NameFixPass renames no initializers
+        value.name = (
+            f"{value.name}.weight"  # of a folded op, such as `t`; NameFixPass renames no initializers
+        )
     for values, infos in ((graph.inputs, signature.inputs), (graph.outputs, signature.outputs)):
         for value, info in zip(values, infos, strict=True):
             value.name = info.name

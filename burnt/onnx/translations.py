@@ -260,7 +260,17 @@ class _Translations:
         """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
         if value != "int8" or out_scale is not None or x.dim() != 2:
             return kernels.scaled_linear.reference(
-                x, values, x_scale, scale, x_zero_point, bias, activation, out_scale, out_zero_point, value, dtype
+                x,
+                values,
+                x_scale,
+                scale,
+                x_zero_point,
+                bias,
+                activation,
+                out_scale,
+                out_zero_point,
+                value,
+                dtype,
             )
         if x_scale.numel() == 1:
             numbers = self._numbers(x, x_scale, x_zero_point)
@@ -268,9 +278,7 @@ class _Translations:
             return _activated(out, activation).to(dtype or torch.float32)
         shape = (x.shape[0], values.shape[0])
         sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
-        return finish_linear(
-            sums, x_scale, scale, None, None, bias, activation, None, None, value, dtype
-        )
+        return finish_linear(sums, x_scale, scale, None, None, bias, activation, None, None, value, dtype)
 
     def scaled_conv(
         self,

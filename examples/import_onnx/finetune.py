@@ -67,19 +67,28 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, int]]:
         step=step,
     )
     training = SupervisedTraining(
-        options.out / "run", train=train, duration=f"{options.epochs} epochs", metrics=[Accuracy()], monitor="off"
+        options.out / "run",
+        train=train,
+        duration=f"{options.epochs} epochs",
+        metrics=[Accuracy()],
+        monitor="off",
     )
     training.run(learner)
 
     model.eval()
     example = torch.from_numpy(images[:4])
-    files = {"given": GIVEN, "fine-tuned": options.out / "digits.onnx", "int8": options.out / "digits-int8.onnx"}
+    files = {
+        "given": GIVEN,
+        "fine-tuned": options.out / "digits.onnx",
+        "int8": options.out / "digits-int8.onnx",
+    }
     burnt.onnx.export(model, example, files["fine-tuned"])
     print(burnt.quantize(model, "int8-static", calibrate=[torch.from_numpy(images[:256])]))
     burnt.onnx.export(model, example, files["int8"])
 
     found = {
-        name: (accuracy(file, images[-TEST:], labels[-TEST:]), file.stat().st_size) for name, file in files.items()
+        name: (accuracy(file, images[-TEST:], labels[-TEST:]), file.stat().st_size)
+        for name, file in files.items()
     }
     print(f"\n{'file':<12}{'accuracy':>10}{'bytes':>10}")
     for name, (share, size) in found.items():

@@ -1,6 +1,6 @@
 """Make digits.onnx: a network that scikit-learn trains on 200 pictures, written by skl2onnx.
 
-    pip install skl2onnx && python examples/import_onnx/make_file.py
+pip install skl2onnx && python examples/import_onnx/make_file.py
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import burnt
 from burnt.errors import InputValueError, UnsupportedError
-from burnt.onnx import onnx2torch
+from burnt.onnx.importer import onnx2torch
 from tests.onnx.importer_files import inputs_of, names, read
 
 MISSING = [name for name in ("onnx2torch", "torchvision") if importlib.util.find_spec(name) is None]

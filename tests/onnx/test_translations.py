@@ -35,7 +35,10 @@ MODELS: dict[str, tuple[Any, Callable[[], Tensor]]] = {
     "bert": (BertConfig(vocab_size=50, d_ff=64, **SIZES), tokens),
     "gpt2": (Gpt2Config(vocab_size=50, **SIZES), tokens),
     "vit": (ViTConfig(image_size=12, patch_size=4, d_ff=64, **SIZES), lambda: torch.randn(4, 3, 12, 12)),
-    "resnet": (ResNetConfig(stem_channels=8, channels=(8, 16), depths=(1, 1), block="basic"), lambda: torch.randn(4, 3, 32, 32)),
+    "resnet": (
+        ResNetConfig(stem_channels=8, channels=(8, 16), depths=(1, 1), block="basic"),
+        lambda: torch.randn(4, 3, 32, 32),
+    ),
 }
 SCHEMES = ("float", "int8", "int8-dynamic", "int8-static", "int4-block32")
 

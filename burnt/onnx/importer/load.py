@@ -9,7 +9,7 @@ from burnt.errors import InputValueError
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.module import ImportedModule
 from burnt.onnx.importer.source import read_model
-from burnt.onnx.onnx2torch import ConvertedModule, convert
+from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
 
 __all__ = ["load"]
 

@@ -56,7 +56,8 @@ def convert(model: object) -> ConvertedModule:
 
     parsed, where = read_model(model)
     engine = _onnx2torch()
-    if any(value.producer() is None or len(value.producer().outputs) > 1 for value in parsed.graph.outputs):
+    producers = [value.producer() for value in parsed.graph.outputs]
+    if any(producer is None or len(producer.outputs) > 1 for producer in producers):
         raise UnsupportedError(
             "onnx2torch does not support this model",
             where=where,
