@@ -117,8 +117,8 @@ def export(
             own ops instead of several; layer norms are since 17, GELU since 20.
 
     Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
-    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. ONNX Runtime may round
-    the inputs of matrices from opset 21 on to 8 bits, too (errors of about 0.5 %), unless its session option
+    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. From opset 21 on,
+    ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session option
     ``session.qdq_matmulnbits_accuracy_level`` is 1, as it is in the comparison here.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The import_onnx example, in short: the file of scikit-learn is imported, fine-tuned, quantized, exported."""
+"""The import_onnx example, in short: import, fine-tuning, quantization, export."""
 
 from __future__ import annotations
 

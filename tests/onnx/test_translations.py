@@ -90,7 +90,7 @@ class Kernels(torch.nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("opset", [pytest.param(18, marks=pytest.mark.full), 23])
 def test_ops_of_burnt_are_onnx_s_own(opset: int, tmp_path: Path) -> None:
     model, x = Kernels(), torch.randn(4, 5, 8)
     exported = export(model, x, tmp_path / "m.onnx", opset=opset)

@@ -8,8 +8,8 @@ import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.errors import InputValueError
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.module import ImportedModule
-from burnt.onnx.importer.source import read_model
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
+from burnt.onnx.importer.source import read_model
 
 __all__ = ["load"]
 
