@@ -118,7 +118,8 @@ def export(
 
     Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
     the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. From opset 21 on,
-    ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session option
+    ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session
+    option
     ``session.qdq_matmulnbits_accuracy_level`` is 1, as it is in the comparison here.
 
     Returns:
