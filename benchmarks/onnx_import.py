@@ -148,11 +148,11 @@ def text(results: dict[str, Any]) -> str:
         return "met" if met else "missed"
 
     seconds, memory = results["seconds"], results["memory"]
-    megabytes = results["file bytes"] / 1e6
+    size = results["file bytes"] / 1e6
     lines = [
         f"{results['cpu']}, {results['threads']} threads, {results['length']} tokens",
-        f"import of {megabytes:.1f} MB: {seconds:.2f} s (aim {AIMS['seconds']:g}: "
-        f"{mark(seconds <= AIMS['seconds'])}), {memory:.2f} times the file in memory (aim {AIMS['memory']:g}: "
+        f"import of {size:.1f} MB: {seconds:.2f} s (aim {AIMS['seconds']:g}: "
+        f"{mark(seconds <= AIMS['seconds'])}), {memory:.2f} x the file in memory (aim {AIMS['memory']:g}: "
         f"{mark(memory <= AIMS['memory'])})",
     ]
     for batch in BATCHES:
