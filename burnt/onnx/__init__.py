@@ -2,9 +2,10 @@
 
     export.py       export: a module becomes an ONNX file
     comparison.py   the file in ONNX Runtime beside the module
+    translations.py burnt's ops as ONNX's own; quantized weights as integers
     weights.py      checks of the weights; weights stored in 16 bits
     importer/       load: an ONNX model becomes a module, or a Python file
-    functions.py    what imported models call beside torch
+    functions/      what imported models call beside torch
 
 The packages it needs come with ``pip install burnt[onnx]`` and are imported when they are used.
 """

@@ -37,7 +37,9 @@ from burnt.errors import (
 )
 from burnt.inspect.signature import Signature, signature_of
 from burnt.kernels import decompositions
+from burnt.nn.quantized import Quantized
 from burnt.onnx.comparison import compare, first_line
+from burnt.onnx.translations import OPSET_4_BITS, store_packed_weights, translations
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 
 __all__ = ["Exported", "export"]
@@ -45,10 +47,14 @@ __all__ = ["Exported", "export"]
 OPSET = 20
 """The version of ONNX's operators that is written: the newest that all the runtimes in docs/ship.md read."""
 
+OPSETS = range(18, 24)
+"""The versions that can be written."""
+
 _WEIGHTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _DTYPES = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
 _DTYPES |= {"uint8", "uint16", "uint32", "uint64"}
 _BATCHES = (1, 3)  # the numbers of items with which the file is compared
+_TOLERANCE, _TOLERANCE_QUANTIZED = 1e-4, 2e-2
 _MAX_BYTES = 2**31 - 2**20  # of weights: protobuf's limit for a file, less some space for the graph
 
 
@@ -85,7 +91,8 @@ def export(
     weights: str = "float32",
     fold: bool = True,
     metadata: Mapping[str, str] | None = None,
-    tolerance: float = 1e-4,
+    tolerance: float | None = None,
+    opset: int | None = None,
 ) -> Exported:
     """Write a module as an ONNX file, in evaluation mode.
 
@@ -103,6 +110,17 @@ def export(
             those in 16 bits.
         metadata: texts to store in the file, beside the versions of burnt and torch and the signature.
         tolerance: the largest difference from the module that is accepted, relative to the largest output.
+            None for 1e-4, or 2e-2 where layers quantize their inputs: a number halfway between two integers
+            may be rounded to either, as the sums before it are rounded.
+        opset: the version of ONNX's operators, 18 to 23. None for 20, which all the runtimes in docs/ship.md
+            read, or 21 for weights of 4 bits. With 23, RMS norms, rotary embeddings and attention are ONNX's
+            own ops instead of several; layer norms are since 17, GELU since 20.
+
+    Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
+    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. From opset 21 on,
+    ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session
+    option
+    ``session.qdq_matmulnbits_accuracy_level`` is 1, as it is in the comparison here.
 
     Returns:
         What was written, and how far the file's outputs are from the module's.
@@ -127,6 +145,10 @@ def export(
         )
     if batch is not None and batch < 1:
         raise InputValueError("batch= is invalid", expected="at least 1", found=batch)
+    if opset is not None and opset not in OPSETS:
+        raise InputValueError(
+            "opset= is invalid", expected=f"{OPSETS[0]} to {OPSETS[-1]}, or None", found=repr(opset)
+        )
     target = Path(path)
     if not target.parent.is_dir() or (target.exists() and not target.is_file()):
         raise InputValueError(
@@ -143,7 +165,13 @@ def export(
             signature = _with_batch(signature, batch)
         signature, axes = _with_open_axes(signature, open_axes or {})
         source = _copy_for_export(model, dtype)
-        written = _translate(source, signature, axes, optimize=fold and dtype == torch.float32)
+        layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
+        if opset is None:
+            opset = OPSET_4_BITS if any(layer.scheme.type.bits < 8 for layer in layers) else OPSET
+        if tolerance is None:
+            has_quantized_inputs = any(layer.scheme.activations for layer in layers)
+            tolerance = _TOLERANCE_QUANTIZED if has_quantized_inputs else _TOLERANCE
+        written = _translate(source, signature, axes, opset, optimize=fold and dtype == torch.float32)
         if dtype != torch.float32:
             store_in_16_bits(written, dtype)
         signature = _with_batch_axes_of_outputs(signature, written)
@@ -248,7 +276,7 @@ def _copy_for_export(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _translate(
-    model: nn.Module, signature: Signature, axes: Sequence[Mapping[int, str]], optimize: bool
+    model: nn.Module, signature: Signature, axes: Sequence[Mapping[int, str]], opset: int, optimize: bool
 ) -> Any:
     """Return the model as an `onnx_ir.Model`.
 
@@ -267,7 +295,7 @@ def _translate(
             )
         except Exception as error:  # the model's code may raise anything when it is traced
             raise _tracing_error(name, error) from error
-        program = _decomposed(program)
+        program = _decomposed(program, opset)
         changed = [
             buffer.removeprefix("model.") for buffer in program.graph_signature.buffers_to_mutate.values()
         ]
@@ -281,13 +309,13 @@ def _translate(
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
-                opset_version=OPSET,
+                opset_version=opset,
                 dynamic_shapes=(tuple(dict(names) or None for names in axes),),  # the names of the axes
                 optimize=optimize,
                 verbose=False,
             )
         except torch.onnx.OnnxExporterError as error:
-            missing = missing_onnx_ops(program, OPSET)
+            missing = missing_onnx_ops(program, opset)
             raise UnsupportedError(
                 f"{name} uses ops that ONNX has no translation for"
                 if missing
@@ -298,6 +326,7 @@ def _translate(
     assert translated is not None
     if not optimize:
         _fold_constants(translated.model)
+    store_packed_weights(translated.model)
     _rename(translated.model, signature)
     _drop_source_lines(translated.model)
     return translated.model
@@ -313,10 +342,12 @@ def _fold_constants(model: Any) -> None:
     optimizer.remove_unused_nodes(model)
 
 
-def _decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Replace burnt's ops by their references, an op that torch.onnx translates wrongly, and in-place ops."""
+def _decomposed(program: torch.export.ExportedProgram, opset: int) -> torch.export.ExportedProgram:
+    """Replace burnt's ops by ONNX's or by their references, an op that torch.onnx translates wrongly, and
+    in-place ops."""
     targets = {node.target for node in program.graph.nodes}
-    table = {op: reference for op, reference in decompositions().items() if op in targets}
+    known = {**decompositions(), **translations(opset)}
+    table = {op: function for op, function in known.items() if op in targets}
     cross_entropy = torch.ops.aten.cross_entropy_loss.default
     if cross_entropy in targets:  # the translation ignores label_smoothing
         table[cross_entropy] = torch.export.default_decompositions()[cross_entropy]
@@ -334,6 +365,11 @@ def _rename(model: Any, signature: Signature) -> None:
         name = value.name.removeprefix("model.")
         if name not in graph.initializers:
             value.name = name
+    taken = {info.name for info in (*signature.inputs, *signature.outputs)}
+    for value in [value for name, value in graph.initializers.items() if name in taken]:
+        value.name = (
+            f"{value.name}.weight"  # of a folded op, such as `t`; NameFixPass renames no initializers
+        )
     for values, infos in ((graph.inputs, signature.inputs), (graph.outputs, signature.outputs)):
         for value, info in zip(values, infos, strict=True):
             value.name = info.name

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +118,13 @@ def expected_failures() -> dict[str, str]:
             name, reason = line.split(":", 1)
             found[name.strip()] = reason.strip()
     return found
+
+
+def readme_row(counts: Mapping[str, tuple[int, int]]) -> str:
+    """The table of README: how many tests of each kind pass, of how many."""
+    kinds = ("node", *STORED)
+    cells = (f"{counts[kind][0]} of {counts[kind][1]}" for kind in kinds if kind in counts)
+    return "\n".join([f"| {' | '.join(kinds)} |", "|---" * len(kinds) + "|", f"| {' | '.join(cells)} |"])
 
 
 def _report(names: Sequence[str]) -> Iterator[str]:

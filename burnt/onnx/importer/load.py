@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
+from burnt.errors import InputValueError
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.module import ImportedModule
+from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
 from burnt.onnx.importer.source import read_model
 
 __all__ = ["load"]
 
 
-def load(model: object) -> ImportedModule:
+@overload
+def load(model: object, engine: Literal["burnt"] = "burnt") -> ImportedModule: ...
+@overload
+def load(model: object, engine: Literal["onnx2torch"]) -> ConvertedModule: ...
+@overload
+def load(model: object, engine: str) -> ImportedModule | ConvertedModule: ...
+def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModule:
     """Import an ONNX model as a burnt Module.
 
     Args:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+        engine: ``"onnx2torch"`` for the converter of that name, with layers of torch and its own; it comes
+            with ``pip install burnt[onnx2torch]``.
 
     Returns:
         A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor,
@@ -22,7 +34,9 @@ def load(model: object) -> ImportedModule:
 
     Raises:
         RecordError: this is no ONNX model, or it is damaged.
-        UnsupportedError: it has ops that burnt does not support; all of them are named.
+        UnsupportedError: it has ops that the engine does not support (burnt's names all of them), or
+            onnx2torch is missing.
+        InputValueError: there is no such engine.
         OSError: the file does not exist or cannot be read.
 
     Decomposed layers (norms, GELU, SiLU, rotary embedding, attention) become layers or single calls again,
@@ -38,6 +52,10 @@ def load(model: object) -> ImportedModule:
     >>> model(torch.ones(3, 4)).shape, model.input_names, model.output_names
     (torch.Size([3, 2]), ['input'], ['output'])
     """
+    if engine == "onnx2torch":
+        return convert(model)
+    if engine != "burnt":
+        raise InputValueError("engine= is invalid", expected="'burnt' or 'onnx2torch'", found=repr(engine))
     parsed, where = read_model(model)
     build = build_program(parsed, where)
     inputs = [v.name or "" for v in parsed.graph.inputs if v not in build.constants]

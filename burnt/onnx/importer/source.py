@@ -64,6 +64,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
             proto.ParseFromString(bytes(model))
         except Exception as error:  # protobuf's DecodeError, and what its C++ parts raise
             raise _not_onnx(where, str(error)) from None
+        model = None  # frees a file's bytes: weights are held twice below, as the message and as tensors
     elif isinstance(model, onnx.ModelProto):
         proto = model
     else:

@@ -1,0 +1,128 @@
+"""onnx2torch: the converter of that name as a second engine of `burnt.onnx.load`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt.errors import UnsupportedError
+from burnt.module import Module
+from burnt.onnx.importer.source import read_model
+
+__all__ = ["ConvertedModule", "convert"]
+
+
+class ConvertedModule(Module, init=False):
+    """A module that onnx2torch has converted.
+
+    Args:
+        converted: onnx2torch's module, a `torch.fx.GraphModule`.
+        names: of inputs and outputs in the file.
+
+    Inputs are positional, in the order of the graph; one output is returned as it is, several as a tuple.
+    """
+
+    def __init__(self, converted: torch.nn.Module, names: tuple[list[str], list[str]]) -> None:
+        super().__init__()
+        self.converted = converted
+        self.input_names, self.output_names = names
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Compute the outputs of the graph."""
+        outputs = self.converted(*inputs)
+        return outputs if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def convert(model: object) -> ConvertedModule:
+    """Convert an ONNX model by onnx2torch.
+
+    Args:
+        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+
+    Returns:
+        A module in evaluation mode.
+
+    Raises:
+        RecordError: this is no ONNX model, or it is damaged.
+        UnsupportedError: onnx2torch or torchvision is missing, or does not support the model.
+        OSError: the file does not exist or cannot be read.
+    """
+    import onnx_ir as ir
+
+    parsed, where = read_model(model)
+    engine = _onnx2torch()
+    producers = [value.producer() for value in parsed.graph.outputs]
+    if any(producer is None or len(producer.outputs) > 1 for producer in producers):
+        raise UnsupportedError(
+            "onnx2torch does not support this model",
+            where=where,
+            found="an output that is an input, a weight, or one of several results of a node",
+            hint="the engine 'burnt' supports it",
+        )
+    ir.external_data.load_to_model(parsed)
+    names = (
+        [value.name or "" for value in parsed.graph.inputs if value.name not in parsed.graph.initializers],
+        [value.name or "" for value in parsed.graph.outputs],
+    )
+    try:
+        converted = engine.convert(ir.to_proto(parsed))
+    except Exception as error:  # its exceptions have no common base but Exception
+        raise UnsupportedError(
+            "onnx2torch does not support this model",
+            where=where,
+            found=f"{type(error).__name__}: {str(error)[:300]}",
+            hint="the engine 'burnt' may",
+        ) from error
+    return ConvertedModule(converted, names).eval()
+
+
+@functools.cache
+def _onnx2torch() -> Any:
+    """Return the package.
+
+    Raises:
+        UnsupportedError: it, or torchvision, is missing or fails.
+    """
+    missing = [name for name in ("onnx2torch", "torchvision") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(
+            "engine='onnx2torch' needs further packages",
+            expected="onnx2torch and torchvision",
+            found=f"no {', no '.join(missing)}",
+            hint="pip install 'burnt[onnx2torch]', or beside a torch for CPUs "
+            "pip install --no-deps onnx2torch torchvision",
+        )
+    try:
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::" not in str(error):
+                raise
+            _declare_torchvision_ops()
+        return importlib.import_module("onnx2torch")
+    except Exception as error:  # a torchvision for another torch fails in many ways
+        raise UnsupportedError(
+            "onnx2torch cannot be imported",
+            expected="the torchvision that belongs to this torch",
+            found=f"{type(error).__name__}: {str(error)[:300]}",
+        ) from error
+
+
+_libraries: list[Any] = []  # what they declare ends with them
+
+
+def _declare_torchvision_ops() -> None:
+    """Declare two ops that torchvision refers to when it is imported.
+
+    Its wheel for CUDA defines them in a library that does not load beside a torch for CPUs. ONNX's
+    NonMaxSuppression alone needs them, and still does not run then.
+    """
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)

@@ -1,0 +1,378 @@
+"""translations: burnt's ops as ops of ONNX, where its opset has them.
+
+A translation is a function of the op's arguments that calls `torch.onnx.ops.symbolic`; `torch.export` traces
+it in place of the op's reference. Where an op's arguments do not fit ONNX's op, the reference is traced.
+
+Quantized weights become DequantizeLinear with the integers as initializers. torch has no tensors of 4 bits:
+`burnt::Packed` stands for a packed weight, until `store_packed_weights` replaces it by an initializer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt import kernels
+from burnt.errors import UnsupportedError
+from burnt.kernels import ACTIVATIONS
+from burnt.kernels.ops.attention.reference import traceable_attention
+from burnt.kernels.ops.quantized.scaled import finish_linear
+from burnt.kernels.ops.quantized.values import unpack
+from burnt.scheme import VALUES
+
+__all__ = ["OPSET_4_BITS", "store_packed_weights", "translations"]
+
+OPSET_4_BITS = 21
+"""The first opset with tensors of 4 bits and with scales for blocks."""
+
+_OPSET_RMS_NORM = 23  # RMSNormalization, RotaryEmbedding and Attention came together
+_PACKED = "burnt"  # the domain of the op that stands for a packed weight
+
+
+def translations(opset: int) -> dict[Any, Callable[..., Any]]:
+    """Return what is traced in place of burnt's ops: a function of the same arguments for each overload.
+
+    Args:
+        opset: the version of ONNX's ops, at least 18.
+
+    >>> torch.ops.burnt.rms_norm.default in translations(23), torch.ops.burnt.rope.default in translations(20)
+    (True, False)
+    """
+    return _Translations(opset).table()
+
+
+class _Translations:
+    """The translations for one opset."""
+
+    def __init__(self, opset: int) -> None:
+        self._opset = opset
+
+    def table(self) -> dict[Any, Callable[..., Any]]:
+        ops = torch.ops.burnt
+        table: dict[Any, Callable[..., Any]] = {
+            ops.layer_norm.default: self.layer_norm,
+            ops.layer_norm.residual: self.layer_norm,
+            ops.dot_product_attention.default: self.attention,
+            ops.quantize.default: self.quantize,
+            ops.dequantize.default: self.dequantize,
+            ops.quantized_linear.default: self.quantized_linear,
+            ops.quantized_embedding.default: self.quantized_embedding,
+            ops.scaled_linear.default: self.scaled_linear,
+            ops.scaled_conv.default: self.scaled_conv,
+        }
+        if self._opset >= _OPSET_RMS_NORM:
+            table |= dict.fromkeys((ops.rms_norm.default, ops.rms_norm.residual), self.rms_norm)
+            table[ops.rope.default] = self.rope
+        return table
+
+    def _call(
+        self,
+        op: str,
+        inputs: Sequence[Tensor | None],
+        attributes: dict[str, Any],
+        shape: Sequence[Any],
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        version = 1 if op.startswith(_PACKED) else self._opset
+        return torch.onnx.ops.symbolic(op, inputs, attributes, dtype=dtype, shape=shape, version=version)
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Any:
+        if weight is None:  # the scale is no optional input of ONNX's op
+            return kernels.layer_norm.reference(x, weight, bias, eps, residual, activation)
+        total = x if residual is None else x + residual
+        out = F.layer_norm(total, weight.shape, weight.to(x.dtype), _cast(bias, x.dtype), eps)
+        return _activated(out, activation) if residual is None else (_activated(out, activation), total)
+
+    def rms_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None = None,
+        eps: float | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Any:
+        if weight is None or x.dtype != torch.float32:
+            return kernels.rms_norm.reference(x, weight, eps, residual, activation)
+        total = x if residual is None else x + residual
+        epsilon = torch.finfo(torch.float32).eps if eps is None else eps
+        attributes = {"axis": -weight.dim(), "epsilon": epsilon}
+        out = self._call("RMSNormalization", (total, weight.to(x.dtype)), attributes, x.shape)
+        return _activated(out, activation) if residual is None else (_activated(out, activation), total)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+        """ONNX's op takes ``[batch, heads, length, d]`` and angles ``[batch, length, r]``."""
+        angles = [_angles(t, x) for t in (cos, sin)]
+        if x.dim() != 4 or angles[0] is None or not x.dtype == cos.dtype == sin.dtype:
+            return kernels.rope.reference(x, cos, sin, interleaved)
+        width = 2 * cos.shape[-1]
+        attributes = {"interleaved": int(interleaved)}
+        if width != x.shape[-1]:
+            attributes |= {"rotary_embedding_dim": width}
+        return self._call("RotaryEmbedding", (x, *angles), attributes, x.shape, x.dtype)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Tensor:
+        """torch's attention, which has a translation for each opset, with one mask for burnt's options."""
+        bound = kernels.dot_product_attention.signature.bind(q, k, v, *rest, **named)
+        bound.apply_defaults()
+        if bound.arguments["softcap"] is not None or bound.arguments["seed"] is not None:
+            return kernels.dot_product_attention.reference(*bound.args)
+        return traceable_attention(*bound.args)
+
+    def quantize(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None = None,
+        value: str = "int8",
+        block: int = 0,
+        narrow: bool = False,
+    ) -> Tensor:
+        if value != "int8" or scale.numel() != 1 or narrow or x.dtype != torch.float32:
+            return kernels.quantize.reference(x, scale, zero_point, value, block, narrow)
+        zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(())
+        inputs = (x, scale.float().reshape(()), zero)
+        return self._call("QuantizeLinear", inputs, {}, x.shape, torch.int8)
+
+    def dequantize(
+        self,
+        values: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None = None,
+        value: str = "int8",
+        block: int = 0,
+        columns: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        weight = self._weight(values, scale, zero_point, value, block)
+        weight = weight if columns is None or columns == weight.shape[1] else weight[:, :columns]
+        return weight.to(dtype or torch.float32)
+
+    def _weight(
+        self, values: Tensor, scale: Tensor, zero_point: Tensor | None, value: str, block: int
+    ) -> Tensor:
+        """Return the dequantized matrix ``[rows, columns]`` with all columns that are stored."""
+        if value not in ("int8", "int4", "int2"):
+            raise UnsupportedError(
+                "ONNX Runtime computes with no weights of this type",
+                expected="int8, int4 or int2",
+                found=value,
+            )
+        codes, (rows, columns) = values, values.shape
+        if value != "int8":
+            columns *= VALUES[value].per_byte
+            attributes = {"value": value, "bits": 4 if self._opset >= OPSET_4_BITS else 8}
+            codes = self._call(f"{_PACKED}::Packed", (values,), attributes, (rows, columns), torch.int8)
+            if zero_point is not None:
+                attributes |= {"value": "int8"}
+                zero_point = self._call(
+                    f"{_PACKED}::Packed", (zero_point,), attributes, zero_point.shape, torch.int8
+                )
+        scale = scale.float()
+        if block and self._opset >= OPSET_4_BITS:
+            attributes = {"axis": 1, "block_size": block}
+            return self._call("DequantizeLinear", (codes, scale, zero_point), attributes, (rows, columns))
+        # Each block is a row, since older opsets have one scale for each index of an axis.
+        codes = codes.reshape(-1, block) if block else codes
+        inputs = [codes, *(None if t is None else t.reshape(-1) for t in (scale, zero_point))]
+        if scale.numel() == 1:
+            inputs[1:] = [None if t is None else t.reshape(()) for t in inputs[1:]]
+        out = self._call("DequantizeLinear", inputs, {"axis": 0}, codes.shape)
+        return out.reshape(rows, columns)
+
+    def quantized_linear(
+        self,
+        x: Tensor,
+        values: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None = None,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        value: str = "int8",
+        block: int = 0,
+    ) -> Tensor:
+        weight = self.dequantize(values, scale, zero_point, value, block, x.shape[-1], x.dtype)
+        return _activated(F.linear(x, weight, _cast(bias, x.dtype)), activation)
+
+    def quantized_embedding(
+        self,
+        indices: Tensor,
+        values: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None = None,
+        value: str = "int8",
+        block: int = 0,
+        columns: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Gathered rows are dequantized by arithmetic: their scales are no constants."""
+        flat = indices.reshape(-1)
+        rows = F.embedding(flat, values)
+        if value in ("int4", "int2"):
+            value, rows = "int8", self._unpack(rows, VALUES[value].bits)
+        elif value != "int8":
+            return kernels.quantized_embedding.reference(
+                indices, values, scale, zero_point, value, block, columns, dtype
+            )
+        is_shared = scale.shape[0] == 1 and values.shape[0] != 1
+        row_scale = scale if is_shared else F.embedding(flat, scale)
+        row_zero = zero_point if zero_point is None or is_shared else F.embedding(flat, zero_point)
+        out = kernels.dequantize.reference(rows, row_scale, row_zero, value, block, columns, dtype)
+        return out.reshape(*indices.shape, out.shape[-1])
+
+    def _unpack(self, packed: Tensor, bits: int) -> Tensor:
+        """Return the integers in bytes ``[rows, bytes]``: int32 ``[rows, columns]``."""
+        mask = torch.full((), (1 << bits) - 1, dtype=torch.uint8)
+        parts = []
+        for bit in range(0, 8, bits):
+            shift = torch.full((), bit, dtype=torch.uint8)
+            part = self._call("BitShift", (packed, shift), {"direction": "RIGHT"}, packed.shape, packed.dtype)
+            parts.append(self._call("BitwiseAnd", (part, mask), {}, packed.shape, packed.dtype))
+        unsigned = torch.stack(parts, -1).flatten(1).to(torch.int32)
+        return torch.where(unsigned >= 1 << (bits - 1), unsigned - (1 << bits), unsigned)
+
+    def scaled_linear(
+        self,
+        x: Tensor,
+        values: Tensor,
+        x_scale: Tensor,
+        scale: Tensor,
+        x_zero_point: Tensor | None = None,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        out_scale: Tensor | None = None,
+        out_zero_point: Tensor | None = None,
+        value: str = "int8",
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
+        if value != "int8" or out_scale is not None or x.dim() != 2:
+            return kernels.scaled_linear.reference(
+                x,
+                values,
+                x_scale,
+                scale,
+                x_zero_point,
+                bias,
+                activation,
+                out_scale,
+                out_zero_point,
+                value,
+                dtype,
+            )
+        if x_scale.numel() == 1:
+            numbers = self._numbers(x, x_scale, x_zero_point)
+            out = F.linear(numbers, self._weight(values, scale, None, value, 0), _cast(bias, torch.float32))
+            return _activated(out, activation).to(dtype or torch.float32)
+        shape = (x.shape[0], values.shape[0])
+        sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
+        return finish_linear(sums, x_scale, scale, None, None, bias, activation, None, None, value, dtype)
+
+    def scaled_conv(
+        self,
+        x: Tensor,
+        values: Tensor,
+        x_scale: Tensor,
+        scale: Tensor,
+        x_zero_point: Tensor | None = None,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        stride: Sequence[int] = (1,),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        groups: int = 1,
+        out_scale: Tensor | None = None,
+        out_zero_point: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """The pattern DequantizeLinear, Conv; a dynamic scale for each sample multiplies the input."""
+        if out_scale is not None:
+            raise UnsupportedError("quantized outputs of convolutions have no translation to ONNX")
+        axes = values.dim() - 2
+        weight = self._call(
+            "DequantizeLinear",
+            (values, scale.float().reshape(-1) if scale.numel() > 1 else scale.float().reshape(())),
+            {"axis": 0},
+            values.shape,
+        )
+        if x_scale.numel() == 1:
+            numbers = self._numbers(x, x_scale, x_zero_point)
+        else:
+            numbers = x.float() * x_scale.reshape(-1, *[1] * (x.dim() - 1))
+        conv: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+        sizes = [_expanded(size, axes) for size in (stride, padding, dilation)]
+        out = conv(numbers, weight, _cast(bias, torch.float32), *sizes, groups)
+        return _activated(out, activation).to(dtype or torch.float32)
+
+    def _numbers(self, x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None) -> Tensor:
+        zero = None if x_zero_point is None else x_zero_point.reshape(())
+        return self._call("DequantizeLinear", (x, x_scale.float().reshape(()), zero), {}, x.shape)
+
+
+def _activated(x: Tensor, activation: str | None) -> Tensor:
+    return x if activation is None else ACTIVATIONS[activation](x)
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
+
+
+def _expanded(sizes: Sequence[int], axes: int) -> list[int]:
+    return list(sizes) * axes if len(sizes) == 1 else list(sizes)
+
+
+def _angles(table: Tensor, x: Tensor) -> Tensor | None:
+    """Return cosines or sines as ``[batch, length, r]``; None if they differ among heads."""
+    if table.dim() == 4 and table.shape[1] == 1:
+        table = table.squeeze(1)
+    if table.dim() not in (2, 3) or (table.dim() == 3 and x.dim() != 4):
+        return None
+    return table.expand(x.shape[0], x.shape[2], table.shape[-1]) if x.dim() == 4 else None
+
+
+def store_packed_weights(model: Any) -> None:
+    """Replace each `burnt::Packed` of an `onnx_ir.Model` by an initializer of 4 or 8 bits."""
+    import onnx_ir as ir
+
+    graph = model.graph
+    for node in [node for node in graph if node.domain == _PACKED]:
+        source = node.inputs[0]
+        assert source is not None
+        reshapes = []
+        while source.const_value is None:  # a flattened weight of a convolution
+            reshapes.append(source.producer())
+            source = reshapes[-1].inputs[0]
+        packed = torch.from_numpy(source.const_value.numpy().copy())
+        rows = packed.reshape(packed.shape[0], -1)
+        codes = unpack(rows, node.attributes["value"].as_string()).numpy()
+        name = source.name
+        output = node.outputs[0]
+        new = ir.Value(name=f"{name}.unpacked", shape=ir.Shape(codes.shape))
+        if node.attributes["bits"].as_int() == 4:
+            data = np.ascontiguousarray(codes).astype(ir.DataType.INT4.numpy())
+            new.const_value = ir.Tensor(data, dtype=ir.DataType.INT4, name=new.name)
+        else:
+            new.const_value = ir.Tensor(np.ascontiguousarray(codes), name=new.name)
+        new.type = ir.TensorType(new.const_value.dtype)
+        if new.name not in graph.initializers:
+            graph.register_initializer(new)
+        output.replace_all_uses_with(graph.initializers[new.name])
+        graph.remove(node, safe=True)
+        for reshape in reshapes:
+            if not reshape.outputs[0].uses():
+                graph.remove(reshape, safe=True)
+        if not source.uses():
+            del graph.initializers[name]
+    model.opset_imports.pop(_PACKED, None)

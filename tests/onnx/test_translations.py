@@ -1,0 +1,172 @@
+"""burnt's ops as ONNX's own, and quantized models as files of integers, compared with burnt.
+
+`export` compares each file with its module in ONNX Runtime; these tests look at what is in the file, and
+import it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import burnt
+from burnt import kernels
+from burnt.errors import InputValueError, UnsupportedError
+from burnt.models import BertConfig, Gpt2Config, LlamaConfig, ResNetConfig, ViTConfig
+from burnt.onnx import export
+
+SIZES: dict[str, Any] = {"d_model": 32, "num_layers": 1, "num_heads": 4}
+
+
+def tokens() -> Tensor:
+    return torch.randint(1, 50, (4, 6))
+
+
+MODELS: dict[str, tuple[Any, Callable[[], Tensor]]] = {
+    "llama": (LlamaConfig(vocab_size=50, d_ff=64, num_kv_heads=2, **SIZES), tokens),
+    "bert": (BertConfig(vocab_size=50, d_ff=64, **SIZES), tokens),
+    "gpt2": (Gpt2Config(vocab_size=50, **SIZES), tokens),
+    "vit": (ViTConfig(image_size=12, patch_size=4, d_ff=64, **SIZES), lambda: torch.randn(4, 3, 12, 12)),
+    "resnet": (
+        ResNetConfig(stem_channels=8, channels=(8, 16), depths=(1, 1), block="basic"),
+        lambda: torch.randn(4, 3, 32, 32),
+    ),
+}
+SCHEMES = ("float", "int8", "int8-dynamic", "int8-static", "int4-block32")
+
+
+def ops(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path).graph.node}
+
+
+@torch.no_grad()
+@pytest.mark.sample(keep=("llama-int4-block32-23", "resnet-int8-static-20"))
+@pytest.mark.parametrize(
+    "case", ["-".join(map(str, case)) for case in itertools.product(MODELS, SCHEMES, (20, 23))]
+)
+def test_the_circle(case: str, tmp_path: Path) -> None:
+    name, rest = case.split("-", 1)
+    scheme, opset = rest.rsplit("-", 1)
+    config, example = MODELS[name]
+    model, x = config.init().eval(), example()
+    if scheme != "float":
+        burnt.quantize(model, scheme, calibrate=[x] if "static" in scheme else None)
+    exported = export(model, x, tmp_path / "m.onnx", opset=int(opset))
+    found, expected = burnt.onnx.load(tmp_path / "m.onnx")(x), model(x)
+    expected = expected if isinstance(expected, Tensor) else next(iter(vars(expected).values()))
+    # A number halfway between two integers may be rounded to either.
+    tolerance = 2e-2 if scheme in ("int8-dynamic", "int8-static") else 1e-5
+    for ours in (found,) if isinstance(found, Tensor) else found[:1]:
+        assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
+    assert max(exported.errors.values()) <= tolerance
+
+
+class Kernels(torch.nn.Module):
+    """Ops of burnt.kernels, as `burnt.swap` calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(8))
+        self.bias = torch.nn.Parameter(torch.rand(8))
+        angles = torch.rand(5, 3)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        normed, total = kernels.rms_norm(x, self.weight, 1e-3, x.flip(-1))
+        again, _ = kernels.layer_norm(total, self.weight, self.bias, 1e-2, x, "gelu")
+        cos, sin = self.get_buffer("cos"), self.get_buffer("sin")
+        heads = torch.stack([normed, again], 1)
+        q, k = kernels.rope(heads, cos, sin), kernels.rope(heads, cos, sin, interleaved=True)
+        return kernels.attention(q, k, heads, causal=True, scale=0.7), kernels.rope(x, cos, sin)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("opset", [pytest.param(18, marks=pytest.mark.full), 23])
+def test_ops_of_burnt_are_onnx_s_own(opset: int, tmp_path: Path) -> None:
+    model, x = Kernels(), torch.randn(4, 5, 8)
+    exported = export(model, x, tmp_path / "m.onnx", opset=opset)
+    assert max(exported.errors.values()) < 1e-5
+    file = onnx.load(tmp_path / "m.onnx")
+    onnx.checker.check_model(file, full_check=True)
+    assert [(entry.domain, entry.version) for entry in file.opset_import] == [("", opset)]
+    found, since_23 = ops(tmp_path / "m.onnx"), {"Attention", "RMSNormalization", "RotaryEmbedding"}
+    assert "LayerNormalization" in found
+    assert found & since_23 == (since_23 if opset == 23 else set())
+    for ours, expected in zip(burnt.onnx.load(tmp_path / "m.onnx")(x), model(x), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+class Layers(torch.nn.Module):
+    """The layers that are quantized: an embedding, linear maps of two and three axes, a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 64)
+        self.linear = torch.nn.Linear(64, 64)
+        self.conv = torch.nn.Conv1d(64, 64, 3, padding=1)
+        self.head = torch.nn.Linear(64, 64)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """A name that the exporter gives values, too."""
+        x = F.gelu(self.linear(self.embedding(t))).mT
+        return self.head(self.conv(x).amax(-1))
+
+
+STORED: dict[tuple[str, int | None], set[str]] = {
+    ("int8", None): {"INT8"},
+    ("int8-dynamic", None): {"INT8"},
+    ("int8-static", None): {"INT8"},
+    ("int8-block32-asymmetric", 21): {"INT8"},
+    ("int8-tensor", 23): {"INT8"},
+    ("int4-block32", None): {"INT4", "UINT8"},
+    ("int4-block32-asymmetric", None): {"INT4", "UINT8"},
+    ("int4-block32", 20): {"INT8", "UINT8"},
+    ("int2-block32", None): {"INT4", "UINT8"},
+}
+
+
+@torch.no_grad()
+@pytest.mark.sample(keep=("int8-dynamic",))
+@pytest.mark.parametrize(("scheme", "opset"), STORED)
+def test_weights_are_integers_in_the_file(scheme: str, opset: int | None, tmp_path: Path) -> None:
+    model, x = Layers().eval(), tokens()
+    burnt.quantize(model, scheme, calibrate=[x] if "static" in scheme else None)
+    exported = export(model, x, tmp_path / "m.onnx", opset=opset)
+    assert max(exported.errors.values()) < 2e-2
+    file = onnx.load(tmp_path / "m.onnx")
+    onnx.checker.check_model(file, full_check=True)
+    name = onnx.TensorProto.DataType.Name
+    large = {name(t.data_type) for t in file.graph.initializer if onnx.numpy_helper.to_array(t).size > 600}
+    assert large - {"FLOAT", "FLOAT16"} == STORED[scheme, opset]
+    values = [t for t in file.graph.initializer if onnx.numpy_helper.to_array(t).size > 64 * 8]
+    assert all(name(t.data_type) not in {"FLOAT", "FLOAT16"} for t in values)
+    ours, expected = burnt.onnx.load(tmp_path / "m.onnx")(x), model(x)
+    assert (ours - expected).abs().max() <= 2e-2 * expected.abs().max()
+
+
+def test_dequantized_weights_are_exact(tmp_path: Path, run_file: Callable[..., Any]) -> None:
+    """The file's weight, in 4 bits with a block that does not divide the columns, beside the layer's."""
+    model = torch.nn.Sequential(torch.nn.Linear(50, 8, bias=False))
+    burnt.quantize(model, "int4-block32-asymmetric")
+    export(model, torch.randn(4, 50), tmp_path / "m.onnx")
+    found = run_file(tmp_path / "m.onnx", {"input": torch.eye(50)})["output"]
+    torch.testing.assert_close(torch.from_numpy(found).T, model[0].weight, atol=1e-6, rtol=1e-6)
+
+
+def test_what_has_no_translation(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8))
+    with pytest.raises(InputValueError, match=r"(?s)opset= is invalid.*18 to 23, or None.*17"):
+        export(model, torch.randn(4, 32), tmp_path / "m.onnx", opset=17)
+    burnt.quantize(model, "fp4-block32")
+    with pytest.raises(UnsupportedError, match=r"(?s)weights of this type.*int8, int4 or int2.*float4_e2m1"):
+        export(model, torch.randn(4, 32), tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
