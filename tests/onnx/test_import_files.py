@@ -76,7 +76,8 @@ def check(found: Any, expected: Any) -> None:
 
 def import_package(folder: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("imported_package", folder / "__init__.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     return package

@@ -72,7 +72,8 @@ def test_it_trains_with_the_learner(tmp_path: Path):
     training.run(Learner(model, optim.AdamW(), 1e-2))
     assert loss() < 0.8 * first
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
-    assert any("query" in name for name in changed) and any("word_embeddings" in name for name in changed)
+    assert any("query" in name for name in changed)
+    assert any("word_embeddings" in name for name in changed)
 
 
 def test_it_swaps():

@@ -89,7 +89,7 @@ def _format(x: Tensor) -> np.ndarray[Any, Any]:
 
 def _wrap(x: Tensor, bits: int, signed: bool) -> Tensor:
     """Keep the lowest bits."""
-    low = x.to(torch.int64) & (2**bits - 1)
+    low: Tensor = x.to(torch.int64) & (2**bits - 1)
     if signed:
         return torch.where(low >= 2 ** (bits - 1), low - 2**bits, low).to(torch.int8)
     return low.to(torch.uint8)

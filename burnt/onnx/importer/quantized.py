@@ -95,10 +95,10 @@ def quantized_weight(
     zeros = (np.zeros(parts[0].shape) if parts[1] is None else parts[1]).astype(np.int64) - offset
     scheme = QuantScheme(
         kind,
-        level,
+        level,  # type: ignore[arg-type]
         size,
         symmetric=not zeros.any(),
-        scale=_SCALES[scale.dtype.name],  # type: ignore[arg-type]
+        scale=_SCALES[scale.dtype.name],
     )
     shape = scheme.scale_shape(weight.shape[0], weight[0].numel())
     if scale.size != shape[0] * shape[1]:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Write small ONNX files of other makers: scikit-learn, LightGBM, Keras, and models of old operator sets.
 
     pip install skl2onnx onnxmltools onnxconverter-common lightgbm keras

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 pytest.importorskip("sklearn")
 skl2onnx = pytest.importorskip("skl2onnx")
-ort = pytest.importorskip("onnxruntime")
 
 from sklearn import ensemble, linear_model, pipeline, preprocessing, svm, tree
 
