@@ -58,6 +58,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(bytes(model))
+            model = None  # as large as the weights
         except Exception as error:  # protobuf's DecodeError, and what its C++ parts raise
             raise _not_onnx(where, str(error)) from None
     elif isinstance(model, onnx.ModelProto):
@@ -69,9 +70,29 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         parsed = ir.from_proto(proto)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _not_onnx(where, str(error)) from None
+    _detach(parsed)
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)
     return parsed, where
+
+
+def _detach(model: ir.Model) -> None:
+    """Copy tensors out of the parsed file, whose memory is then freed: each access would copy them again."""
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.TensorProtoTensor):
+            value.const_value = ir.Tensor(
+                value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name
+            )
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph.all_nodes():
+            for name, attribute in node.attributes.items():
+                if isinstance(attribute.value, ir.TensorProtoTensor):
+                    tensor = attribute.value
+                    node.attributes[name] = ir.AttrTensor(
+                        name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+                    )
 
 
 def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
