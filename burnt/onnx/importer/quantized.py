@@ -117,7 +117,7 @@ def fill_layer(layer: torch.nn.Module, found: QuantizedWeight, activations: Any 
     Args:
         layer: with its bias; gets the weight.
         found: its weight.
-        activations: scale and zero point of the input, in burnt's signed values; None if that is not quantized.
+        activations: scale and zero point of the input, in signed values; None if it is not quantized.
     """
     kind = quantized_class(layer)
     if kind is None:

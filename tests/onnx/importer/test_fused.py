@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
+import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from burnt.onnx import backend

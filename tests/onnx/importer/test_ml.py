@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
-skl2onnx = pytest.importorskip("skl2onnx")
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("skl2onnx")
+pytest.importorskip("onnxruntime")
 
+import onnxruntime as ort
+import skl2onnx
 from sklearn import ensemble, linear_model, pipeline, preprocessing, svm, tree
 
 from burnt.onnx import backend
