@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -80,7 +80,8 @@ def quantized_weight(
     row_axis = 1 if is_transposed else 0
     if is_transposed:
         weight = weight.t().contiguous()
-    level, size = "channel", None
+    level: Literal["tensor", "channel", "block"] = "channel"
+    size = None
     if block:
         level, size = "block", block
         if values.ndim != 2 or axis % 2 == row_axis or block % 2:
@@ -98,7 +99,7 @@ def quantized_weight(
         level,
         size,
         symmetric=not zeros.any(),
-        scale=_SCALES[scale.dtype.name],  # type: ignore[arg-type]
+        scale=_SCALES[scale.dtype.name],
     )
     shape = scheme.scale_shape(weight.shape[0], weight[0].numel())
     if scale.size != shape[0] * shape[1]:

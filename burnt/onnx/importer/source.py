@@ -85,7 +85,8 @@ def _detach(model: ir.Model) -> None:
             value.const_value = ir.Tensor(
                 value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name
             )
-    for graph in (model.graph, *model.functions.values()):
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in graphs:
         for node in graph.all_nodes():
             for name, attribute in node.attributes.items():
                 if isinstance(attribute.value, ir.TensorProtoTensor):

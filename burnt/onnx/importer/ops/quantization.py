@@ -63,8 +63,8 @@ def _dequantize(build: Build, node: Node) -> Any:
 
     arrays = [build.constant(node, i) for i in range(3)]
     if arrays[0] is not None and arrays[0].dtype == np.int32 and arrays[1] is not None:  # a bias
-        given = [None if array is None else to_tensor(array) for array in arrays]
-        return to_array(dequantize_linear(given[0], given[1], given[2], **options))
+        zero_point = None if arrays[2] is None else to_tensor(arrays[2])
+        return to_array(dequantize_linear(to_tensor(arrays[0]), to_tensor(arrays[1]), zero_point, **options))
     return Dequantized(node, build, emit, _quantized_just_before(build, node))
 
 
