@@ -92,7 +92,8 @@ def _wrap(x: Tensor, bits: int, signed: bool) -> Tensor:
     low: Tensor = x.to(torch.int64) & (2**bits - 1)
     if signed:
         return torch.where(low >= 2 ** (bits - 1), low - 2**bits, low).to(torch.int8)
-    return low.to(torch.uint8)
+    unsigned: Tensor = low.to(torch.uint8)
+    return unsigned
 
 
 def _to_float4(x: Tensor) -> Tensor:

@@ -178,8 +178,8 @@ def nbits_weight(
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, device=packed.device, dtype=torch.uint8)
-    codes: Tensor = (packed[..., None] >> shifts) & (2**bits - 1)
-    return codes.flatten(-2).float()
+    values: Tensor = ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(-2)
+    return values.float()
 
 
 def matmul_integer_to_float(

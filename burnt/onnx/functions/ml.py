@@ -170,9 +170,9 @@ def kernel_scores(
 
 
 def pair_votes(scores: Tensor) -> Tensor:
-    """Return how many pairs of classes each class wins, ``[N, C]``, of scores ``[N, C (C - 1) / 2]``.
+    """Return how many pairs of classes each class wins, ``[N, C]``.
 
-    A positive score is the first class's.
+    A positive score of a pair, ``[N, C (C - 1) / 2]``, is the first class's.
     """
     first, second, count = _pairs(scores)
     wins = (scores > 0).to(scores.dtype)

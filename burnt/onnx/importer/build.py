@@ -308,7 +308,7 @@ class Build:
 
     def to_weight(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Return an array as the data of a layer's parameter."""
-        return to_tensor(np.ascontiguousarray(array))
+        return to_tensor(array)
 
     def body(self, graph: Any, hint: str, inputs: Sequence[str] | None = None) -> Name:
         """Add the body of a loop or branch as a nested function, and return its name.

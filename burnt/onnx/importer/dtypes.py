@@ -71,10 +71,10 @@ def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     name = array.dtype.name
     if name in _BITS:
         bits, dtype = _BITS[name]
-        return torch.from_numpy(np.array(array.view(bits))).view(dtype)
+        return torch.from_numpy(np.array(array.view(bits), order="C")).view(dtype)
     if name in _SMALL:
         return torch.from_numpy(array.astype(_SMALL[name]))
-    return torch.from_numpy(np.array(array))  # a copy: arrays of files are read-only
+    return torch.from_numpy(np.array(array, order="C"))  # a copy: arrays of files are read-only
 
 
 def to_array(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -80,7 +80,8 @@ def quantized_weight(
     row_axis = 1 if is_transposed else 0
     if is_transposed:
         weight = weight.t().contiguous()
-    level, size = "channel", None
+    level: Literal["tensor", "channel", "block"] = "channel"
+    size = None
     if block:
         level, size = "block", block
         if values.ndim != 2 or axis % 2 == row_axis or block % 2:
@@ -117,7 +118,7 @@ def fill_layer(layer: torch.nn.Module, found: QuantizedWeight, activations: Any 
     Args:
         layer: with its bias; gets the weight.
         found: its weight.
-        activations: scale and zero point of the input, in burnt's signed values, or None.
+        activations: scale and zero point of the input, in signed values; None if it is not quantized.
     """
     kind = quantized_class(layer)
     if kind is None:

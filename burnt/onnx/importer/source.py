@@ -62,6 +62,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(bytes(model))
+            model = None  # as large as the weights
         except Exception as error:  # protobuf's DecodeError, and what its C++ parts raise
             raise _not_onnx(where, str(error)) from None
         model = None  # frees a file's bytes: weights are held twice below, as the message and as tensors
@@ -86,6 +87,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         parsed = ir.from_proto(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _not_onnx(where, str(error)) from None
+    _detach(parsed)
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)
     return parsed, where
@@ -94,6 +96,26 @@ def read_model(model: object) -> tuple[ir.Model, str]:
 def _has_map(kind: Any) -> bool:
     """Whether a type is a map, or a sequence of maps."""
     return bool(kind.HasField("map_type") or kind.sequence_type.elem_type.HasField("map_type"))
+
+
+def _detach(model: ir.Model) -> None:
+    """Copy tensors out of the parsed file, whose memory is then freed: each access would copy them again."""
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.TensorProtoTensor):
+            value.const_value = ir.Tensor(
+                value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name
+            )
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in graphs:
+        for node in graph.all_nodes():
+            for name, attribute in node.attributes.items():
+                if isinstance(attribute.value, ir.TensorProtoTensor):
+                    tensor = attribute.value
+                    node.attributes[name] = ir.AttrTensor(
+                        name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+                    )
 
 
 def _check_proto(proto: Any, where: str, folder: Path | None) -> None:

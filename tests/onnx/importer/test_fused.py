@@ -8,7 +8,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
 from onnx import helper, numpy_helper
 

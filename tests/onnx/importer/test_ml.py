@@ -10,8 +10,10 @@ import onnxruntime as ort
 import pytest
 
 pytest.importorskip("sklearn")
-skl2onnx = pytest.importorskip("skl2onnx")
+pytest.importorskip("skl2onnx")
+pytest.importorskip("onnxruntime")
 
+import skl2onnx
 from sklearn import ensemble, linear_model, pipeline, preprocessing, svm, tree
 
 from burnt.onnx import backend

@@ -28,10 +28,10 @@ def _count(value: Any) -> int:
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
     """Add a linear layer with a weight ``[out, in]``."""
     tensor = build.to_weight(weight)
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=tensor.dtype)
-    layer.weight.data = tensor
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = torch.nn.Parameter(tensor)
     if bias is not None:
-        layer.bias.data = build.to_weight(bias)
+        layer.bias = torch.nn.Parameter(build.to_weight(bias))
     return build.layer(layer, x, hint="linear")
 
 
@@ -66,7 +66,7 @@ def _matmul(build: Build, node: Node) -> Any:
     value = node.node.inputs[1]
     is_shared = value is not None and len(value.uses()) > 1
     bias, consumer = (None, None) if is_shared else _bias_after(build, node, weight.shape[1])
-    result = _linear(build, x, np.ascontiguousarray(weight.T), bias)
+    result = _linear(build, x, weight.T, bias)
     if consumer is not None:
         build.absorbed[consumer] = result
     return result
@@ -111,7 +111,7 @@ def _gemm(build: Build, node: Node) -> Any:
     is_plain = alpha == beta == 1.0 and not node.attr("transA", 0) and build.constant(node, 0) is None
     has_bias = node.has(2)
     if is_plain and _is_weight(build, node, 1, 2) and weight is not None:
-        rows = weight if node.attr("transB", 0) else np.ascontiguousarray(weight.T)
+        rows = weight if node.attr("transB", 0) else weight.T
         if not has_bias:
             return _linear(build, a, rows, None)
         if _is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,):

@@ -64,8 +64,7 @@ def _dequantize(build: Build, node: Node) -> Any:
     arrays = [build.constant(node, i) for i in range(3)]
     if arrays[0] is not None and arrays[0].dtype == np.int32 and arrays[1] is not None:  # a bias
         zero_point = None if arrays[2] is None else to_tensor(arrays[2])
-        found = dequantize_linear(to_tensor(arrays[0]), to_tensor(arrays[1]), zero_point, **options)
-        return to_array(found)
+        return to_array(dequantize_linear(to_tensor(arrays[0]), to_tensor(arrays[1]), zero_point, **options))
     return Dequantized(node, build, emit, _quantized_just_before(build, node))
 
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Ints, Node
@@ -204,8 +205,8 @@ def _gather(build: Build, node: Node) -> Any:
         return np.take(x, indices, axis=axis)
     is_table = x is not None and axis == 0 and x.ndim == 2 and x.dtype.kind == "f"
     if x is not None and is_table and indices is None and node.is_only_use(0):
-        layer = nn.Embedding(x.shape[0], x.shape[1], dtype=to_tensor(x[:1]).dtype)
-        layer.weight.data = to_tensor(x)
+        layer = nn.Embedding(x.shape[0], x.shape[1], device="meta")
+        layer.weight = torch.nn.Parameter(to_tensor(x))
         return build.layer(layer, embedding_indices(build, node, x.shape[0]), hint="embedding")
     if indices is not None and indices.ndim == 0 and build.dtype(node, 0) is not None:
         return build.call("torch.select", build.tensor(node, 0), axis, int(indices), hint="x")

@@ -1,0 +1,89 @@
+"""Handlers, names of functions, tied weights, devices, expressions of strings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+import onnx.parser
+import torch
+
+import burnt.onnx
+from burnt.errors import UnsupportedError
+from burnt.onnx import functions
+from burnt.onnx.importer import registry
+from tests.onnx.importer_files import tensor
+
+_OPS = Path(registry.__file__).with_name("ops")
+
+
+def _load(body: str, **arrays: np.ndarray) -> torch.nn.Module:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
+    model.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
+    return burnt.onnx.load(model)
+
+
+def test_handlers_call_functions_that_exist() -> None:
+    """Each name is in one module of burnt.onnx.functions, and in its __all__."""
+    called = {n for path in _OPS.glob("*.py") for n in re.findall(r'"ops\.(\w+)"', path.read_text())}
+    assert len(called) > 100
+    assert called <= set(functions.__all__)
+    assert all(hasattr(functions, name) for name in functions.__all__)
+    assert len(functions.__all__) == len(set(functions.__all__))
+
+
+def test_second_handler_of_an_op_is_refused() -> None:
+    """The message names the op and the version."""
+    with pytest.raises(ValueError, match=r"two handlers of Identity \(domain ai.onnx\) since version 1"):
+        registry.handler("Identity")(lambda build, node: None)
+
+
+def test_weight_behind_identities_is_one_parameter() -> None:
+    """Two layers of one file share it, so it gets the sum of the gradients."""
+    body = "(float[n, 3] x) => (float[n, 3] y) { v = Identity(w) h = MatMul(x, w) y = MatMul(h, v) }"
+    weight = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32)
+    module = _load(body, w=weight)
+    assert sum(p.numel() for p in module.parameters()) == 9
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(module(x), x @ torch.from_numpy(weight) @ torch.from_numpy(weight))
+
+
+def test_negative_indices_of_a_table() -> None:
+    """They count from the end, also in the embedding layer."""
+    module = _load(
+        "(int64[n] i) => (float[n, 2] y) { y = Gather(w, i) }", w=np.arange(8, dtype=np.float32).reshape(4, 2)
+    )
+    assert [type(layer).__name__ for layer in module.children()] == ["Embedding"]
+    assert module(torch.tensor([-1, 0])).tolist() == [[6, 7], [0, 1]]
+
+
+def test_created_tensors_are_on_the_device_of_the_input() -> None:
+    """The meta device stands for an accelerator: an operand on the CPU would be refused."""
+    body = """(float[n, m] x) => (float[n, m] y) {
+        s = Shape(x) rows = Gather(s, zero) r = Range(zero, rows, one) f = Cast<to=1>(r)
+        column = Unsqueeze(f, axis) filled = ConstantOfShape<value=float[1]{2.0}>(s)
+        z = Add(x, column) y = Add(z, filled) }"""
+    module = _load(body, zero=np.array(0), one=np.array(1), axis=np.array([1]))
+    assert module(torch.zeros(2, 3)).tolist() == [[2, 2, 2], [3, 3, 3]]
+    assert module.to("meta")(torch.zeros(2, 3, device="meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)*", "((ab)*c){2,}", r"(.)\1"])
+def test_expressions_of_exponential_time_are_refused(pattern: str) -> None:
+    """The message shows the pattern."""
+    with pytest.raises(UnsupportedError, match="exponential time") as caught:
+        functions.regex_full_match(np.array(["a" * 50], dtype=object), pattern)
+    assert pattern.replace("\\", "\\\\") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(\W|^)[\w.\-]{0,25}@(yahoo|gmail)\.com(\W|$)", "[(+*]a+(b)+", r"\(a+\)*"]
+)
+def test_other_expressions_are_not(pattern: str) -> None:
+    """Repetitions side by side, and characters in brackets."""
+    assert functions.regex_full_match(np.array(["x"], dtype=object), pattern).tolist() == [False]
