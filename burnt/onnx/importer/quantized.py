@@ -96,7 +96,7 @@ def quantized_weight(
     zeros = (np.zeros(parts[0].shape) if parts[1] is None else parts[1]).astype(np.int64) - offset
     scheme = QuantScheme(
         kind,
-        level,  # type: ignore[arg-type]
+        level,
         size,
         symmetric=not zeros.any(),
         scale=_SCALES[scale.dtype.name],
