@@ -181,7 +181,7 @@ def test_the_machine_is_asked_in_one_place(folder: str) -> None:
         "tests/test_device.py": "tests of these",
         "tests/test_torch_private.py": "tests of these",
         "tests/cli/test_info.py": "it prints what the machine is",
-        "tests/kernels/ops/quantized/test_cpu.py": "whether it adds products of integers exactly",
+        "tests/kernels/ops/quantized/test_cpu.py": "an instruction set that only x86 has",
         "tests/codegen/render/c/test_loads_under_tests.py": "flags that only a compiler for x86 has",
     }
     asking = {

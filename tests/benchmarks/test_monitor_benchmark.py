@@ -26,7 +26,7 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("part", "rows"),
     [
-        ("opening", 8),
+        pytest.param("opening", 8, marks=pytest.mark.full),
         pytest.param("load", 3, marks=pytest.mark.full),
         pytest.param("training", 6, marks=pytest.mark.full),
     ],
