@@ -8,7 +8,7 @@
     program.py     the statements: calls of functions with names, numbers and sizes; evaluated or printed as
     Python module.py      ImportedModule: evaluates a program
     ops/           the handlers, a file per family, and the functions that torch lacks
-    (`burnt/onnx/functions.py`)
+    (`burnt/onnx/functions/`)
 
 A program is evaluated at run time and printed as a file from the same statements, so both compute the same.
 """

@@ -153,7 +153,7 @@ def _scores(value: ir.Value) -> tuple[ir.Value, ir.Value, float, list[ir.Value]]
 
 
 def _same(one: ir.Value | None, other: ir.Value | None, depth: int = 6) -> bool:
-    """Whether two values are equal: one value, equal constants, or computed alike from the same."""
+    """Whether two values are equal: one value, equal constants, or results of the same op on equal inputs."""
     if one is other:
         return True
     if one is None or other is None or depth == 0:

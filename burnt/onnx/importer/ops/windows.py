@@ -165,7 +165,7 @@ def _window(node: Node) -> dict[str, Any]:
 
 
 def _as_torch(node: Node) -> tuple[int, Any] | None:
-    """Return kernel rank and torch's arguments of a window that torch's pooling computes alike, else None."""
+    """Return kernel rank and torch's arguments of a window that torch can pool, or None."""
     kernel = node.attr("kernel_shape")
     rank = len(kernel)
     pads, strides = node.attr("pads") or [0] * 2 * rank, node.attr("strides") or [1] * rank
