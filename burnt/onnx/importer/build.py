@@ -7,9 +7,7 @@ integers (`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Resh
 
 from __future__ import annotations
 
-import builtins
 import itertools
-import keyword
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
@@ -348,20 +347,7 @@ class Build:
 
     def new_name(self, hint: str) -> str:
         """Return a new name: an identifier made from text of any kind."""
-        base = (
-            re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:64].rstrip("_")
-            or "x"
-        )
-        if base[0].isdigit():
-            base = f"x_{base}"
-        if keyword.iskeyword(base) or base in _RESERVED:
-            base += "_"
-        name, number = base, 1
-        while name in self.used_names:
-            number += 1
-            name = f"{base}_{number}"
-        self.used_names.add(name)
-        return name
+        return unique_name(hint, self.used_names)
 
     @property
     def root(self) -> Build:
@@ -538,13 +524,6 @@ def common_prefix(graph: ir.Graph) -> str:
     while shared and shared[-1].isdigit():
         shared = shared[:-1]
     return "".join(f"{part}." for part in shared)
-
-
-_RESERVED = (
-    {"self", "ops", "torch", "F", "nn", "forward", "training", "f"}
-    | set(dir(torch.nn.Module))
-    | set(dir(builtins))
-)
 
 
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt.onnx import functions
-from burnt.onnx.importer.program import Define, Program, evaluate
+from burnt.onnx.importer.program import Define, Program, Repeat, evaluate
 
 __all__ = ["run_program"]
 
@@ -32,6 +32,8 @@ def run_program(program: Program, inputs: tuple[Any, ...], outer: Mapping[str, A
     for statement, dead in zip(program.statements, program.last_uses(), strict=True):
         if isinstance(statement, Define):
             names[statement.name] = _function(statement.program, names)
+        elif isinstance(statement, Repeat):
+            names.update(zip(statement.outputs, _repeat(statement, names), strict=True))
         else:
             call = statement.call
             function = _resolve(call.function, names)
@@ -65,6 +67,17 @@ def _function(program: Program, outer: Mapping[str, Any]) -> Callable[..., Any]:
         return run_program(program, inputs, outer)[0]
 
     return call
+
+
+def _repeat(repeat: Repeat, names: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the results of the last of the modules."""
+    found = names[repeat.modules]
+    args = [evaluate(arg, names) for arg in repeat.args]
+    values = tuple(evaluate(value, names) for value in repeat.initial)
+    for module in found if repeat.count is None else [found] * repeat.count:
+        result = module(*values, *args)
+        values = (result,) if len(repeat.outputs) == 1 else result
+    return values
 
 
 def _resolve(path: str, names: Mapping[str, Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.errors import InputValueError
+from burnt.onnx.importer.blocks import group_blocks
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.module import ImportedModule
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
@@ -58,6 +59,7 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
         raise InputValueError("engine= is invalid", expected="'burnt' or 'onnx2torch'", found=repr(engine))
     parsed, where = read_model(model)
     build = build_program(parsed, where)
+    group_blocks(build.program, build.tensors, build.layers, build.used_names)
     inputs = [v.name or "" for v in parsed.graph.inputs if v not in build.constants]
     outputs = [v.name or "" for v in parsed.graph.outputs]
     module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs))

@@ -1,8 +1,8 @@
-"""ImportedModule: a program with its tensors and layers, which computes what the ONNX model does."""
+"""Modules that run a program: what `burnt.onnx.load` returns, and the blocks in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,20 +12,19 @@ from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.program import Program
 
-__all__ = ["ImportedModule"]
+__all__ = ["Block", "ImportedModule"]
 
 
-class ImportedModule(Module, init=False):
-    """A module that was imported from an ONNX file.
+class Block(Module, init=False):
+    """A program with its tensors and layers; what an imported model repeats is one class of blocks.
 
     Args:
-        program: what it computes.
+        program: what it computes; ``self.weight`` and ``self.layers[0]`` are names in it.
         tensors: its parameters and buffers, by name.
-        layers: its layers, by name.
-        names: of inputs and outputs in the file.
-        dtypes: of the inputs in the file, None where it does not say.
+        layers: its layers, and lists of them, by name.
+        kind: the name of its class, where it is written as Python.
 
-    Inputs are positional, in the order of the graph; one output is returned as it is, several as a tuple.
+    One output is returned as it is, several as a tuple.
     """
 
     def __init__(
@@ -33,11 +32,11 @@ class ImportedModule(Module, init=False):
         program: Program,
         tensors: Mapping[str, Tensor],
         layers: Mapping[str, torch.nn.Module],
-        names: tuple[list[str], list[str]],
+        kind: str = "Block",
     ) -> None:
         super().__init__()
         self.program = program
-        self.input_names, self.output_names = names
+        self.kind = kind
         for name, tensor in tensors.items():
             if isinstance(tensor, torch.nn.Parameter):
                 self.register_parameter(name, tensor)
@@ -47,12 +46,36 @@ class ImportedModule(Module, init=False):
             self.add_module(name, layer)
 
     def forward(self, *inputs: Any) -> Any:
-        """Compute the outputs of the graph."""
-        outputs = run_program(self.program, inputs, self._names())
+        """Compute the outputs of the program."""
+        outputs = run_program(self.program, inputs, dict(self._names()))
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _names(self) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+    def _names(self) -> Iterator[tuple[str, Any]]:
         for store in (self._parameters, self._buffers, self._modules):
-            own.update({f"self.{name}": value for name, value in store.items()})
-        return own
+            for name, value in store.items():
+                yield f"self.{name}", value
+                if isinstance(value, torch.nn.ModuleList):
+                    yield from ((f"self.{name}[{i}]", layer) for i, layer in enumerate(value))
+
+
+class ImportedModule(Block, init=False):
+    """A module that was imported from an ONNX file.
+
+    Args:
+        program: what it computes.
+        tensors: its parameters and buffers, by name.
+        layers: its layers, by name.
+        names: of inputs and outputs in the file.
+
+    Inputs are positional, in the order of the graph.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        layers: Mapping[str, torch.nn.Module],
+        names: tuple[list[str], list[str]],
+    ) -> None:
+        super().__init__(program, tensors, layers)
+        self.input_names, self.output_names = names

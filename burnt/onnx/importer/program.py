@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -23,10 +23,14 @@ __all__ = [
     "Expr",
     "Name",
     "Program",
+    "Repeat",
     "Size",
     "Statement",
     "evaluate",
+    "leaves",
     "names_in",
+    "names_read",
+    "replace_leaves",
     "source",
 ]
 
@@ -105,6 +109,25 @@ class Define:
     program: Program
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """Calls of the modules of a list in order, each with the results of the one before.
+
+    Args:
+        outputs: names of the results of the last one.
+        modules: the list, ``self.layers``.
+        initial: what the first one gets, as many as there are outputs.
+        args: further arguments, the same for all.
+        count: how often a single module is called; None for a list.
+    """
+
+    outputs: tuple[str, ...]
+    modules: str
+    initial: tuple[Expr, ...]
+    args: tuple[Expr, ...] = ()
+    count: int | None = None
+
+
 @dataclass
 class Program:
     """Statements with inputs and outputs.
@@ -117,7 +140,7 @@ class Program:
 
     inputs: list[str]
     outputs: list[Expr] = field(default_factory=list)
-    statements: list[Statement | Define] = field(default_factory=list)
+    statements: list[Statement | Define | Repeat] = field(default_factory=list)
     _last_uses: list[tuple[str, ...]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def free_names(self) -> set[str]:
@@ -128,15 +151,14 @@ class Program:
                 free |= statement.program.free_names() - known
                 known.add(statement.name)
             else:
-                call = statement.call
-                free |= {call.function, *names_in((*call.args, *call.kwargs.values()))} - known
+                free |= set(names_read(statement)) - known
                 known |= set(statement.outputs)
         return free | (set(names_in(tuple(self.outputs))) - known)
 
     def remove_unused(self) -> None:
         """Remove statements whose results nothing reads."""
         needed = set(names_in(tuple(self.outputs)))
-        kept: list[Statement | Define] = []
+        kept: list[Statement | Define | Repeat] = []
         for statement in reversed(self.statements):
             if isinstance(statement, Define):
                 if statement.name in needed:
@@ -144,10 +166,39 @@ class Program:
                     needed |= statement.program.free_names()
                     kept.append(statement)
             elif needed & set(statement.outputs):
-                call = statement.call
-                needed |= {call.function, *names_in((*call.args, *call.kwargs.values()))}
+                needed |= set(names_read(statement))
                 kept.append(statement)
         self.statements = kept[::-1]
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give results other names, also where bodies of loops and branches read them."""
+
+        def leaf(one: Name | Size | Device) -> Expr:
+            if isinstance(one, Name):
+                return Name(names.get(one.name, one.name))
+            tensor = Name(names.get(one.tensor.name, one.tensor.name))
+            return Size(tensor, one.axis) if isinstance(one, Size) else Device(tensor)
+
+        def several(exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
+            return tuple(replace_leaves(expr, leaf) for expr in exprs)
+
+        for i, statement in enumerate(self.statements):
+            if isinstance(statement, Define):
+                statement.program.rename(names)
+                continue
+            outputs = tuple(names.get(name, name) for name in statement.outputs)
+            if isinstance(statement, Repeat):
+                self.statements[i] = replace(
+                    statement,
+                    outputs=outputs,
+                    initial=several(statement.initial),
+                    args=several(statement.args),
+                )
+            else:
+                call = statement.call
+                kwargs = {key: replace_leaves(value, leaf) for key, value in call.kwargs.items()}
+                self.statements[i] = Statement(outputs, Call(call.function, several(call.args), kwargs))
+        self.outputs = [replace_leaves(output, leaf) for output in self.outputs]
 
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return after each statement the names that are not used any more, so that memory can be freed."""
@@ -173,25 +224,53 @@ class Program:
             if isinstance(statement, Define):
                 used, made = bodies[statement.name], {statement.name}
             else:
-                arguments = (*statement.call.args, *statement.call.kwargs.values())
-                used, made = with_bodies(set(names_in(arguments))), set(statement.outputs)
+                used, made = with_bodies(set(names_read(statement))), set(statement.outputs)
             dead.append(tuple(sorted((used | made) - later)))
             later |= used
         return dead[::-1]
 
 
-def names_in(expr: Expr) -> Iterator[str]:
-    """Yield the names in an expression."""
-    if isinstance(expr, Name):
-        yield expr.name
-    elif isinstance(expr, Size | Device):
-        yield expr.tensor.name
+def leaves(expr: Expr) -> Iterator[Name | Size | Device]:
+    """Yield the names, sizes and devices in an expression."""
+    if isinstance(expr, Name | Size | Device):
+        yield expr
     elif isinstance(expr, Arithmetic):
-        yield from names_in(expr.left)
-        yield from names_in(expr.right)
+        yield from leaves(expr.left)
+        yield from leaves(expr.right)
     elif isinstance(expr, tuple | list):
         for part in expr:
-            yield from names_in(part)
+            yield from leaves(part)
+
+
+def replace_leaves(expr: Expr, replace: Callable[[Name | Size | Device], Expr]) -> Expr:
+    """Return an expression with other names, sizes and devices."""
+    if isinstance(expr, Name | Size | Device):
+        return replace(expr)
+    if isinstance(expr, Arithmetic):
+        return Arithmetic(
+            expr.symbol, replace_leaves(expr.left, replace), replace_leaves(expr.right, replace)
+        )
+    if isinstance(expr, tuple):
+        return tuple(replace_leaves(part, replace) for part in expr)
+    if isinstance(expr, list):
+        return [replace_leaves(part, replace) for part in expr]
+    return expr
+
+
+def names_in(expr: Expr) -> Iterator[str]:
+    """Yield the names in an expression."""
+    for leaf in leaves(expr):
+        yield leaf.name if isinstance(leaf, Name) else leaf.tensor.name
+
+
+def names_read(statement: Statement | Repeat) -> Iterator[str]:
+    """Yield the names that a statement reads, that of its function included."""
+    if isinstance(statement, Repeat):
+        yield statement.modules
+        yield from names_in((*statement.initial, *statement.args))
+    else:
+        yield statement.call.function
+        yield from names_in((*statement.call.args, *statement.call.kwargs.values()))
 
 
 _SYMBOLS: dict[str, Callable[[Any, Any], Any]] = {

@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from burnt._files import replacing
 from burnt.config import qualified_name
 from burnt.errors import UnsupportedError
 from burnt.nn.quantized import Quantized
-from burnt.onnx.importer.module import ImportedModule
-from burnt.onnx.importer.program import Define, Program, call_source, source
+from burnt.onnx.importer.module import Block, ImportedModule
+from burnt.onnx.importer.names import unique_kind
+from burnt.onnx.importer.program import Call, Define, Name, Program, Repeat, call_source, source
 
 __all__ = ["WEIGHTS", "layer_source", "module_source", "write_package"]
 
@@ -46,6 +47,9 @@ from burnt.onnx import functions as ops
 
 __all__ = ["{name}", "load"]
 
+'''
+
+_CLASS = '''
 
 class {name}(burnt.Module):
     """{title}"""
@@ -92,12 +96,36 @@ def module_source(module: ImportedModule, name: str, title: str) -> str:
     """Return the Python of an imported module: a class with its layers, and ``load``."""
     details = "\n".join(_details(module))
     text = _HEADER.format(name=name, title=_one_line(title), details=details)
-    body = [f"        {line}" for line in _init_lines(module)]
+    kinds: dict[str, str] = {}  # names of classes, by their text
+    outputs = ", ".join(map(_one_line, module.output_names)) or "nothing"
+    own = _class_text(module, f"Return {outputs}.", {name}, kinds)
+    for body, kind in kinds.items():
+        text += _CLASS.format(name=kind, title="A block of the model.") + body
+    text += _CLASS.format(name=name, title=_one_line(title)) + own
+    return text + _FOOTER.format(name=name, weights=WEIGHTS)
+
+
+def _class_text(module: Block, returns: str, taken: set[str], kinds: dict[str, str]) -> str:
+    """Return the lines of a class after ``super().__init__()``; its blocks' classes are added to `kinds`.
+
+    Args:
+        module: with its program.
+        returns: the docstring of ``forward``.
+        taken: names of classes that others have.
+        kinds: names of the classes of blocks, by their text.
+    """
+
+    def kind(block: Block) -> str:
+        text = _class_text(block, "Return what the next block or the model reads.", taken, kinds)
+        if text not in kinds:
+            kinds[text] = unique_kind(block.kind, taken)
+        return kinds[text]
+
+    lines = [f"        {line}" for line in _init_lines(module, kind)]
     arguments = "".join(f", {argument}: Any" for argument in module.program.inputs)
-    body += ["", f"    def forward(self{arguments}) -> Any:"]
-    body.append(f'        """Return {", ".join(map(_one_line, module.output_names)) or "nothing"}."""')
-    body += [f"        {line}" for line in program_lines(module.program, _WIDTH - 8)]
-    return text + "\n".join(body) + "\n" + _FOOTER.format(name=name, weights=WEIGHTS)
+    lines += ["", f"    def forward(self{arguments}) -> Any:", f'        """{returns}"""']
+    lines += [f"        {line}" for line in program_lines(module.program, _WIDTH - 8)]
+    return "\n".join(lines) + "\n"
 
 
 def _details(module: ImportedModule) -> Iterator[str]:
@@ -111,9 +139,16 @@ def _one_line(text: str) -> str:
     return printable.replace("\\", "/").replace('"', "'")[:80]
 
 
-def _init_lines(module: ImportedModule) -> Iterator[str]:
+def _init_lines(module: Block, kind: Callable[[Block], str]) -> Iterator[str]:
     for name, layer in module._modules.items():
-        if layer is not None:
+        if isinstance(layer, torch.nn.ModuleList):
+            calls = [f"{kind(block)}()" for block in layer]
+            same = len(set(calls)) == 1
+            inner = f"{calls[0]} for _ in range({len(calls)})" if same else f"[{', '.join(calls)}]"
+            yield from _wrapped(f"self.{name} = torch.nn.ModuleList({inner})", _WIDTH - 8)
+        elif isinstance(layer, Block):
+            yield f"self.{name} = {kind(layer)}()"
+        elif layer is not None:
             yield from _wrapped(f"self.{name} = {layer_source(layer)}", _WIDTH - 8)
     for name, parameter in module._parameters.items():
         if parameter is not None:
@@ -121,8 +156,6 @@ def _init_lines(module: ImportedModule) -> Iterator[str]:
     for name, buffer in module._buffers.items():
         if buffer is not None:
             yield f'self.register_buffer("{name}", {_empty(buffer)})'
-    if not (module._modules or module._parameters or module._buffers):
-        return
 
 
 def _empty(tensor: torch.Tensor) -> str:
@@ -193,11 +226,26 @@ def program_lines(program: Program, width: int) -> Iterator[str]:
             yield f"def {statement.name}({', '.join(statement.program.inputs)}):"
             for line in program_lines(statement.program, width - 4):
                 yield f"    {line}"
+        elif isinstance(statement, Repeat):
+            yield from _repeat_lines(statement, width)
         else:
             outputs = ", ".join(statement.outputs)
             call = call_source(statement.call)
             yield from _wrapped(f"{outputs} = {call}" if outputs else call, width)
     yield from _wrapped(f"return {', '.join(map(source, program.outputs)) or '()'}", width)
+
+
+def _repeat_lines(repeat: Repeat, width: int) -> Iterator[str]:
+    """Yield a loop over the blocks of a list."""
+    for output, initial in zip(repeat.outputs, map(source, repeat.initial), strict=True):
+        if output != initial:
+            yield f"{output} = {initial}"
+    results = tuple(map(Name, repeat.outputs))
+    block = "block" if repeat.count is None else repeat.modules
+    each = f"for block in {repeat.modules}" if repeat.count is None else f"for _ in range({repeat.count})"
+    call = call_source(Call(block, (*results, *repeat.args)))
+    yield f"{each}:"
+    yield from (f"    {line}" for line in _wrapped(f"{', '.join(repeat.outputs)} = {call}", width - 4))
 
 
 def _wrapped(line: str, width: int) -> Iterator[str]:

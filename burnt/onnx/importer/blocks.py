@@ -1,0 +1,493 @@
+"""Blocks: what a program repeats, each time with weights of its own, becomes calls of one class of modules.
+
+The twelve layers of a BERT come out of an exporter as one long list of statements. Here the longest sequence
+that follows itself is found, `Block` modules take its layers, and a loop over them takes its place::
+
+    for layer in self.encoder_layer:
+        hidden = layer(hidden, mask)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.onnx.importer.module import Block
+from burnt.onnx.importer.names import unique_kind, unique_name
+from burnt.onnx.importer.program import (
+    Call,
+    Define,
+    Device,
+    Expr,
+    Name,
+    Program,
+    Repeat,
+    Size,
+    Statement,
+    leaves,
+    names_in,
+    names_read,
+    replace_leaves,
+)
+from burnt.onnx.importer.python import layer_source
+
+__all__ = ["group_blocks"]
+
+_LEAST_PERIOD = 4  # statements of a block
+_MOST_PERIOD = 400
+_MOST_STATEMENTS = 50_000
+_MOST_ROUNDS = 64
+_MOST_CANDIDATES = 16  # of a round
+
+Leaf: TypeAlias = "Name | Size | Device"
+
+
+def group_blocks(
+    program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module], used_names: set[str]
+) -> None:
+    """Replace what a program repeats by calls of blocks, in place.
+
+    Args:
+        program: of the module; its results stay the same to the bit.
+        tensors: of the module, by name; those of blocks are moved into them.
+        layers: likewise; a ``ModuleList`` for each sequence of blocks is added.
+        used_names: of the program.
+    """
+    kinds: set[str] = set()
+    for _ in range(_MOST_ROUNDS):
+        if len(program.statements) > _MOST_STATEMENTS:
+            return
+        found = _find(program, tensors, layers)
+        if found is None:
+            return
+        _replace(found, program, tensors, layers, used_names, kinds)
+
+
+@dataclass
+class _Found:
+    """A sequence of statements that follows itself, and what flows between its turns.
+
+    Args:
+        start: the first statement.
+        period: the number of statements of a turn.
+        count: the number of turns.
+        arguments: what a turn reads from around it: an expression for each turn.
+        carried: arguments that the turn before computed: the statement in the turn, and which of its results.
+        outputs: results that are read outside of their turn, the carried ones first.
+        own: names of layers and tensors that a block takes: one for each turn.
+        is_chain: whether a loop can call the turns, as each hands on its outputs and nothing else is read.
+        is_single: whether all turns have the same layers.
+        path: what the names of the layers begin with, before the number of the turn.
+        members: the names of layers and tensors in their block.
+    """
+
+    start: int
+    period: int
+    count: int
+    arguments: list[tuple[Leaf, ...]] = field(default_factory=list)
+    carried: dict[int, tuple[int, int]] = field(default_factory=dict)
+    outputs: list[tuple[int, int]] = field(default_factory=list)
+    own: list[tuple[str, ...]] = field(default_factory=list)
+    is_chain: bool = True
+    is_single: bool = False
+    path: str = ""
+    members: list[str] = field(default_factory=list)
+
+    def cost(self) -> tuple[Any, ...]:
+        """Return what is to be least among the places where a turn may begin."""
+        return (
+            not self.is_chain,
+            len(self.outputs),
+            -self.count,
+            not self.path,
+            len(self.arguments),
+            self.start,
+        )
+
+
+# --- where a program repeats itself -----------------------------------------------------------------------
+
+
+def _find(program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module]) -> _Found | None:
+    """Return the repetition that shortens the program most."""
+    numbers: dict[Hashable, int] = {}
+    sources: dict[str, str] = {}
+
+    def layer(name: str) -> str:
+        if name not in sources:
+            module = layers[name]
+            sources[name] = (
+                str(id(module)) if isinstance(module, Block | torch.nn.ModuleList) else layer_source(module)
+            )
+        return sources[name]
+
+    ids = np.array(
+        [
+            numbers.setdefault(_signature(statement, tensors, layers, layer), len(numbers))
+            for statement in program.statements
+        ]
+    )
+    reads = _Reads(program)
+    for start, length, period in _repetitions(ids)[:_MOST_CANDIDATES]:
+        places = []
+        for shift in range(period):
+            count = (length - shift) // period
+            if count >= 2:
+                place = _flow(program, reads, tensors, layers, _Found(start + shift, period, count))
+                if place is not None:
+                    places.append(place)
+        if places:
+            return min(places, key=_Found.cost)
+    return None
+
+
+def _repetitions(ids: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:
+    """Return start, length and period of sequences that follow themselves, the most repeated first."""
+    found = []
+    for period in range(_LEAST_PERIOD, min(len(ids) // 2, _MOST_PERIOD) + 1):
+        same = np.concatenate([[False], ids[:-period] == ids[period:], [False]])
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for start, end in edges.reshape(-1, 2).tolist():
+            if end - start >= period:
+                found.append((start, end - start + period, period))
+    return sorted(found, key=lambda one: (one[2] * (1 - one[1] // one[2]), one[2]))
+
+
+def _signature(
+    statement: Statement | Define | Repeat,
+    tensors: dict[str, Tensor],
+    layers: dict[str, torch.nn.Module],
+    layer: Any,
+) -> Hashable:
+    """Return what a statement has in common with those that do the same on other values."""
+    if not isinstance(statement, Statement):
+        return id(statement)
+
+    def leaf(one: Leaf) -> Hashable:
+        name = _name(one).removeprefix("self.")
+        kind = (type(one).__name__, one.axis if isinstance(one, Size) else None)
+        if name != _name(one) and name in tensors:
+            tensor = tensors[name]
+            return (*kind, tuple(tensor.shape), tensor.dtype, isinstance(tensor, torch.nn.Parameter))
+        return kind
+
+    call = statement.call
+    name = call.function.removeprefix("self.")
+    function = layer(name) if name != call.function and name in layers else call.function
+    constants = repr((call.args, sorted(call.kwargs.items(), key=lambda item: item[0])))
+    for one in leaves((*call.args, *call.kwargs.values())):
+        constants = constants.replace(repr(_base(one)), "_")
+    parts = tuple(leaf(one) for one in leaves((*call.args, *call.kwargs.values())))
+    return function, len(statement.outputs), constants, parts
+
+
+def _base(leaf: Leaf) -> Name:
+    return leaf if isinstance(leaf, Name) else leaf.tensor
+
+
+def _name(leaf: Leaf) -> str:
+    return _base(leaf).name
+
+
+# --- what flows between the turns -------------------------------------------------------------------------
+
+
+class _Reads:
+    """How often each name of a program is read, and where."""
+
+    def __init__(self, program: Program) -> None:
+        self.of_statement = [
+            Counter(s.program.free_names()) if isinstance(s, Define) else Counter(names_read(s))
+            for s in program.statements
+        ]
+        self.of_outputs = Counter(names_in(tuple(program.outputs)))
+        self.total = sum(self.of_statement, Counter()) + self.of_outputs
+
+    def within(self, start: int, end: int) -> Counter[str]:
+        """Return the reads of statements."""
+        return sum(self.of_statement[start:end], Counter())
+
+
+def _slots(statement: Statement) -> list[Leaf]:
+    """Return the leaves of a statement; the layer that it calls is the first."""
+    call = statement.call
+    function = [Name(call.function)] if call.function.startswith("self.") else []
+    return [*function, *leaves((*call.args, *call.kwargs.values()))]
+
+
+def _flow(
+    program: Program,
+    reads: _Reads,
+    tensors: dict[str, Tensor],
+    layers: dict[str, torch.nn.Module],
+    found: _Found,
+) -> _Found | None:
+    """Complete a repetition by what its turns read and hand on; None if they do not do the same."""
+    statements = program.statements[found.start : found.start + found.period * found.count]
+    turns = [statements[k * found.period : (k + 1) * found.period] for k in range(found.count)]
+    made: dict[str, tuple[int, int, int]] = {}
+    for k, turn in enumerate(turns):
+        for i, statement in enumerate(turn):
+            assert isinstance(statement, Statement)
+            made |= {name: (k, i, j) for j, name in enumerate(statement.outputs)}
+
+    own: dict[tuple[str, ...], None] = {}
+    arguments: dict[tuple[Leaf, ...], tuple[int, int] | None] = {}
+    for same in zip(*turns, strict=True):
+        for one in zip(*(_slots(s) for s in same if isinstance(s, Statement)), strict=True):
+            names = tuple(_name(leaf) for leaf in one)
+            places = [made.get(name) for name in names]
+            is_layer = names[0].removeprefix("self.") in layers
+            if is_layer or (names[0].startswith("self.") and len(set(names)) == found.count):
+                own[names] = None
+            elif all(place is not None and place[0] == k for k, place in enumerate(places)):
+                if len({place[1:] for place in places if place is not None}) > 1:
+                    return None
+            elif places[0] is None and all(p is not None and p[0] == k for k, p in enumerate(places[1:])):
+                sources = {place[1:] for place in places if place is not None}
+                if len(sources) > 1:
+                    return None
+                arguments[tuple(map(Name, names))] = sources.pop()
+            elif any(place is not None for place in places):
+                return None
+            elif not isinstance(one[0], Device):
+                arguments.setdefault(one)
+    if not any(source is not None for source in arguments.values()):
+        return None
+    outputs = [[s.outputs for s in turn if isinstance(s, Statement)] for turn in turns]
+    return _complete(found, own, arguments, reads, layers, outputs)
+
+
+def _complete(
+    found: _Found,
+    own: dict[tuple[str, ...], None],
+    arguments: dict[tuple[Leaf, ...], tuple[int, int] | None],
+    reads: _Reads,
+    layers: dict[str, torch.nn.Module],
+    made: list[list[tuple[str, ...]]],
+) -> _Found | None:
+    """Decide which layers, arguments and outputs blocks have; None if layers are used elsewhere too."""
+    start, period, count = found.start, found.period, found.count
+    inside = [reads.within(start + k * period, start + (k + 1) * period) for k in range(count)]
+    spanned = sum(inside, Counter())
+    is_layer = {names: names[0].removeprefix("self.") in layers for names in own}
+    if not any(is_layer.values()):
+        return None
+    found.is_single = all(len(set(names)) == 1 for names in own)
+    for names in own:
+        if found.is_single:
+            taken = reads.total[names[0]] == spanned[names[0]]
+        else:
+            taken = len(set(names)) == count and all(
+                reads.total[name] == within[name] for name, within in zip(names, inside, strict=True)
+            )
+        if taken:
+            found.own.append(names)
+        elif is_layer[names]:
+            return None
+        else:
+            arguments.setdefault(tuple(map(Name, names)))
+
+    ordered = sorted(arguments.items(), key=lambda item: (item[1] is None, item[1] or (0, 0)))
+    passed = {one for one, _ in ordered if isinstance(one[0], Name)}
+    ordered = [
+        (one, source)
+        for one, source in ordered
+        if isinstance(one[0], Name) or tuple(_base(leaf) for leaf in one) not in passed
+    ]
+    found.arguments = [one for one, _ in ordered]
+    if len({one[-1] for one in found.arguments}) < len(ordered):
+        return None  # what is one value in the last turn are several in another
+    found.carried = {i: source for i, (_, source) in enumerate(ordered) if source is not None}
+    sources = list(found.carried.values())
+    later: set[tuple[int, int]] = set()
+    for k, turn in enumerate(made):
+        for i, names in enumerate(turn):
+            for j, name in enumerate(names):
+                following = inside[k + 1][name] if k + 1 < count and (i, j) in sources else 0
+                if reads.total[name] > inside[k][name] + following:
+                    later.add((i, j))
+                    found.is_chain &= k == count - 1
+    found.outputs = [*dict.fromkeys(sources), *sorted(later - set(sources))]
+    found.is_chain &= found.outputs == sources and all(
+        len(set(one)) == 1 for i, one in enumerate(found.arguments) if i not in found.carried
+    )
+    found.path, found.members = _member_names(found.own, found.is_single)
+    return found
+
+
+def _member_names(own: list[tuple[str, ...]], is_single: bool) -> tuple[str, list[str]]:
+    """Return the path of a list of blocks, and the names in a block, from names such as ``layers_3_norm``.
+
+    Names without such a number have no path: the names of the first block are taken.
+    """
+    plain = [re.sub(r"_\d+$", "", names[0].removeprefix("self.")) for names in own]
+    splits = [] if is_single else [_split(names) for names in own]
+    paths = {split[0] for split in splits if split is not None}
+    if not splits or None in splits or len(paths) != 1:
+        return "", plain
+    (path,) = paths
+    steps = {split[3] for split in splits if split is not None}
+    firsts = [split[1] for split in splits if split is not None]
+    rests = [split[2] for split in splits if split is not None]
+    step = steps.pop()
+    if not path or steps or "" in rests or max(firsts) - min(firsts) >= step:
+        return "", plain
+    several = step > 1
+    return path, [
+        f"{rest}_{first - min(firsts)}" if several else rest for rest, first in zip(rests, firsts, strict=True)
+    ]
+
+
+def _split(names: tuple[str, ...]) -> tuple[str, int, str, int] | None:
+    """Return the path before the number that counts up, its first value, what follows, and its step."""
+    words = [name.removeprefix("self.").split("_") for name in names]
+    if len({len(one) for one in words}) > 1:
+        return None
+    varying = [t for t, column in enumerate(zip(*words, strict=True)) if len(set(column)) > 1]
+    if len(varying) != 1:
+        return None
+    t = varying[0]
+    column = [one[t] for one in words]
+    if not all(word.isdecimal() for word in column):
+        return None
+    values = [int(word) for word in column]
+    steps = {b - a for a, b in zip(values, values[1:], strict=False)}
+    if len(steps) != 1 or (step := steps.pop()) < 1:
+        return None
+    return "_".join(words[0][:t]), values[0], "_".join(words[0][t + 1 :]), step
+
+
+# --- blocks take their place ------------------------------------------------------------------------------
+
+
+def _replace(
+    found: _Found,
+    program: Program,
+    tensors: dict[str, Tensor],
+    layers: dict[str, torch.nn.Module],
+    used_names: set[str],
+    kinds: set[str],
+) -> None:
+    """Put calls of blocks in the place of a repetition."""
+    span = slice(found.start, found.start + found.period * found.count)
+    statements = [s for s in program.statements[span] if isinstance(s, Statement)]
+    body, members = _body(found, statements[-found.period :])
+    kind = _class_name(found.path, kinds)
+    blocks = []
+    for k in range(1 if found.is_single else found.count):
+        names = {names[k].removeprefix("self."): member for names, member in zip(found.own, members, strict=True)}
+        blocks.append(
+            Block(
+                body,
+                {member: tensors.pop(name) for name, member in names.items() if name in tensors},
+                {member: layers.pop(name) for name, member in names.items() if name in layers},
+                kind,
+            )
+        )
+    hint = "block" if found.is_single else found.path or "blocks"
+    name = unique_name(hint, used_names)
+    layers[name] = blocks[0] if found.is_single else torch.nn.ModuleList(blocks)
+    module = f"self.{name}"
+
+    def made(k: int) -> tuple[str, ...]:
+        return tuple(statements[k * found.period + i].outputs[j] for i, j in found.outputs)
+
+    if not found.is_chain:
+        program.statements[span] = [
+            Statement(
+                made(k),
+                Call(module if found.is_single else f"{module}[{k}]", tuple(one[k] for one in found.arguments)),
+            )
+            for k in range(found.count)
+        ]
+        return
+    carried = len(found.carried)
+    repeat = Repeat(
+        made(found.count - 1),
+        module,
+        tuple(one[0] for one in found.arguments[:carried]),
+        tuple(one[0] for one in found.arguments[carried:]),
+        found.count if found.is_single else None,
+    )
+    program.statements[span] = [repeat]
+    _name_carried(program, found.start, repeat, used_names)
+
+
+def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
+    """Return the program of a block, from the statements of the last turn, and the names of its members.
+
+    In the last turn every value that comes from the turn before has a name of its own.
+    """
+    used: set[str] = set()
+    members = [unique_name(member, used) for member in found.members]
+    renamed: dict[Expr, Expr] = {
+        Name(names[-1]): Name(f"self.{member}") for names, member in zip(found.own, members, strict=True)
+    }
+    used = set()
+    inputs = []
+    for i, one in enumerate(found.arguments):
+        plain = re.sub(r"_\d+$", "", _name(one[0]).removeprefix("self."))
+        hint = "hidden" if i in found.carried else "size" if isinstance(one[0], Size) else plain
+        inputs.append(unique_name(hint, used))
+        renamed[one[-1]] = Name(inputs[-1])
+    device = Device(Name(inputs[0]))
+
+    def leaf(one: Leaf) -> Expr:
+        if one in renamed:
+            return renamed[one]
+        base = renamed.get(_base(one))
+        if isinstance(one, Device):
+            return Device(base) if isinstance(base, Name) else device
+        assert isinstance(one, Size)
+        assert isinstance(base, Name)
+        return Size(base, one.axis)
+
+    body: list[Statement | Define | Repeat] = []
+    for statement in turn:
+        call = statement.call
+        function = renamed.get(Name(call.function), Name(call.function))
+        assert isinstance(function, Name)
+        args = replace_leaves(call.args, leaf)
+        kwargs = {key: replace_leaves(value, leaf) for key, value in call.kwargs.items()}
+        outputs = tuple(unique_name(re.sub(r"_\d+$", "", name), used) for name in statement.outputs)
+        renamed |= {Name(old): Name(new) for old, new in zip(statement.outputs, outputs, strict=True)}
+        assert isinstance(args, tuple)
+        body.append(Statement(outputs, Call(function.name, args, kwargs)))
+    results = [renamed[Name(turn[i].outputs[j])] for i, j in found.outputs]
+    return Program(inputs, results, body), members
+
+
+def _class_name(path: str, kinds: set[str]) -> str:
+    """Return a new name of a class, from that of a list: ``encoder_layers`` holds ``EncoderLayer``."""
+    words = [word for word in path.split("_") if word]
+    name = "".join(word[:1].upper() + word[1:] for word in words)
+    name = re.sub(r"(?<=\w\w)s$", "", name)
+    if len(name) < 2 or not name.isidentifier():
+        name = f"{name}Block" if name.isidentifier() else "Block"
+    return unique_kind(name, kinds)
+
+
+def _name_carried(program: Program, at: int, repeat: Repeat, used_names: set[str]) -> None:
+    """Give what a loop hands on one name: before it where nothing reads the old one later, and after it."""
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+    later = Counter(names_in((*repeat.args, *program.outputs)))
+    for statement in program.statements[at + 1 :]:
+        later.update(
+            statement.program.free_names() if isinstance(statement, Define) else names_read(statement)
+        )
+    for initial, output in zip(repeat.initial, repeat.outputs, strict=True):
+        name = unique_name("hidden", used_names)
+        after[output] = name
+        is_result = isinstance(initial, Name) and initial.name not in (*program.inputs, *before)
+        if isinstance(initial, Name) and is_result and not later[initial.name] and "." not in initial.name:
+            before[initial.name] = name
+    program.rename(before | after)
