@@ -342,7 +342,8 @@ def _member_names(own: list[tuple[str, ...]], is_single: bool) -> tuple[str, lis
         return "", plain
     several = step > 1
     return path, [
-        f"{rest}_{first - min(firsts)}" if several else rest for rest, first in zip(rests, firsts, strict=True)
+        f"{rest}_{first - min(firsts)}" if several else rest
+        for rest, first in zip(rests, firsts, strict=True)
     ]
 
 
@@ -383,7 +384,9 @@ def _replace(
     kind = _class_name(found.path, kinds)
     blocks = []
     for k in range(1 if found.is_single else found.count):
-        names = {names[k].removeprefix("self."): member for names, member in zip(found.own, members, strict=True)}
+        names = {
+            names[k].removeprefix("self."): member for names, member in zip(found.own, members, strict=True)
+        }
         blocks.append(
             Block(
                 body,
@@ -404,7 +407,9 @@ def _replace(
         program.statements[span] = [
             Statement(
                 made(k),
-                Call(module if found.is_single else f"{module}[{k}]", tuple(one[k] for one in found.arguments)),
+                Call(
+                    module if found.is_single else f"{module}[{k}]", tuple(one[k] for one in found.arguments)
+                ),
             )
             for k in range(found.count)
         ]

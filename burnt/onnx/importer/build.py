@@ -521,8 +521,10 @@ def common_prefix(graph: ir.Graph) -> str:
         words[0]
         for words in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*paths, strict=False))
     ]
-    while shared and shared[-1].isdigit():
-        shared = shared[:-1]
+    while shared and (
+        shared[-1].isdigit() or any(path[len(shared)].isdigit() for path in paths if len(path) > len(shared))
+    ):
+        shared = shared[:-1]  # the name of a list belongs to its layers
     return "".join(f"{part}." for part in shared)
 
 

@@ -25,7 +25,8 @@ def unique_name(hint: str, used: set[str]) -> str:
     ('encoder_layer_0', 'encoder_layer_0_2', 'x_0')
     """
     base = (
-        re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:64].rstrip("_") or "x"
+        re.sub(r"\W+", "_", hint.encode("ascii", "ignore").decode()).strip("_").lower()[:64].rstrip("_")
+        or "x"
     )
     if base[0].isdigit():
         base = f"x_{base}"

@@ -1,0 +1,190 @@
+"""What a model repeats becomes blocks: equal to ONNX Runtime, in a loop where one turn hands on to the next."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+import onnx.parser
+import torch
+
+import burnt.onnx
+from burnt.onnx.importer.module import Block, ImportedModule
+from burnt.onnx.importer.program import Repeat
+from burnt.onnx.importer.python import module_source, write_package
+from tests.onnx.importer_files import tensor
+from tests.onnx.test_import_files import import_package
+
+_SIZES = {"up": (6, 9), "up_bias": (9,), "down": (9, 6), "down_bias": (6,)}
+_NAMES = {"up": "up.weight", "up_bias": "up.bias", "down": "down.weight", "down_bias": "down.bias"}
+
+
+def _layer(i: int, x: str, y: str, *, weights: int | None = None, slope: float = 0.1) -> str:
+    """Return the nodes of one layer: ``y = x + down(leaky_relu(up(x)))``."""
+    w = i if weights is None else weights
+    names = {key: f"encoder.layers.{w}.{name}" for key, name in _NAMES.items()}
+    return f"""
+        a{i} = MatMul({x}, "{names["up"]}")
+        b{i} = Add(a{i}, "{names["up_bias"]}")
+        c{i} = LeakyRelu<alpha = {slope}>(b{i})
+        d{i} = MatMul(c{i}, "{names["down"]}")
+        e{i} = Add(d{i}, "{names["down_bias"]}")
+        {y} = Add({x}, e{i})
+    """.replace('"', "")
+
+
+def _model(body: str, *, weights: int = 3, inputs: str = "float[n, 6] x", outputs: str = "float[n, 6] y"):
+    """Return a model of nodes with the weights of several layers."""
+    for path in [f"encoder.layers.{i}" for i in range(weights)]:
+        for name in _NAMES.values():
+            body = body.replace(f"{path}.{name}", f"{path}.{name}".replace(".", "_DOT_"))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> m ({inputs}) => ({outputs}) {{{body}}}'
+    )
+    rng = np.random.default_rng(0)
+    for node in model.graph.node:
+        node.input[:] = [name.replace("_DOT_", ".") for name in node.input]
+    for i in range(weights):
+        for key, name in _NAMES.items():
+            array = rng.standard_normal(_SIZES[key]).astype(np.float32) / 3
+            model.graph.initializer.append(tensor(array, name=f"encoder.layers.{i}.{name}"))
+    return model
+
+
+def _check(model: onnx.ModelProto, tmp_path: Path, *shapes: tuple[int, ...]) -> ImportedModule:
+    """Compare with ONNX Runtime, and the written Python with the module; return it."""
+    module = burnt.onnx.load(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in (shapes or ((4, 6),))]
+    inputs = [torch.from_numpy(array) for array in arrays]
+    expected = session.run(None, dict(zip((i.name for i in session.get_inputs()), arrays, strict=True)))
+    write_package(module, tmp_path / "package", name="Imported", title="A model.")
+    written = import_package(tmp_path / "package").load()
+    for one in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module)), written):
+        found = one(*inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a.detach().numpy(), b, atol=1e-5)
+    assert list(written.state_dict()) == list(module.state_dict())
+    return module
+
+
+def _blocks(module: ImportedModule) -> list[Block]:
+    return [child for child in module.modules() if isinstance(child, Block) and child is not module]
+
+
+def test_layers_become_a_loop_over_blocks(tmp_path):
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "h2") + "y = Tanh(h2)"
+    module = _check(_model(body), tmp_path)
+    assert len(_blocks(module)) == 3
+    assert [name for name, _ in module.named_parameters()][:2] == [
+        "layers.0.up.weight",
+        "layers.0.up.bias",
+    ]
+    assert len({id(block.program) for block in _blocks(module)}) == 1
+    source = module_source(module, "Net", "A net.")
+    assert "class Layer(burnt.Module):" in source
+    assert "self.layers = torch.nn.ModuleList(Layer() for _ in range(3))" in source
+    loop = "for block in self.layers:\n            hidden = block(hidden)\n"
+    assert loop in source
+
+
+def test_a_block_trains(tmp_path):
+    """Every weight of every block gets a gradient."""
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "y")
+    module = _check(_model(body), tmp_path)
+    module(torch.randn(4, 6)).square().sum().backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    assert len(gradients) == 12
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_results_of_all_layers_are_returned(tmp_path):
+    """Hidden states are read outside of their layer: each block is called by itself."""
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "y")
+    model = _model(body, outputs="float[n, 6] h0, float[n, 6] h1, float[n, 6] y")
+    module = _check(model, tmp_path)
+    assert len(_blocks(module)) == 3
+    assert [s.call.function for s in module.program.statements] == [f"self.layers[{i}]" for i in range(3)]
+
+
+def test_each_layer_has_an_input_and_an_output_of_its_own(tmp_path):
+    """Caches of keys and values are such."""
+    body = ""
+    for i, x in enumerate(["x", "h0", "h1"]):
+        body += _layer(i, x, f"t{i}") + f"s{i} = Mul(p{i}, t{i}) h{i} = Add(t{i}, s{i})"
+    inputs = ", ".join(f"float[n, 6] {name}" for name in ("x", "p0", "p1", "p2"))
+    outputs = ", ".join(f"float[n, 6] {name}" for name in ("h2", "s0", "s1", "s2"))
+    module = _check(_model(body, inputs=inputs, outputs=outputs), tmp_path, *[(4, 6)] * 4)
+    assert len(_blocks(module)) == 3
+    assert not any(isinstance(s, Repeat) for s in module.program.statements)
+
+
+def test_one_layer_called_again_is_one_block(tmp_path):
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1", weights=0) + _layer(2, "h1", "y", weights=0)
+    module = _check(_model(body, weights=1), tmp_path)
+    assert len(_blocks(module)) == 1
+    assert sum(1 for _ in module.parameters()) == 4
+    assert "for _ in range(3):" in module_source(module, "Net", "A net.")
+
+
+def test_a_layer_that_others_use_too_stays_outside(tmp_path):
+    """Its weights would be in two places."""
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "h2")
+    body += "z = MatMul(h2, encoder.layers.1.up.weight) y = Add(z, encoder.layers.1.up.bias)"
+    module = _check(_model(body, outputs="float[n, 9] y"), tmp_path)
+    assert _blocks(module) == []
+    assert sum(1 for _ in module.parameters()) == 12
+
+
+def test_the_same_value_enters_the_loop_and_stays(tmp_path):
+    """The input of the first layer is also added in every layer, and read after the loop."""
+    body = "s = Sigmoid(x)"
+    for i, x in enumerate(["s", "h0", "h1"]):
+        body += _layer(i, x, f"t{i}") + f"h{i} = Add(t{i}, s)"
+    module = _check(_model(body + "y = Mul(h2, s)"), tmp_path)
+    assert len(_blocks(module)) == 3
+    (repeat,) = (s for s in module.program.statements if isinstance(s, Repeat))
+    assert len(repeat.initial) == len(repeat.args) == 1
+
+
+def test_two_values_are_handed_on(tmp_path):
+    body = ""
+    for i, (x, z) in enumerate([("x", "z"), ("h0", "z0"), ("h1", "z1")]):
+        body += _layer(i, x, f"t{i}") + f"z{i} = Mul({z}, t{i}) h{i} = Sub(t{i}, z{i})"
+    inputs = "float[n, 6] x, float[n, 6] z"
+    module = _check(_model(body + "y = Add(h2, z2)", inputs=inputs), tmp_path, (4, 6), (4, 6))
+    (repeat,) = (s for s in module.program.statements if isinstance(s, Repeat))
+    assert len(repeat.outputs) == 2
+
+
+def test_sizes_of_an_outer_tensor_are_arguments(tmp_path):
+    body = "s = Shape(z) "
+    for i, x in enumerate(["x", "h0", "h1"]):
+        body += _layer(i, x, f"t{i}") + f"h{i} = Expand(t{i}, s)"
+    inputs = "float[n, 6] x, float[n, 6] z"
+    module = _check(_model(body + "y = Relu(h2)", inputs=inputs), tmp_path, (1, 6), (5, 6))
+    assert len(_blocks(module)) == 3
+
+
+def test_layers_that_differ_are_left_alone(tmp_path):
+    """The slope of the second is another."""
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1", slope=0.3) + _layer(2, "h1", "y")
+    assert _blocks(_check(_model(body), tmp_path)) == []
+
+
+def test_a_value_of_two_turns_before_is_not_a_block(tmp_path):
+    """A block hands its results to the next one alone."""
+    body = _layer(0, "x", "t0") + "h0 = Add(t0, x)"
+    body += _layer(1, "h0", "t1") + "h1 = Add(t1, x)"
+    body += _layer(2, "h1", "t2") + "h2 = Add(t2, h0)"
+    body += _layer(3, "h2", "t3") + "h3 = Add(t3, h1)"
+    _check(_model(body + "y = Relu(h3)", weights=4), tmp_path)
