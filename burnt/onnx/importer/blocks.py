@@ -9,6 +9,7 @@ that follows itself is found, `Block` modules take its layers, and a loop over t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Hashable
@@ -360,7 +361,7 @@ def _split(names: tuple[str, ...]) -> tuple[str, int, str, int] | None:
     if not all(word.isdecimal() for word in column):
         return None
     values = [int(word) for word in column]
-    steps = {b - a for a, b in zip(values, values[1:], strict=False)}
+    steps = {b - a for a, b in itertools.pairwise(values)}
     if len(steps) != 1 or (step := steps.pop()) < 1:
         return None
     return "_".join(words[0][:t]), values[0], "_".join(words[0][t + 1 :]), step

@@ -602,7 +602,7 @@ def _set_devices(program: Program, device: Device | None) -> None:
     for i, statement in enumerate(program.statements):
         if isinstance(statement, Define):
             _set_devices(statement.program, device)
-        elif statement.call.kwargs.get("device") == Device(Name("")):
+        elif isinstance(statement, Statement) and statement.call.kwargs.get("device") == Device(Name("")):
             others = {key: value for key, value in statement.call.kwargs.items() if key != "device"}
             kwargs = others if device is None else others | {"device": device}
             program.statements[i] = Statement(

@@ -225,7 +225,7 @@ class Program:
                 used, made = bodies[statement.name], {statement.name}
             else:
                 used, made = with_bodies(set(names_read(statement))), set(statement.outputs)
-            dead.append(tuple(sorted((used | made) - later)))
+            dead.append(tuple(sorted(name for name in (used | made) - later if "." not in name)))
             later |= used
         return dead[::-1]
 

@@ -142,7 +142,9 @@ def _one_line(text: str) -> str:
 def _init_lines(module: Block, kind: Callable[[Block], str]) -> Iterator[str]:
     for name, layer in module._modules.items():
         if isinstance(layer, torch.nn.ModuleList):
-            calls = [f"{kind(block)}()" for block in layer]
+            calls = [
+                f"{kind(block)}()" if isinstance(block, Block) else layer_source(block) for block in layer
+            ]
             same = len(set(calls)) == 1
             inner = f"{calls[0]} for _ in range({len(calls)})" if same else f"[{', '.join(calls)}]"
             yield from _wrapped(f"self.{name} = torch.nn.ModuleList({inner})", _WIDTH - 8)

@@ -1,4 +1,4 @@
-"""What a model repeats becomes blocks: equal to ONNX Runtime, in a loop where one turn hands on to the next."""
+"""What a model repeats becomes blocks, in a loop where one hands on to the next: equal to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
 
 import onnx.parser
+import onnxruntime
 import torch
 
 import burnt.onnx
