@@ -61,14 +61,17 @@ def group_blocks(
         layers: likewise; a ``ModuleList`` for each sequence of blocks is added.
         used_names: of the program.
     """
-    kinds: set[str] = set()
+    paths: dict[str, list[Block]] = {}
     for _ in range(_MOST_ROUNDS):
         if len(program.statements) > _MOST_STATEMENTS:
-            return
-        found = _find(program, tensors, layers)
+            break
+        ids = _signatures(program, tensors, layers)
+        found = _find(program, ids, tensors, layers)
         if found is None:
-            return
-        _replace(found, program, tensors, layers, used_names, kinds)
+            break
+        if not _gather_turn(program, ids, found):
+            _replace(found, program, tensors, layers, used_names, paths)
+    _name_classes(paths)
 
 
 @dataclass
@@ -87,6 +90,7 @@ class _Found:
         is_single: whether all turns have the same layers.
         path: what the names of the layers begin with, before the number of the turn.
         members: the names of layers and tensors in their block.
+        begins_with_layer: whether a layer is called first.
     """
 
     start: int
@@ -100,14 +104,16 @@ class _Found:
     is_single: bool = False
     path: str = ""
     members: list[str] = field(default_factory=list)
+    begins_with_layer: bool = False
 
     def cost(self) -> tuple[Any, ...]:
         """Return what is to be least among the places where a turn may begin."""
         return (
+            not self.path,
             not self.is_chain,
             len(self.outputs),
             -self.count,
-            not self.path,
+            not self.begins_with_layer,
             len(self.arguments),
             self.start,
         )
@@ -116,25 +122,31 @@ class _Found:
 # --- where a program repeats itself -----------------------------------------------------------------------
 
 
-def _find(program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module]) -> _Found | None:
-    """Return the repetition that shortens the program most."""
+def _signatures(
+    program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module]
+) -> np.ndarray[Any, Any]:
+    """Return a number for each statement: equal for those that do the same on other values."""
     numbers: dict[Hashable, int] = {}
     sources: dict[str, str] = {}
 
     def layer(name: str) -> str:
         if name not in sources:
             module = layers[name]
-            sources[name] = (
-                str(id(module)) if isinstance(module, Block | torch.nn.ModuleList) else layer_source(module)
-            )
+            is_list = isinstance(module, Block | torch.nn.ModuleList)
+            sources[name] = str(id(module)) if is_list else layer_source(module)
         return sources[name]
 
-    ids = np.array(
-        [
-            numbers.setdefault(_signature(statement, tensors, layers, layer), len(numbers))
-            for statement in program.statements
-        ]
-    )
+    signatures = (_signature(statement, tensors, layers, layer) for statement in program.statements)
+    return np.array([numbers.setdefault(signature, len(numbers)) for signature in signatures])
+
+
+def _find(
+    program: Program,
+    ids: np.ndarray[Any, Any],
+    tensors: dict[str, Tensor],
+    layers: dict[str, torch.nn.Module],
+) -> _Found | None:
+    """Return the repetition that shortens the program most."""
     reads = _Reads(program)
     for start, length, period in _repetitions(ids)[:_MOST_CANDIDATES]:
         places = []
@@ -147,6 +159,55 @@ def _find(program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.
         if places:
             return min(places, key=_Found.cost)
     return None
+
+
+def _gather_turn(program: Program, ids: np.ndarray[Any, Any], found: _Found) -> bool:
+    """Move what lies among the statements of the turn before a repetition, or after it, out of there.
+
+    What all layers read is often computed in the first one: the angles of a rotary embedding, or the bias of
+    relative positions. Returns whether anything was moved.
+    """
+    turn = ids[found.start : found.start + found.period].tolist()
+    statements = program.statements
+
+    def split(positions: list[int], wanted: list[int]) -> tuple[list[int], list[int]] | None:
+        """Return positions of the turn's statements and of others among them, None if it is not there."""
+        own: list[int] = []
+        others: list[int] = []
+        for position in positions:
+            if len(own) == len(wanted) or len(others) > 4 * found.period:
+                break
+            (own if ids[position] == wanted[len(own)] else others).append(position)
+        others = [position for position in others if own and min(own) < position < max(own)]
+        return (own, others) if len(own) == len(wanted) and others else None
+
+    before = split(list(range(found.start - 1, -1, -1)), turn[::-1])
+    if before is not None and not _is_read(statements, *before):
+        order = [*sorted(before[1]), *sorted(before[0])]
+        statements[min(order) : max(order) + 1] = [statements[i] for i in order]
+        return True
+    after = split(list(range(found.start + found.period * found.count, len(statements))), turn)
+    if after is not None and not _is_read(statements, after[1], after[0]):
+        order = [*sorted(after[0]), *sorted(after[1])]
+        statements[min(order) : max(order) + 1] = [statements[i] for i in order]
+        return True
+    return False
+
+
+def _is_read(statements: list[Statement | Define | Repeat], makers: list[int], readers: list[int]) -> bool:
+    """Whether some statements read results of others."""
+    made: set[str] = set()
+    for i in makers:
+        statement = statements[i]
+        made |= {statement.name} if isinstance(statement, Define) else set(statement.outputs)
+    for i in readers:
+        statement = statements[i]
+        names = (
+            statement.program.free_names() if isinstance(statement, Define) else set(names_read(statement))
+        )
+        if made & names:
+            return True
+    return False
 
 
 def _repetitions(ids: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:
@@ -239,6 +300,9 @@ def _flow(
             assert isinstance(statement, Statement)
             made |= {name: (k, i, j) for j, name in enumerate(statement.outputs)}
 
+    first = turns[0][0]
+    assert isinstance(first, Statement)
+    found.begins_with_layer = first.call.function.removeprefix("self.") in layers
     own: dict[tuple[str, ...], None] = {}
     arguments: dict[tuple[Leaf, ...], tuple[int, int] | None] = {}
     for same in zip(*turns, strict=True):
@@ -327,25 +391,25 @@ def _complete(
 def _member_names(own: list[tuple[str, ...]], is_single: bool) -> tuple[str, list[str]]:
     """Return the path of a list of blocks, and the names in a block, from names such as ``layers_3_norm``.
 
-    Names without such a number have no path: the names of the first block are taken.
+    Layers whose names have no such number keep those in the first block; if most are such, there is no path.
     """
     plain = [re.sub(r"_\d+$", "", names[0].removeprefix("self.")) for names in own]
-    splits = [] if is_single else [_split(names) for names in own]
-    paths = {split[0] for split in splits if split is not None}
-    if not splits or None in splits or len(paths) != 1:
+    splits = [None if is_single else _split(names) for names in own]
+    counted = [split for split in splits if split is not None and split[2]]
+    kinds = Counter((path, step) for path, _, _, step in counted)
+    if not kinds:
         return "", plain
-    (path,) = paths
-    steps = {split[3] for split in splits if split is not None}
-    firsts = [split[1] for split in splits if split is not None]
-    rests = [split[2] for split in splits if split is not None]
-    step = steps.pop()
-    if not path or steps or "" in rests or max(firsts) - min(firsts) >= step:
+    (path, step), times = kinds.most_common(1)[0]
+    firsts = [first for _, first, _, other in counted if other == step]
+    if not path or 2 * times < len(own) or max(firsts) - min(firsts) >= step:
         return "", plain
-    several = step > 1
-    return path, [
-        f"{rest}_{first - min(firsts)}" if several else rest
-        for rest, first in zip(rests, firsts, strict=True)
-    ]
+    members = []
+    for split, name in zip(splits, plain, strict=True):
+        if split is None or not split[2] or split[3] != step:
+            members.append(name)
+        else:
+            members.append(split[2] if step == 1 else f"{split[2]}_{split[1] - min(firsts)}")
+    return path, members
 
 
 def _split(names: tuple[str, ...]) -> tuple[str, int, str, int] | None:
@@ -376,13 +440,12 @@ def _replace(
     tensors: dict[str, Tensor],
     layers: dict[str, torch.nn.Module],
     used_names: set[str],
-    kinds: set[str],
+    paths: dict[str, list[Block]],
 ) -> None:
     """Put calls of blocks in the place of a repetition."""
     span = slice(found.start, found.start + found.period * found.count)
     statements = [s for s in program.statements[span] if isinstance(s, Statement)]
     body, members = _body(found, statements[-found.period :])
-    kind = _class_name(found.path, kinds)
     blocks = []
     for k in range(1 if found.is_single else found.count):
         names = {
@@ -393,12 +456,12 @@ def _replace(
                 body,
                 {member: tensors.pop(name) for name, member in names.items() if name in tensors},
                 {member: layers.pop(name) for name, member in names.items() if name in layers},
-                kind,
             )
         )
     hint = "block" if found.is_single else found.path or "blocks"
     name = unique_name(hint, used_names)
     layers[name] = blocks[0] if found.is_single else torch.nn.ModuleList(blocks)
+    paths[name] = blocks
     module = f"self.{name}"
 
     def made(k: int) -> tuple[str, ...]:
@@ -471,14 +534,29 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
     return Program(inputs, results, body), members
 
 
-def _class_name(path: str, kinds: set[str]) -> str:
-    """Return a new name of a class, from that of a list: ``encoder_layers`` holds ``EncoderLayer``."""
-    words = [word for word in path.split("_") if word]
-    name = "".join(word[:1].upper() + word[1:] for word in words)
-    name = re.sub(r"(?<=\w\w)s$", "", name)
-    if len(name) < 2 or not name.isidentifier():
-        name = f"{name}Block" if name.isidentifier() else "Block"
-    return unique_kind(name, kinds)
+def _name_classes(paths: dict[str, list[Block]]) -> None:
+    """Name the classes of blocks after the ends of the names of their lists, as long as they have to differ.
+
+    ``encoder_layers`` holds ``Layer``, or ``EncoderLayer`` if there is ``decoder_layers`` too.
+    """
+    words = {path: [word for word in path.split("_") if word] for path in paths}
+    used: set[str] = set()
+    for path, blocks in paths.items():
+        others = [words[other] for other in paths if other != path]
+        most = len(words[path])
+        size = next(
+            (
+                n
+                for n in range(1, most)
+                if len(words[path][-n]) > 1 and all(words[path][-n:] != other[-n:] for other in others)
+            ),
+            most,
+        )
+        name = "".join(word[:1].upper() + word[1:] for word in words[path][-size:])
+        name = re.sub(r"(?<=[a-z]{2})s$", "", name)
+        kind = unique_kind(name if name.isidentifier() and len(name) > 1 else f"Block{name}", used)
+        for block in blocks:
+            block.kind = kind
 
 
 def _name_carried(program: Program, at: int, repeat: Repeat, used_names: set[str]) -> None:

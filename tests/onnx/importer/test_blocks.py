@@ -188,3 +188,54 @@ def test_a_value_of_two_turns_before_is_not_a_block(tmp_path):
     body += _layer(2, "h1", "t2") + "h2 = Add(t2, h0)"
     body += _layer(3, "h2", "t3") + "h3 = Add(t3, h1)"
     _check(_model(body + "y = Relu(h3)", weights=4), tmp_path)
+
+
+def test_what_all_layers_read_is_computed_before_the_loop(tmp_path):
+    """It stands among the nodes of the first layer, as exporters write rotary embeddings."""
+    body = (
+        _layer(0, "x", "t0").replace("c0 =", "angle = Sin(z) scaled = Sqrt(angle) c0 =")
+        + "h0 = Mul(t0, scaled)"
+    )
+    for i, x in ((1, "h0"), (2, "h1")):
+        body += _layer(i, x, f"t{i}") + f"h{i} = Mul(t{i}, scaled)"
+    inputs = "float[n, 6] x, float[n, 6] z"
+    module = _check(_model(body + "y = Relu(h2)", inputs=inputs), tmp_path, (4, 6), (4, 6))
+    assert len(_blocks(module)) == 3
+
+
+def test_others_among_the_nodes_of_the_last_layer_come_after_it(tmp_path):
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1")
+    body += _layer(2, "h1", "h2").replace("c2 =", "gate = Sigmoid(x) c2 =") + "y = Mul(h2, gate)"
+    module = _check(_model(body), tmp_path)
+    assert len(_blocks(module)) == 3
+
+
+def test_a_result_inside_of_the_last_layer_is_returned_by_all(tmp_path):
+    """The blocks are those of the names, though a loop over parts of them would read less."""
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1")
+    body += (
+        _layer(2, "h1", "h2").replace("c2 =", "gate = Sigmoid(b2) c2 =") + "y = ReduceSum(gate) z = Relu(h2)"
+    )
+    module = _check(_model(body, outputs="float[1, 1] y, float[n, 6] z"), tmp_path)
+    assert [len(s.outputs) for s in module.program.statements] == [2, 2, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("lists", [("encoder.layers", "decoder.layers"), ("left.stack", "right.stack")])
+def test_classes_of_two_lists_have_names_that_differ(lists, tmp_path):
+    body, x = "", "x"
+    for i in range(6):
+        body += _layer(i, x, f"h{i}", slope=0.1 if i < 3 else 0.2)
+        x = f"h{i}"
+    model = _model(body + f"y = Tanh({x})", weights=6)
+    for i in range(6):
+        for value in (*model.graph.initializer, *(node for node in model.graph.node)):
+            old, new = f"encoder.layers.{i}.", f"{lists[i // 3]}.{i % 3}."
+            if isinstance(value, onnx.TensorProto):
+                value.name = value.name.replace(old, new)
+            else:
+                value.input[:] = [name.replace(old, new) for name in value.input]
+    module = _check(model, tmp_path)
+    kinds = [block.kind for block in _blocks(module)]
+    first, second = (name.title().replace(".", "").removesuffix("s") for name in lists)
+    assert kinds == [first] * 3 + [second] * 3
+    assert f"class {second}(burnt.Module):" in module_source(module, "Net", "A net.")
