@@ -46,6 +46,7 @@ _MOST_PERIOD = 400
 _MOST_STATEMENTS = 50_000
 _MOST_ROUNDS = 64
 _MOST_CANDIDATES = 16  # of a round
+_FIRST_TURNS = 3  # by which the places where a turn may begin are compared
 
 Leaf: TypeAlias = "Name | Size | Device"
 
@@ -106,13 +107,13 @@ class _Found:
     members: list[str] = field(default_factory=list)
     begins_with_layer: bool = False
 
-    def cost(self) -> tuple[Any, ...]:
-        """Return what is to be least among the places where a turn may begin."""
+    def cost(self, count: int) -> tuple[Any, ...]:
+        """Return what is to be least among the places where a turn may begin, given the number of turns."""
         return (
             not self.path,
             not self.is_chain,
             len(self.outputs),
-            -self.count,
+            -count,
             not self.begins_with_layer,
             len(self.arguments),
             self.start,
@@ -150,14 +151,15 @@ def _find(
     reads = _Reads(program)
     for start, length, period in _repetitions(ids)[:_MOST_CANDIDATES]:
         places = []
-        for shift in range(period):
+        for shift in range(min(period, length - 2 * period + 1)):
             count = (length - shift) // period
-            if count >= 2:
-                place = _flow(program, reads, tensors, layers, _Found(start + shift, period, count))
-                if place is not None:
-                    places.append(place)
-        if places:
-            return min(places, key=_Found.cost)
+            first = _Found(start + shift, period, min(count, _FIRST_TURNS))
+            if _flow(program, reads, tensors, layers, first) is not None:
+                places.append((first.cost(count), _Found(start + shift, period, count)))
+        for _, place in sorted(places, key=lambda one: one[0]):
+            found = _flow(program, reads, tensors, layers, place)
+            if found is not None:
+                return found
     return None
 
 
@@ -270,11 +272,18 @@ class _Reads:
             for s in program.statements
         ]
         self.of_outputs = Counter(names_in(tuple(program.outputs)))
-        self.total = sum(self.of_statement, Counter()) + self.of_outputs
+        self.total = _sum([*self.of_statement, self.of_outputs])
 
     def within(self, start: int, end: int) -> Counter[str]:
         """Return the reads of statements."""
-        return sum(self.of_statement[start:end], Counter())
+        return _sum(self.of_statement[start:end])
+
+
+def _sum(counters: list[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
 
 
 def _slots(statement: Statement) -> list[Leaf]:
@@ -341,7 +350,7 @@ def _complete(
     """Decide which layers, arguments and outputs blocks have; None if layers are used elsewhere too."""
     start, period, count = found.start, found.period, found.count
     inside = [reads.within(start + k * period, start + (k + 1) * period) for k in range(count)]
-    spanned = sum(inside, Counter())
+    spanned = _sum(inside)
     is_layer = {names: names[0].removeprefix("self.") in layers for names in own}
     if not any(is_layer.values()):
         return None
