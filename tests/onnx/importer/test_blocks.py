@@ -138,11 +138,18 @@ def test_one_layer_called_again_is_one_block(tmp_path):
 
 def test_a_layer_that_others_use_too_stays_outside(tmp_path):
     """Its weights would be in two places."""
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "h2")
-    body += "z = MatMul(h2, encoder.layers.1.up.weight) y = Add(z, encoder.layers.1.up.bias)"
+    body = ""
+    for i, x in enumerate(["x", "h0", "h1"]):
+        path = f"encoder.layers.{i}"
+        body += (
+            f"a{i} = MatMul({x}, {path}.up.weight) b{i} = Relu(a{i}) c{i} = MatMul(b{i}, {path}.down.weight)"
+        )
+        body += f" h{i} = Add({x}, c{i}) "
+    body += "p = MatMul(h2, encoder.layers.1.up.weight) y = Sigmoid(p)"
     module = _check(_model(body, outputs="float[n, 9] y"), tmp_path)
+    calls = [s.call.function for s in module.program.statements]
+    assert calls.count("self.layers_1_up") == 2
     assert _blocks(module) == []
-    assert sum(1 for _ in module.parameters()) == 12
 
 
 def test_the_same_value_enters_the_loop_and_stays(tmp_path):
@@ -239,3 +246,30 @@ def test_classes_of_two_lists_have_names_that_differ(lists, tmp_path):
     first, second = (name.title().replace(".", "").removesuffix("s") for name in lists)
     assert kinds == [first] * 3 + [second] * 3
     assert f"class {second}(burnt.Module):" in module_source(module, "Net", "A net.")
+
+
+def test_what_the_first_layer_computes_of_its_own_stays_in_it(tmp_path):
+    """All layers read it, but it cannot be computed before them."""
+    body = (
+        _layer(0, "x", "t0").replace("c0 =", "gate = Sin(b0) total = ReduceSum(gate) c0 =")
+        + "h0 = Mul(t0, total)"
+    )
+    for i, x in ((1, "h0"), (2, "h1")):
+        body += _layer(i, x, f"t{i}") + f"h{i} = Mul(t{i}, total)"
+    module = _check(_model(body + "y = Relu(h2)"), tmp_path)
+    assert len(_blocks(module)) == 2
+
+
+def test_operands_in_another_order_are_another_layer(tmp_path):
+    body = ""
+    for i, x in enumerate(["x", "h0", "h1"]):
+        body += _layer(i, x, f"t{i}") + (f"h{i} = Sub(t{i}, e{i})" if i < 2 else f"h{i} = Sub(e{i}, t{i})")
+    module = _check(_model(body + "y = Relu(h2)"), tmp_path)
+    assert len(_blocks(module)) == 2
+
+
+def test_the_first_layer_may_read_two_values_where_others_read_one(tmp_path):
+    """In the first turn they are two arguments, in the others one."""
+    body = _layer(0, "x", "h0").replace("Add(x, e0)", "Add(z, e0)") + _layer(1, "h0", "y")
+    module = _check(_model(body, weights=2, inputs="float[n, 6] x, float[n, 6] z"), tmp_path, (4, 6), (4, 6))
+    assert _blocks(module) == []
