@@ -87,3 +87,27 @@ def test_expressions_of_exponential_time_are_refused(pattern: str) -> None:
 def test_other_expressions_are_not(pattern: str) -> None:
     """Repetitions side by side, and characters in brackets."""
     assert functions.regex_full_match(np.array(["x"], dtype=object), pattern).tolist() == [False]
+
+
+def test_bias_as_a_row_is_that_of_a_layer() -> None:
+    """scikit-learn writes it so; added to a vector it would make a matrix, and stays an addition there."""
+    weight, bias = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([[1.0, 2.0]], dtype=np.float32)
+    body = "{ h = MatMul(x, w) y = Add(b, h) }"
+    module = _load(f"(float[n, 3] x) => (float[n, 2] y) {body}", w=weight, b=bias)
+    assert [statement.call.function for statement in module.program.statements] == ["self.linear"]
+    np.testing.assert_allclose(module(torch.ones(4, 3)).detach().numpy(), np.ones((4, 3)) @ weight + bias)
+    module = _load(f"(float[3] x) => (float[1, 2] y) {body}", w=weight, b=bias)
+    np.testing.assert_allclose(module(torch.ones(3)).detach().numpy(), np.ones(3) @ weight + bias)
+
+
+def test_bias_that_others_read_stays_a_parameter() -> None:
+    weight, bias = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([1.0, 2.0], dtype=np.float32)
+    module = _load(
+        "(float[n, 3] x) => (float[n, 2] y) { h = MatMul(x, w) z = Add(b, h) y = Mul(z, b) }",
+        w=weight,
+        b=bias,
+    )
+    assert sum(parameter.numel() for parameter in module.parameters()) == 8
+    np.testing.assert_allclose(
+        module(torch.ones(4, 3)).detach().numpy(), (np.ones((4, 3)) @ weight + bias) * bias
+    )

@@ -13,11 +13,13 @@ from burnt.onnx.importer.ops.elementwise import WIDE
 from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
 
 def _is_weight(build: Build, node: Node, index: int, rank: int) -> bool:
     """Whether an input is a floating-point constant of a rank, and a weight of this node's layer."""
     array = build.constant(node, index)
-    is_float = array is not None and array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    is_float = array is not None and array.dtype.name in _FLOATS
     return is_float and array is not None and array.ndim == rank and build.is_weight(node, index)
 
 
@@ -63,9 +65,7 @@ def _matmul(build: Build, node: Node) -> Any:
         return build.call("torch.matmul", x, build.tensor(node, 1), hint="matmul")
     weight = build.constant(node, 1)
     assert weight is not None
-    value = node.node.inputs[1]
-    is_shared = value is not None and len(value.uses()) > 1
-    bias, consumer = (None, None) if is_shared else _bias_after(build, node, weight.shape[1])
+    bias, consumer = _bias_after(build, node, weight.shape[1])
     result = _linear(build, x, weight.T, bias)
     if consumer is not None:
         build.absorbed[consumer] = result
@@ -73,26 +73,41 @@ def _matmul(build: Build, node: Node) -> Any:
 
 
 def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
-    """Return the constant that the only reader of a product adds to it, and that reader."""
-    output = node.node.outputs[0]
-    if _count(output) != 1 or not output.uses():
+    """Return the constant that the only reader of a product adds to it, and that reader.
+
+    All products with the same weight have to be read in this way, and the constant by nothing else.
+    """
+    value = node.node.inputs[1]
+    assert value is not None
+    products = [use.node for use in value.uses()]
+    added = [_added(product) for product in products]
+    if None in added or len({bias for bias, _ in filter(None, added)}) != 1:
         return None, None
+    consumers = [consumer for _, consumer in filter(None, added)]
+    consumer = consumers[products.index(node.node)]
+    position = 1 if consumer.inputs[0] is node.node.outputs[0] else 0
+    value = consumer.inputs[position]
+    array = build.constant(Node(consumer, node.version), position)
+    if array is None or array.dtype.name not in _FLOATS or value.is_graph_output():
+        return None, None
+    if {use.node for use in value.uses()} != set(consumers) or consumer.graph is not node.node.graph:
+        return None, None
+    # A row of a matrix, as scikit-learn writes biases, is added to rows alone.
+    is_row = array.shape == (1, size) and (build.rank(node, 0) or 0) >= 2
+    return (array.reshape(size), consumer) if is_row or array.shape == (size,) else (None, None)
+
+
+def _added(product: Any) -> tuple[Any, Any] | None:
+    """Return what an Add, the only reader of a product, adds to it, and the Add."""
+    output = product.outputs[0]
+    if product.op_type != "MatMul" or _count(output) != 1 or not output.uses():
+        return None
     (usage,) = output.uses()
     consumer = usage.node
-    if (
-        consumer.op_type != "Add"
-        or consumer.domain not in ("", "ai.onnx")
-        or consumer.graph is not node.node.graph
-    ):
-        return None, None
-    if consumer.attributes:  # axis and broadcast of versions below 7
-        return None, None
-    position = 1 if consumer.inputs[0] is output else 0
-    wrapped = Node(consumer, node.version)
-    bias = build.constant(wrapped, position)
-    if bias is None or bias.shape != (size,) or not _is_weight(build, wrapped, position, 1):
-        return None, None
-    return bias, consumer
+    if consumer.op_type != "Add" or consumer.domain not in ("", "ai.onnx") or consumer.attributes:
+        return None  # attributes: axis and broadcast of versions below 7
+    left, right = consumer.inputs
+    return (right if left is output else left), consumer
 
 
 @handler("Gemm")
