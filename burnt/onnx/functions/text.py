@@ -11,7 +11,15 @@ from torch import Tensor
 
 from burnt.onnx.functions.regular_expressions import full_matcher
 
-__all__ = ["normalize_strings", "regex_full_match", "string_concat", "string_split", "tfidf"]
+__all__ = [
+    "normalize_strings",
+    "positions",
+    "regex_full_match",
+    "string_concat",
+    "string_split",
+    "take_strings",
+    "tfidf",
+]
 
 
 def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -83,6 +91,22 @@ def normalize_strings(
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(action, str)
     words = [change(text) for text in x.reshape(-1) if key(text) not in unwanted] or [""]
     return np.array(words, dtype=object).reshape(*x.shape[:-1], len(words))
+
+
+def positions(x: np.ndarray[Any, Any], device: torch.device | None = None) -> Tensor:
+    """Return the position of each string of an array: int64, in the array's shape."""
+    return torch.arange(x.size, device=device).reshape(x.shape)
+
+
+def take_strings(x: np.ndarray[Any, Any], at: Tensor) -> np.ndarray[Any, Any]:
+    """Return the strings at some positions.
+
+    >>> x = np.array([["a", "b"], ["c", "d"]], dtype=object)
+    >>> take_strings(x, positions(x).T[:1]).tolist()
+    [['a', 'c']]
+    """
+    taken: np.ndarray[Any, Any] = x.reshape(-1)[at.numpy(force=True)]
+    return taken
 
 
 def tfidf(
