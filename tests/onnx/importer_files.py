@@ -10,7 +10,11 @@ import numpy as np
 import onnx
 
 FILES = Path(__file__).parent / "files"
-_SIZES = {"batch": 2, "sequence": 5}
+WORDS = {
+    "text": ("A good film, good actors!", "a bad day", "nothing that is known", "", "Good-bye bad film"),
+    "color": ("red", "green", "blue", "violet"),
+}
+"""Values of inputs of strings, by the name of the input; the models were not fitted on all of them."""
 
 
 def names() -> list[str]:
@@ -24,24 +28,32 @@ def read(name: str) -> bytes:
 
 
 def inputs_of(model: bytes, batch: int = 2) -> dict[str, np.ndarray[Any, Any]]:
-    """Return random inputs for a model: ids below 40, masks of ones, normal numbers."""
+    """Return random inputs for a model: ids below 40, masks that end early, words, normal numbers.
+
+    Sequences are three longer than the batch is. Inputs that are called gaps have missing values.
+    """
     rng = np.random.default_rng(0)
     proto = onnx.load_from_string(model)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     inputs: dict[str, np.ndarray[Any, Any]] = {}
-    for i, value in enumerate(v for v in proto.graph.input if v.name not in initializers):
+    for value in proto.graph.input:
+        if value.name in initializers:
+            continue
         kind = value.type.tensor_type
-        shape = [d.dim_value if d.HasField("dim_value") else batch for d in kind.shape.dim]
+        shape = [d.dim_value or (batch + 3 if d.dim_param == "sequence" else batch) for d in kind.shape.dim]
         if kind.elem_type == onnx.TensorProto.STRING:
-            words = np.array(["good film", "a bad day", "something else"], dtype=object)
-            inputs[value.name] = np.resize(words, shape)
+            inputs[value.name] = rng.choice(np.array(WORDS[value.name], dtype=object), shape)
             continue
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        if dtype.kind in "iu":
-            # Ids, then a mask of the valid ones.
-            inputs[value.name] = (rng.integers(3, 40, shape) if i == 0 else np.ones(shape)).astype(dtype)
+        if value.name == "attention_mask":
+            lengths = shape[1] - np.arange(shape[0])[:, None]
+            inputs[value.name] = (np.arange(shape[1]) < lengths).astype(dtype)
+        elif dtype.kind in "iu":
+            inputs[value.name] = rng.integers(3, 40, shape).astype(dtype)
         else:
             inputs[value.name] = rng.standard_normal(shape).astype(dtype)
+            if value.name == "gaps":
+                inputs[value.name].flat[::11] = np.nan
     return inputs
 
 

@@ -22,7 +22,8 @@ MAKERS = (
     "llama.legacy",
     "convnext.dynamo",
     "lstm.legacy",
-    "logistic.sklearn",
+    "tfidf.sklearn",
+    "gaps.xgboost",
     "opset7.helper",
 )
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 import burnt
 from burnt import optim
 from burnt.data import Loader, TensorDataset
+from burnt.onnx.importer.module import Block
+from burnt.onnx.importer.program import Statement
 from burnt.onnx.importer.python import write_package
 from burnt.train import ClassificationOutput, Learner, SupervisedTraining
 from tests.onnx.importer_files import inputs_of, read
@@ -23,25 +25,35 @@ def _ids(name: str, batch: int = 2) -> list[torch.Tensor]:
     return [torch.from_numpy(array) for array in inputs_of(read(name), batch).values()]
 
 
+def _calls(module: torch.nn.Module) -> list[str]:
+    """Return the functions that the programs of a module and of its blocks call."""
+    programs = [one.program for one in module.modules() if isinstance(one, Block)]
+    statements = [statement for program in programs for statement in program.statements]
+    return [statement.call.function for statement in statements if isinstance(statement, Statement)]
+
+
 def test_layers_are_those_of_burnt():
     """Patterns become layers and single calls, named after the weights in the file."""
     module = burnt.onnx.load(read("gpt_neox.legacy"))
-    calls = [statement.call.function for statement in module.program.statements]
-    assert calls.count("F.scaled_dot_product_attention") == 2
-    assert calls.count("ops.rotate") == 4
-    assert calls.count("F.gelu") == 2
+    calls = _calls(module)
+    assert calls.count("F.scaled_dot_product_attention") == 3
+    assert calls.count("ops.rotate") == 6
+    assert calls.count("F.gelu") == 3
     assert not {"torch.softmax", "torch.erf", "torch.tanh"} & set(calls)
-    names = {name for name, layer in module.named_children() if isinstance(layer, burnt.nn.Linear)}
-    assert {"layers_0_attention_query_key_value", "layers_0_mlp_dense_h_to_4h"} <= names
+    names = [
+        name.replace(".", "_") for name, layer in module.named_modules() if isinstance(layer, burnt.nn.Linear)
+    ]
+    assert sum(name.endswith("_attention_query_key_value") for name in names) == 3
+    assert sum(name.endswith("_mlp_dense_h_to_4h") for name in names) == 3
     assert not any("norm" in name for name in names)
+    assert sum(isinstance(layer, burnt.nn.LayerNorm) for layer in module.modules()) == 7
 
 
-def test_norms_of_the_same_weights_are_one_layer():
-    module = burnt.onnx.load(read("llama.legacy"))
-    norms = [layer for layer in module.children() if isinstance(layer, burnt.nn.RmsNorm)]
-    assert len(norms) == 1  # the file has one weight of ones for all five
-    calls = [statement.call.function for statement in module.program.statements]
-    assert calls.count("self.layers_0_input_layernorm") == 5
+def test_layers_of_the_same_weights_are_one():
+    """ALBERT calls the same layer three times."""
+    module = burnt.onnx.load(read("albert.legacy"))
+    assert sum(isinstance(layer, burnt.nn.LayerNorm) for layer in module.modules()) == 3
+    assert sum(isinstance(layer, burnt.nn.Linear) for layer in module.modules()) == 7
 
 
 class _FineTuned(burnt.Module, init=False):

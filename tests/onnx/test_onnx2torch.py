@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 import burnt
 from burnt.errors import InputValueError, UnsupportedError
 from burnt.onnx.importer import onnx2torch
+from burnt.onnx.importer.dtypes import from_numpy
 from tests.onnx.importer_files import inputs_of, names, read
 
 MISSING = [name for name in ("onnx2torch", "torchvision") if importlib.util.find_spec(name) is None]
@@ -62,7 +63,7 @@ def test_a_model_that_it_does_not_support() -> None:
 @pytest.mark.parametrize("name", names())
 def test_both_engines_agree(name: str) -> None:
     model = read(name)
-    inputs = [torch.from_numpy(array) for array in inputs_of(model).values()]
+    inputs = [from_numpy(array, torch.device("cpu")) for array in inputs_of(model).values()]
     try:
         other = burnt.onnx.load(model, engine="onnx2torch")
     except UnsupportedError as error:

@@ -180,10 +180,15 @@ from burnt.onnx.functions.tensors import (
 )
 from burnt.onnx.functions.text import (
     normalize_strings,
+    positions,
     regex_full_match,
     string_concat,
     string_split,
+    take_strings,
     tfidf,
+)
+from burnt.onnx.functions.tokens import (
+    tokenize,
 )
 from burnt.onnx.functions.training import (
     adagrad_step,
@@ -312,6 +317,7 @@ __all__ = [
     "pair_votes",
     "permute",
     "pick",
+    "positions",
     "post_transform",
     "power",
     "power_unsigned",
@@ -358,9 +364,11 @@ __all__ = [
     "strings",
     "swiglu",
     "swish",
+    "take_strings",
     "tensor_scatter",
     "tfidf",
     "tile",
+    "tokenize",
     "topk",
     "tree_ensemble",
     "trilu",
@@ -391,8 +399,8 @@ def if_(condition: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]
     return then() if bool(condition) else otherwise()
 
 
-def reshape(x: Tensor, shape: Tensor | Sequence[int], allow_zero: bool = False) -> Tensor:
-    """Reshape; a size of 0 is that of the input's axis, unless `allow_zero`."""
+def reshape(x: Any, shape: Tensor | Sequence[int], allow_zero: bool = False) -> Any:
+    """Reshape a tensor or strings; a size of 0 is that of the input's axis, unless `allow_zero`."""
     sizes = shape.tolist() if isinstance(shape, Tensor) else list(shape)
     if not allow_zero:
         sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]

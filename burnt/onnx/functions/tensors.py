@@ -71,10 +71,10 @@ def permute(x: Any, axes: Sequence[int] | None = None) -> Any:
     return x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
 
 
-def flatten(x: Tensor, axis: int) -> Tensor:
-    """Return a matrix: the axes before `axis` are its rows."""
-    rows = math.prod(x.shape[: axis if axis >= 0 else x.dim() + axis])
-    return x.reshape(rows, x.numel() // rows if rows else math.prod(x.shape[axis:]))
+def flatten(x: Any, axis: int) -> Any:
+    """Return a matrix of a tensor or of strings: the axes before `axis` are its rows."""
+    axis = axis if axis >= 0 else len(x.shape) + axis
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def concat(tensors: Sequence[Any], axis: int) -> Any:

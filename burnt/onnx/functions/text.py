@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.errors import UnsupportedError
+from burnt.onnx.functions.regular_expressions import full_matcher
 
-__all__ = ["normalize_strings", "regex_full_match", "string_concat", "string_split", "tfidf"]
+__all__ = [
+    "normalize_strings",
+    "positions",
+    "regex_full_match",
+    "string_concat",
+    "string_split",
+    "take_strings",
+    "tfidf",
+]
 
 
 def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -50,54 +57,13 @@ def string_split(
 
 
 def regex_full_match(x: np.ndarray[Any, Any], pattern: str, device: torch.device | None = None) -> Tensor:
-    """Whether a regular expression matches the whole of each string.
+    """Whether a regular expression of RE2's syntax matches the whole of each string, in linear time.
 
     Raises:
-        UnsupportedError: it repeats what repeats, such as ``(a+)*``, or refers to a group, so that matching
-            could take exponential time.
+        UnsupportedError: see `full_matcher`.
     """
-    problem = _exponential(pattern)
-    if problem:
-        raise UnsupportedError(
-            "a regular expression could take exponential time",
-            expected="no repetition of a group that repeats or has alternatives, no reference to a group",
-            found=f"{problem!r} in {pattern[:80]!r}",
-        )
-    compiled = re.compile(pattern)
-    matches = [compiled.fullmatch(text) is not None for text in x.reshape(-1)]
+    matches = list(map(full_matcher(pattern), x.reshape(-1).tolist()))
     return torch.tensor(matches, dtype=torch.bool, device=device).reshape(x.shape)
-
-
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[*+?]|\{\d*,?\d*\}|[()|]|.", re.DOTALL)
-
-
-def _exponential(pattern: str) -> str:
-    """Return the part of a regular expression for which matching may take exponential time; empty if none.
-
-    RE2, which ONNX names, always takes linear time; Python's engine goes back.
-    """
-    stack, is_group, start = [False], False, 0  # whether a group repeats or has alternatives
-    position = 0
-    starts = [0]
-    for token in map(str, _TOKEN.findall(pattern)):
-        if token == "(":
-            stack.append(False)
-            starts.append(position)
-        elif token == ")" and len(stack) > 1:
-            is_group, start = stack.pop(), starts.pop()
-            stack[-1] |= is_group
-        elif token in ("*", "+") or (token.startswith("{") and len(token) > 2 and token != "{1}"):
-            if is_group:
-                return pattern[start : position + len(token)]
-            stack[-1] = True
-        elif token == "|":
-            stack[-1] = True
-        elif re.fullmatch(r"\\[1-9]", token):
-            return token
-        if token != ")":
-            is_group = False
-        position += len(token)
-    return ""
 
 
 def normalize_strings(
@@ -125,6 +91,22 @@ def normalize_strings(
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(action, str)
     words = [change(text) for text in x.reshape(-1) if key(text) not in unwanted] or [""]
     return np.array(words, dtype=object).reshape(*x.shape[:-1], len(words))
+
+
+def positions(x: np.ndarray[Any, Any], device: torch.device | None = None) -> Tensor:
+    """Return the position of each string of an array: int64, in the array's shape."""
+    return torch.arange(x.size, device=device).reshape(x.shape)
+
+
+def take_strings(x: np.ndarray[Any, Any], at: Tensor) -> np.ndarray[Any, Any]:
+    """Return the strings at some positions.
+
+    >>> x = np.array([["a", "b"], ["c", "d"]], dtype=object)
+    >>> take_strings(x, positions(x).T[:1]).tolist()
+    [['a', 'c']]
+    """
+    taken: np.ndarray[Any, Any] = x.reshape(-1)[at.numpy(force=True)]
+    return taken
 
 
 def tfidf(
@@ -166,8 +148,9 @@ def tfidf(
     rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
     counts = np.zeros((len(rows), max(columns) + 1), np.float32)
     for row, tokens in zip(counts, rows.tolist(), strict=True):
-        for n in range(lengths[0], lengths[1] + 1):
-            for step in range(1, (max_skip + 1 if n > 1 else 1) + 1):
+        for n in range(lengths[0], min(lengths[1], len(tokens)) + 1):
+            longest_step = (len(tokens) - 1) // (n - 1) if n > 1 else 1
+            for step in range(1, min(max_skip + 1, longest_step) + 1):
                 for begin in range(len(tokens) - (n - 1) * step):
                     found = grams.get(tuple(tokens[begin : begin + (n - 1) * step + 1 : step]))
                     if found is not None:

@@ -399,7 +399,9 @@ class Build:
         assert found is not None, "unsupported ops were refused before"
         wrapped = Node(node, version)
         self.node = node
-        if self._is_foldable(wrapped):
+        if node.op_type in _MOVING and _is_text(node.inputs[0]):
+            results = self._move_strings(found, wrapped)
+        elif self._is_foldable(wrapped):
             results = self._fold(found, wrapped)
         else:
             results = found(self, wrapped)
@@ -409,6 +411,15 @@ class Build:
                 self.constants[output] = result
             else:
                 self.values[output] = result
+
+    def _move_strings(self, found: Any, node: Node) -> tuple[Any, ...]:
+        """Move strings, which torch does not have: move their positions, and look the strings up there."""
+        value, strings = node.node.inputs[0], self.tensor(node, 0)
+        self.values[value] = self.call("ops.positions", strings, device=self.device(), hint="positions")
+        results = found(self, node)
+        self.values[value] = strings
+        results = results if isinstance(results, tuple) else (results,)
+        return tuple(self.call("ops.take_strings", strings, result, hint="text") for result in results)
 
     def _is_foldable(self, node: Node) -> bool:
         """Whether all inputs are constant and few, and the op computes the same each time."""
@@ -536,6 +547,12 @@ _NOT_FOLDED = {
     *("Loop", "Scan", "If", "SequenceMap", "Identity"),
 }
 
+_MOVING = {
+    *("Compress", "Expand", "GatherElements", "GatherND", "ReverseSequence", "Slice", "Split", "Squeeze"),
+    *("Tile", "Transpose", "Unsqueeze"),
+}
+"""Ops that only move elements, and whose handlers take tensors alone."""
+
 
 def _folded_size(op: str, inputs: list[Any]) -> int:
     """Return the number of elements that an op makes of constants, for ops that make more than they get."""
@@ -551,6 +568,11 @@ def _folded_size(op: str, inputs: list[Any]) -> int:
     if op in ("Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "ConstantOfShape", "Range"):
         return _MAX_FOLDED + 1 if len(numbers) < len(inputs) else 0
     return 0
+
+
+def _is_text(value: ir.Value | None) -> bool:
+    """Whether a value is an array of strings."""
+    return value is not None and value.dtype is not None and value.dtype.name == "STRING"
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -1,11 +1,11 @@
 # ruff: noqa: E501
-"""Write small ONNX files of other makers: scikit-learn, LightGBM, Keras, and models of old operator sets.
+"""Write small ONNX files of other makers: scikit-learn, LightGBM, XGBoost, Keras, and models of old operator sets.
 
-    pip install skl2onnx onnxmltools onnxconverter-common lightgbm keras
+    pip install skl2onnx onnxmltools onnxconverter-common lightgbm xgboost-cpu keras
     python tests/onnx/files/make_others.py [NAME ...]
 
 Each file is beside this script: ``<name>.<maker>.onnx.xz``. They were made with skl2onnx 1.20, onnxmltools 1.16,
-LightGBM 4.7, Keras 3.15, onnx 1.23 and scikit-learn 1.9. Files of old operator sets are built with onnx.helper in the
+LightGBM 4.7, XGBoost 3.2, Keras 3.15, onnx 1.23 and scikit-learn 1.9. Files of old operator sets are built with onnx.helper in the
 way that exporters of their time wrote them.
 """
 
@@ -94,6 +94,172 @@ def _pca() -> Any:
     from sklearn.neighbors import KNeighborsClassifier
 
     return _pipeline(PCA(2, random_state=0), KNeighborsClassifier(3))
+
+
+def _gaps() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return data with missing values."""
+    x, y = _data()
+    x[np.random.default_rng(1).random(x.shape) < 0.2] = np.nan
+    return x, y
+
+
+def _convert(model: Any, types: list[tuple[str, Any]], options: dict[int, Any] | None = None) -> Any:
+    """Convert a fitted model of scikit-learn with inputs of the given names and types."""
+    from skl2onnx import convert_sklearn
+
+    opsets = {"": 18, "ai.onnx.ml": 3}
+    options = {id(model): {"zipmap": False}} if options is None else options
+    return convert_sklearn(model, initial_types=types, options=options, target_opset=opsets)
+
+
+def _with_gaps() -> Any:
+    from skl2onnx.common.data_types import FloatTensorType
+    from sklearn.ensemble import RandomForestClassifier
+
+    model = RandomForestClassifier(4, max_depth=4, random_state=0).fit(*_gaps())
+    return _convert(model, [("gaps", FloatTensorType([None, 4]))])
+
+
+TEXTS = (
+    "a good film", "good actors in a good film", "what a film!", "a very good day", "I like it, a lot",
+    "a bad film", "bad actors in a bad film", "what a day...", "a very bad day", "I do not like it",
+)  # fmt: skip
+
+
+def _text(kind: str) -> Any:
+    from skl2onnx.common.data_types import StringTensorType
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import MultinomialNB
+
+    vectorizer, model = {
+        "tfidf": (TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression()),
+        "chars": (TfidfVectorizer(analyzer="char", ngram_range=(2, 3)), LogisticRegression()),
+        "counts": (CountVectorizer(stop_words=["a", "in"], binary=True), MultinomialNB()),
+    }[kind]
+    pipeline = _pipeline(vectorizer, model).fit(TEXTS, ["good"] * 5 + ["bad"] * 5)
+    # The default, en_US.UTF-8, is not installed on each machine that runs ONNX Runtime.
+    options = {id(vectorizer): {"locale": "C"}, id(pipeline): {"zipmap": False}}
+    return _convert(pipeline, [("text", StringTensorType([None]))], options)
+
+
+def _columns() -> Any:
+    import pandas
+    from skl2onnx.common.data_types import FloatTensorType, Int64TensorType, StringTensorType
+    from sklearn.compose import ColumnTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    rng = np.random.default_rng(0)
+    table = pandas.DataFrame({
+        "color": rng.choice(["red", "green", "blue"], 60),
+        "visits": rng.integers(0, 50, 60),
+        "width": rng.standard_normal(60) * 3 + 1,
+        "height": rng.standard_normal(60) - 2,
+    })  # fmt: skip
+    columns = ColumnTransformer([
+        ("category", OneHotEncoder(handle_unknown="ignore"), ["color"]),
+        ("number", StandardScaler(), ["visits", "width", "height"]),
+    ])  # fmt: skip
+    model = _pipeline(columns, LogisticRegression())
+    model.fit(table, np.where(table.color == "red", table.visits > 20, table.width > 1).astype(np.int64))
+    kinds = {"color": StringTensorType, "visits": Int64TensorType}
+    types = [(name, kinds.get(name, FloatTensorType)([None, 1])) for name in table.columns]
+    return _convert(model, types)
+
+
+def _svc() -> Any:
+    from sklearn.svm import SVC
+
+    return SVC(gamma=0.3)
+
+
+def _svr() -> Any:
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.svm import SVR
+
+    return _pipeline(StandardScaler(), SVR(kernel="poly", degree=2, coef0=1.0, C=10.0))
+
+
+def _bayes() -> Any:
+    from sklearn.naive_bayes import GaussianNB
+
+    return GaussianNB()
+
+
+def _unlabeled(kind: str) -> Any:
+    from skl2onnx import to_onnx
+    from sklearn.cluster import KMeans
+    from sklearn.ensemble import IsolationForest
+
+    x, _ = _data()
+    if kind == "kmeans":
+        model: Any = KMeans(3, n_init=1, random_state=0)
+    else:
+        model = IsolationForest(n_estimators=4, max_samples=16, random_state=0)
+    return to_onnx(model.fit(x), x[:1], target_opset={"": 18, "ai.onnx.ml": 3})
+
+
+def _digits_mlp() -> Any:
+    from skl2onnx.common.data_types import FloatTensorType
+    from sklearn.datasets import load_digits
+    from sklearn.neural_network import MLPClassifier
+    from sklearn.preprocessing import StandardScaler
+
+    x, y = load_digits(return_X_y=True)
+    model = _pipeline(StandardScaler(), MLPClassifier((16, 12), max_iter=60, random_state=0)).fit(x, y)
+    return _convert(model, [("X", FloatTensorType([None, 64]))])
+
+
+def _digits_convnet(exporter: str) -> Any:
+    """A small residual network of torch, trained to 99 % on scikit-learn's digits."""
+    import torch
+    from make_transformers import Example, export
+    from sklearn.datasets import load_digits
+    from torch import nn
+
+    class Residual(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+            self.norm = nn.BatchNorm2d(channels)
+            self.act = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = x + self.act(self.norm(self.conv(x)))
+            return out
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.SiLU(), Residual(8), Residual(8), nn.MaxPool2d(2), Residual(8),
+        nn.Flatten(), nn.Dropout(0.1), nn.Linear(128, 10),
+    )  # fmt: skip
+    digits = load_digits()
+    x = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for _ in range(4):
+        for part in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+            optimizer.step()
+    model.eval()
+    print(f"digits: {(model(x).argmax(1) == y).float().mean():.1%}")
+    return export(Example(model, {"image": x[:2]}, ("batch",), "logits"), exporter)
+
+
+def _xgboost(kind: str) -> Any:
+    import xgboost
+    from onnxmltools import convert_xgboost
+    from onnxmltools.convert.common.data_types import FloatTensorType
+
+    x, y = _gaps() if kind == "gaps" else _data(2 if kind == "binary" else 3)
+    maker = xgboost.XGBRegressor if kind == "regressor" else xgboost.XGBClassifier
+    target = x[:, 0] * 2 + np.abs(x[:, 1]) if kind == "regressor" else y
+    model = maker(n_estimators=4, max_depth=3, random_state=0).fit(x, target)
+    name = "gaps" if kind == "gaps" else "input"
+    return convert_xgboost(model, initial_types=[(name, FloatTensorType([None, 4]))], target_opset=15)
 
 
 def _lightgbm(regression: bool) -> Any:
@@ -238,6 +404,23 @@ MODELS: dict[str, Callable[[], Any]] = {
     "boosting.sklearn": lambda: _sklearn(_boosting),
     "ridge.sklearn": lambda: _sklearn(_linear, regression=True),
     "pca_neighbors.sklearn": lambda: _sklearn(_pca),
+    "gaps.sklearn": _with_gaps,
+    "tfidf.sklearn": lambda: _text("tfidf"),
+    "chars.sklearn": lambda: _text("chars"),
+    "counts.sklearn": lambda: _text("counts"),
+    "columns.sklearn": _columns,
+    "svc.sklearn": lambda: _sklearn(_svc),
+    "svr.sklearn": lambda: _sklearn(_svr, regression=True),
+    "kmeans.sklearn": lambda: _unlabeled("kmeans"),
+    "isolation_forest.sklearn": lambda: _unlabeled("isolation_forest"),
+    "naive_bayes.sklearn": lambda: _sklearn(_bayes),
+    "digits_mlp.sklearn": _digits_mlp,
+    "digits_convnet.dynamo": lambda: _digits_convnet("dynamo"),
+    "digits_convnet.legacy": lambda: _digits_convnet("legacy"),
+    "classifier.xgboost": lambda: _xgboost("classifier"),
+    "binary.xgboost": lambda: _xgboost("binary"),
+    "regressor.xgboost": lambda: _xgboost("regressor"),
+    "gaps.xgboost": lambda: _xgboost("gaps"),
     "classifier.lightgbm": lambda: _lightgbm(False),
     "regressor.lightgbm": lambda: _lightgbm(True),
     "mlp.keras": lambda: _keras("mlp"),

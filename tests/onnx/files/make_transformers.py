@@ -3,8 +3,9 @@
 
     python tests/onnx/files/make_transformers.py [NAME ...]
 
-Each file is beside this script: ``<name>.<exporter>.onnx.xz``, without the metadata that exporters add. They were
-made with torch 2.13 and transformers 5. Where an exporter fails, there is no file.
+Each file is beside this script: ``<name>.<exporter>.onnx.xz``. Weights are those of a model as initialized plus
+noise, so that no two are equal, as in a trained model: exporters merge weights that are. Of the metadata, only the
+names of modules are kept. They were made with torch 2.13 and transformers 5. Where an exporter fails, there is no file.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import torch
 import transformers as t
 from torch import Tensor, nn
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "intermediate_size": 24,
     "vocab_size": 40,
@@ -49,35 +52,76 @@ class First(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
-def _text(config: Any, auto: Any = t.AutoModel, mask: bool = True, **fixed: Any) -> Any:
+@dataclass
+class Example:
+    """A module with inputs to export it with.
+
+    Args:
+        module: called with the inputs in order.
+        inputs: example inputs by name.
+        axes: names of the axes of inputs that stay open, the batch first.
+        output: the name of the output.
+    """
+
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    axes: tuple[str, ...]
+    output: str
+
+
+def _from_config(auto: Any, config: Any) -> nn.Module:
     config._attn_implementation = "eager"
-    model = (
+    model: nn.Module = (
         auto.from_config(config, attn_implementation="eager")
         if hasattr(auto, "from_config")
         else auto(config)
     )
-    names = ("input_ids", "attention_mask") if mask else ("input_ids",)
-    return First(model, names, **fixed), ((IDS, MASK) if mask else (IDS,))
+    return model
 
 
-def _image(config: Any, auto: Any = t.AutoModel, size: int = 32) -> Any:
-    model = auto.from_config(config) if hasattr(auto, "from_config") else auto(config)
-    return First(model, ("pixel_values",)), (torch.randn(2, 3, size, size),)
+def _output(auto: Any) -> str:
+    return "logits" if "For" in auto.__name__ else "last_hidden_state"
+
+
+def _text(config: Any, auto: Any = t.AutoModel, mask: bool = True, **fixed: Any) -> Example:
+    inputs = {"input_ids": IDS, "attention_mask": MASK} if mask else {"input_ids": IDS}
+    model = First(_from_config(auto, config), tuple(inputs), **fixed)
+    return Example(model, inputs, ("batch", "sequence"), _output(auto))
+
+
+def _image(config: Any, auto: Any = t.AutoModel, size: int = 32) -> Example:
+    inputs = {"pixel_values": torch.randn(2, 3, size, size)}
+    return Example(First(_from_config(auto, config), tuple(inputs)), inputs, ("batch",), _output(auto))
+
+
+def _whisper() -> Example:
+    config = t.WhisperConfig(
+        d_model=16, encoder_layers=3, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, vocab_size=40, max_source_positions=20, num_mel_bins=8,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    inputs = {"input_features": torch.randn(2, 8, 40)}
+    model = First(_from_config(t.AutoModel, config).encoder, tuple(inputs))
+    return Example(model, inputs, ("batch",), "last_hidden_state")
+
+
+def _layers(module: nn.Module, size: int) -> Example:
+    return Example(module, {"x": torch.randn(2, 5, size)}, ("batch", "sequence"), "y")
 
 
 VISION = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
-MODELS: dict[str, Callable[[], Any]] = {
+MODELS: dict[str, Callable[[], Example]] = {
     "bert": lambda: _text(t.BertConfig(**SMALL), t.AutoModelForSequenceClassification),
-    "distilbert": lambda: _text(t.DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=24, vocab_size=40)),
+    "distilbert": lambda: _text(t.DistilBertConfig(dim=16, n_layers=3, n_heads=2, hidden_dim=24, vocab_size=40)),
     "roberta": lambda: _text(t.RobertaConfig(**SMALL, pad_token_id=0), t.AutoModelForMaskedLM),
     "albert": lambda: _text(t.AlbertConfig(**SMALL, embedding_size=8)),
     "electra": lambda: _text(t.ElectraConfig(**SMALL, embedding_size=8)),
     "mpnet": lambda: _text(t.MPNetConfig(**SMALL)),
     "gpt2": lambda: _text(
-        t.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32),
+        t.GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=40, n_positions=32),
         t.AutoModelForCausalLM, use_cache=False),
     "gpt_neox": lambda: _text(t.GPTNeoXConfig(**SMALL), t.AutoModelForCausalLM, use_cache=False),
     "llama": lambda: _text(t.LlamaConfig(**SMALL, num_key_value_heads=1), t.AutoModelForCausalLM, use_cache=False),
@@ -88,42 +132,36 @@ MODELS: dict[str, Callable[[], Any]] = {
         t.GemmaConfig(**SMALL, num_key_value_heads=1, head_dim=8), t.AutoModelForCausalLM, use_cache=False),
     "phi": lambda: _text(t.PhiConfig(**SMALL), t.AutoModelForCausalLM, use_cache=False),
     "opt": lambda: _text(
-        t.OPTConfig(hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=2, vocab_size=40,
+        t.OPTConfig(hidden_size=16, num_hidden_layers=3, ffn_dim=24, num_attention_heads=2, vocab_size=40,
                     max_position_embeddings=32, word_embed_proj_dim=16),
         t.AutoModelForCausalLM, use_cache=False),
     "t5_encoder": lambda: _text(
-        t.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=40), t.T5EncoderModel),
+        t.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=3, num_heads=2, vocab_size=40), t.T5EncoderModel),
     "vit": lambda: _image(t.ViTConfig(**VISION), t.AutoModelForImageClassification),
     "deit": lambda: _image(t.DeiTConfig(**VISION)),
     "dinov2": lambda: _image(t.Dinov2Config(**VISION)),
-    "swin": lambda: _image(t.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2],
+    "swin": lambda: _image(t.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[1, 2],
                                         window_size=4)),
     "resnet": lambda: _image(
-        t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]), t.AutoModelForImageClassification),
-    "convnext": lambda: _image(t.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)),
-    "regnet": lambda: _image(t.RegNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4)),
+        t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 3]), t.AutoModelForImageClassification),
+    "convnext": lambda: _image(t.ConvNextConfig(hidden_sizes=[8, 16], depths=[2, 3], num_stages=2)),
+    "regnet": lambda: _image(t.RegNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 3], groups_width=4)),
     "segformer": lambda: _image(t.SegformerConfig(
-        hidden_sizes=[8, 16], depths=[1, 1], num_encoder_blocks=2, num_attention_heads=[1, 2], sr_ratios=[4, 1],
+        hidden_sizes=[8, 16], depths=[2, 3], num_encoder_blocks=2, num_attention_heads=[1, 2], sr_ratios=[4, 1],
         patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=8)),
     "clip_vision": lambda: _image(t.CLIPVisionConfig(**VISION), t.CLIPVisionModel),
     "clip_text": lambda: _text(t.CLIPTextConfig(**SMALL), t.CLIPTextModel),
-    "whisper_encoder": lambda: (
-        First(t.WhisperModel(t.WhisperConfig(
-            d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-            encoder_ffn_dim=24, decoder_ffn_dim=24, vocab_size=40, max_source_positions=20, num_mel_bins=8,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)).encoder, ("input_features",)),
-        (torch.randn(2, 8, 40),)),
+    "whisper_encoder": _whisper,
     "mamba": lambda: _text(
-        t.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=40, state_size=4), t.AutoModelForCausalLM,
+        t.MambaConfig(hidden_size=16, num_hidden_layers=3, vocab_size=40, state_size=4), t.AutoModelForCausalLM,
         mask=False, use_cache=False),
     "bart": lambda: _text(t.BartConfig(
-        d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        d_model=16, encoder_layers=3, decoder_layers=3, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=24, decoder_ffn_dim=24, vocab_size=40, max_position_embeddings=32), use_cache=False),
-    "lstm": lambda: (_Recurrent(nn.LSTM(6, 5, 2, bidirectional=True, batch_first=True)), (torch.randn(2, 7, 6),)),
-    "gru": lambda: (_Recurrent(nn.GRU(6, 5, batch_first=True)), (torch.randn(2, 7, 6),)),
-    "torch_transformer": lambda: (
-        nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2, enable_nested_tensor=False),
-        (torch.randn(2, 5, 16),)),
+    "lstm": lambda: _layers(_Recurrent(nn.LSTM(6, 5, 2, bidirectional=True, batch_first=True)), 6),
+    "gru": lambda: _layers(_Recurrent(nn.GRU(6, 5, batch_first=True)), 6),
+    "torch_transformer": lambda: _layers(nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 3, enable_nested_tensor=False), 16),
 }  # fmt: skip
 
 
@@ -138,31 +176,97 @@ class _Recurrent(nn.Module):
         return out
 
 
+def perturb(module: nn.Module) -> None:
+    """Add noise to all weights and to the statistics of batch norms, in place.
+
+    Vectors, which are biases and the weights of norms, get a tenth of a standard normal; other weights half of
+    what keeps the variance of a linear layer's input. Other buffers, such as masks and positions, stay.
+    """
+    with torch.no_grad():
+        for parameter in module.parameters():
+            scale = 0.1 if parameter.dim() < 2 else 0.5 / parameter[0].numel() ** 0.5
+            parameter += scale * torch.randn_like(parameter)
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_mean"):
+                buffer += 0.1 * torch.randn_like(buffer)
+            elif name.endswith("running_var"):
+                buffer *= 0.5 + torch.rand_like(buffer)
+
+
+def export(example: Example, exporter: str) -> onnx.ModelProto:
+    """Export a model; axes after the batch stay open where the exporter manages."""
+    for count in range(len(example.axes), 0, -1):
+        try:
+            model = export_with_axes(example, exporter, example.axes[:count])
+            check_other_sizes(model, example, count)
+        except Exception:
+            if count == 1:
+                raise
+            continue
+        return model
+    raise AssertionError("no axes")
+
+
+def export_with_axes(example: Example, exporter: str, axes: tuple[str, ...]) -> onnx.ModelProto:
+    """Export a model with some open axes."""
+    inputs, open_axes = tuple(example.inputs.values()), dict(enumerate(axes))
+    names: Any = {"input_names": list(example.inputs), "output_names": [example.output]}
+    if exporter == "legacy":
+        written = io.BytesIO()
+        dynamic = dict.fromkeys((*example.inputs, example.output), open_axes)
+        torch.onnx.export(
+            example.module, inputs, written, dynamo=False, opset_version=17, dynamic_axes=dynamic, **names
+        )
+        return onnx.load_from_string(written.getvalue())
+    shapes: Any = tuple(open_axes for _ in inputs)
+    shapes = (shapes,) if isinstance(example.module, First) else shapes  # its inputs are one *argument
+    program = torch.onnx.export(
+        example.module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False, **names
+    )
+    assert program is not None
+    return program.model_proto
+
+
+def check_other_sizes(model: onnx.ModelProto, example: Example, count: int) -> None:
+    """Compare ONNX Runtime with the module where the first axes are one longer than in the export."""
+    inputs = dict(example.inputs)
+    for name, tensor in inputs.items():
+        for axis in range(count):
+            tensor = torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis)
+        inputs[name] = tensor
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+    with torch.no_grad():
+        expected = example.module(*inputs.values())
+    torch.testing.assert_close(
+        torch.from_numpy(found), expected, rtol=0, atol=1e-4 * float(expected.abs().max())
+    )
+
+
 def write(name: str, exporter: str) -> str:
     """Export one model; return what happened."""
     torch.manual_seed(0)
-    module, inputs = MODELS[name]()
-    module.eval()
-    path = HERE / f"{name}.{exporter}.onnx.xz"
-    written = io.BytesIO()
-    names = [f"input_{i}" for i in range(len(inputs))]
-    if exporter == "dynamo":
-        shapes = tuple({0: torch.export.Dim("batch")} for _ in inputs)
-        program = torch.onnx.export(module, inputs, dynamo=True, dynamic_shapes=(shapes,), verbose=False)
-        model = program.model_proto
-    else:
-        axes = {input_name: {0: "batch"} for input_name in names}
-        torch.onnx.export(
-            module, inputs, written, dynamo=False, input_names=names, dynamic_axes=axes, opset_version=17
-        )
-        model = onnx.load_from_string(written.getvalue())
+    example = MODELS[name]()
+    perturb(example.module)
+    example.module.eval()
+    model = export(example, exporter)
     strip(model)
+    path = HERE / f"{name}.{exporter}.onnx.xz"
     path.write_bytes(lzma.compress(model.SerializeToString()))
-    return f"{path.stat().st_size:,} bytes"
+    return f"{path.stat().st_size:,} bytes, {', '.join(map(describe, model.graph.input))}"
+
+
+def describe(value: onnx.ValueInfoProto) -> str:
+    """Return the name and shape of an input as text."""
+    sizes = [d.dim_param or str(d.dim_value) for d in value.type.tensor_type.shape.dim]
+    return f"{value.name} [{', '.join(sizes)}]"
+
+
+KEPT_METADATA = ("pkg.torch.onnx.class_hierarchy", "pkg.torch.onnx.name_scopes")
 
 
 def strip(model: onnx.ModelProto) -> None:
-    """Remove metadata and descriptions, among them the paths of the exporting machine."""
+    """Remove descriptions and metadata, among them the paths of the exporting machine; keep names of modules."""
     del model.metadata_props[:]
     model.doc_string = ""
     for graph in (model.graph, *model.functions):
@@ -171,7 +275,9 @@ def strip(model: onnx.ModelProto) -> None:
         parts = [*graph.node, *graph.value_info, *getattr(graph, "initializer", ())]
         for part in [*parts, *(p for p in (*graph.input, *graph.output) if not isinstance(p, str))]:
             part.doc_string = ""
+            kept = [prop for prop in part.metadata_props if prop.key in KEPT_METADATA]
             del part.metadata_props[:]
+            part.metadata_props.extend(kept)
 
 
 def main() -> None:

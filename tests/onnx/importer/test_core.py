@@ -1,4 +1,4 @@
-"""Handlers, names of functions, tied weights, devices, expressions of strings."""
+"""Handlers, names of functions, tied weights, devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import onnx.parser
 import torch
 
 import burnt.onnx
-from burnt.errors import UnsupportedError
 from burnt.onnx import functions
 from burnt.onnx.importer import registry
 from tests.onnx.importer_files import tensor
@@ -71,22 +70,6 @@ def test_created_tensors_are_on_the_device_of_the_input() -> None:
     module = _load(body, zero=np.array(0), one=np.array(1), axis=np.array([1]))
     assert module(torch.zeros(2, 3)).tolist() == [[2, 2, 2], [3, 3, 3]]
     assert module.to("meta")(torch.zeros(2, 3, device="meta")).device.type == "meta"
-
-
-@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)*", "((ab)*c){2,}", r"(.)\1"])
-def test_expressions_of_exponential_time_are_refused(pattern: str) -> None:
-    """The message shows the pattern."""
-    with pytest.raises(UnsupportedError, match="exponential time") as caught:
-        functions.regex_full_match(np.array(["a" * 50], dtype=object), pattern)
-    assert pattern.replace("\\", "\\\\") in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "pattern", [r"(\W|^)[\w.\-]{0,25}@(yahoo|gmail)\.com(\W|$)", "[(+*]a+(b)+", r"\(a+\)*"]
-)
-def test_other_expressions_are_not(pattern: str) -> None:
-    """Repetitions side by side, and characters in brackets."""
-    assert functions.regex_full_match(np.array(["x"], dtype=object), pattern).tolist() == [False]
 
 
 def test_bias_as_a_row_is_that_of_a_layer() -> None:

@@ -202,6 +202,27 @@ CASES: dict[str, Case] = {
     ),
 }
 
+_TABLE = _text("a", "b", "c", "d", "", "f").reshape(2, 3)
+_LAST = np.array([2])
+CASES |= {
+    "text_reshape": Case("Reshape", [_TABLE, np.array([0, -1, 1])], constants=(1,)),
+    "text_flatten": Case("Flatten", [_TABLE], {"axis": -1}),
+    "text_transpose": Case("Transpose", [_TABLE], {"perm": [1, 0]}),
+    "text_transpose_constant": Case("Transpose", [_TABLE], {"perm": [1, 0]}, (0,)),
+    "text_squeeze": Case("Squeeze", [_TABLE[None]]),
+    "text_unsqueeze": Case("Unsqueeze", [_TABLE, _LAST], constants=(1,)),
+    "text_slice": Case("Slice", [_TABLE, np.array([1]), np.array([3]), np.array([1])], constants=(1, 2, 3)),
+    "text_expand": Case("Expand", [_TABLE, np.array([2, 1, 3])], constants=(1,)),
+    "text_tile": Case("Tile", [_TABLE, np.array([2, 1])], constants=(1,)),
+    "text_split": Case("Split", [_TABLE], {"axis": 0}, outputs=2),
+    "text_gather": Case("Gather", [_TABLE, _LAST], {"axis": 1}),
+    "text_gather_elements": Case("GatherElements", [_TABLE, np.array([[2], [0]])], {"axis": 1}),
+    "text_gather_nd": Case("GatherND", [_TABLE, np.array([[1, 0]])]),
+    "text_compress": Case("Compress", [_TABLE, np.array([True, False, True])], {"axis": 1}),
+    "text_concat": Case("Concat", [_TABLE, _TABLE], {"axis": 1}),
+    "text_reverse": Case("ReverseSequence", [_TABLE, np.array([2, 3])], {"batch_axis": 0, "time_axis": 1}),
+}
+
 
 def _model(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
     names = [f"x{i}" if value is not None else "" for i, value in enumerate(case.inputs)]

@@ -11,6 +11,7 @@ import torch
 from burnt import nn
 from burnt.onnx.importer.build import Build, Ints, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.program import Arithmetic, Name, Size
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
@@ -81,6 +82,14 @@ def _reshape(build: Build, node: Node) -> Any:
         return Ints(value.values)
     x = build.tensor(node, 0)
     allow_zero = bool(node.attr("allowzero", 0))
+    if is_strings(node, 0):  # a numpy array
+        return build.call(
+            "ops.reshape",
+            x,
+            build.tensor(node, 1) if shape is None else shape,
+            *([True] if allow_zero else []),
+            hint="reshaped",
+        )
     if shape is not None and (allow_zero or all(size != 0 for size in shape)) and isinstance(x, Name):
         return build.call("torch.reshape", x, tuple(shape), hint="reshaped")
     if shape is not None and not allow_zero and build.rank(node, 0) is not None:
@@ -108,7 +117,7 @@ def _transpose(build: Build, node: Node) -> Any:
 @handler("Flatten")
 def _flatten(build: Build, node: Node) -> Any:
     axis = node.attr("axis", 1)
-    if axis == 1 and (build.rank(node, 0) or 0) >= 2:
+    if axis == 1 and (build.rank(node, 0) or 0) >= 2 and not is_strings(node, 0):
         return build.call("torch.flatten", build.tensor(node, 0), 1, hint="flat")
     return build.call("ops.flatten", build.tensor(node, 0), axis, hint="flat")
 

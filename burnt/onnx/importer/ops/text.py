@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from burnt.onnx.functions.tokens import tokenize
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.registry import handler
 
@@ -46,6 +49,24 @@ def _string_normalizer(build: Build, node: Node) -> Any:
         bool(node.attr("is_case_sensitive", 0)),
         node.attr("stopwords", []),
         hint="text",
+    )
+
+
+@handler("Tokenizer", domain="com.microsoft")
+def _tokenizer(build: Build, node: Node) -> Any:
+    pattern, separators = node.attr("tokenexp", ""), node.attr("separators", [])
+    tokenize(
+        np.empty(0, object), pattern, separators
+    )  # refuses expressions now, not when the model is called
+    return build.call(
+        "ops.tokenize",
+        build.tensor(node, 0),
+        pattern=pattern,
+        separators=separators,
+        min_chars=node.attr("mincharnum", 1),
+        pad=node.attr("pad_value", ""),
+        with_marks=bool(node.attr("mark", 0)),
+        hint="tokens",
     )
 
 
