@@ -480,7 +480,7 @@ class Build:
             if value in build.values:
                 return build.values[value]
             if value in build.constants:
-                built = self.root._constant(value.name or "constant", build.constants[value])
+                built = self.root._constant(value, build.constants[value])
                 build.values[value] = built
                 return built
             build = build.parent
@@ -492,10 +492,11 @@ class Build:
             hint="the file is damaged, or its nodes form a cycle",
         )
 
-    def _constant(self, hint: str, array: np.ndarray[Any, Any]) -> Any:
+    def _constant(self, value: ir.Value, array: np.ndarray[Any, Any]) -> Any:
+        hint = value.name or "constant"
         if array.dtype == object or array.dtype.kind in "US":
             return self.strings(array, hint)
-        return self.parameter(array, hint)
+        return self.parameter(array, hint, is_trained=None if _may_be_trained(value) else False)
 
     def strings(self, array: np.ndarray[Any, Any], hint: str) -> Any:
         """Add an array of strings, which is a literal of the program."""
@@ -538,6 +539,22 @@ def common_prefix(graph: ir.Graph) -> str:
         shared = shared[:-1]  # the name of a list belongs to its layers
     return "".join(f"{part}." for part in shared)
 
+
+def _may_be_trained(value: ir.Value) -> bool:
+    """Whether a constant is a weight: an initializer with a name of its own, or what layers take as weights.
+
+    Masks and frequencies are not: nodes of Constant, or what torch's exporter folded, named after its reader.
+    """
+    if value.is_initializer() and not (value.name or "").startswith("onnx::"):
+        return True
+    return any(use.node.op_type in _WITH_WEIGHTS for use in value.uses())
+
+
+_WITH_WEIGHTS = {
+    *("MatMul", "Gemm", "Conv", "ConvTranspose", "Gather", "RNN", "GRU", "LSTM", "PRelu", "Einsum"),
+    *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
+    *("RMSNormalization", "SimplifiedLayerNormalization"),
+}
 
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings
 _MAX_FOLDED_FLOATS = 64  # of floating-point numbers: more are weights

@@ -94,3 +94,27 @@ def test_bias_that_others_read_stays_a_parameter() -> None:
     np.testing.assert_allclose(
         module(torch.ones(4, 3)).detach().numpy(), (np.ones((4, 3)) @ weight + bias) * bias
     )
+
+
+def test_constants_that_are_no_weights_are_not_trained() -> None:
+    """A mask is a Constant node, or what torch's exporter folded; a weight may be a Constant node too."""
+    mask, weight = tensor(np.ones((2, 3), np.float32)), tensor(np.ones((3, 3), np.float32))
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["mask"], value=mask),
+        onnx.helper.make_node("Constant", [], ["weight"], value=weight),
+        onnx.helper.make_node("Add", ["x", "mask"], ["a"]),
+        onnx.helper.make_node("Add", ["a", "onnx::Add_7"], ["b"]),
+        onnx.helper.make_node("Mul", ["b", "scale"], ["c"]),
+        onnx.helper.make_node("MatMul", ["c", "weight"], ["y"]),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "m",
+        [value("x", onnx.TensorProto.FLOAT, [2, 3])],
+        [value("y", onnx.TensorProto.FLOAT, [2, 3])],
+        [tensor(np.ones((2, 3), np.float32), name=name) for name in ("onnx::Add_7", "scale")],
+    )
+    module = burnt.onnx.load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)]))
+    assert {name for name, _ in module.named_parameters()} == {"scale", "linear.weight"}
+    assert {name for name, _ in module.named_buffers()} == {"mask", "onnx_add_7"}
