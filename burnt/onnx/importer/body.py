@@ -324,7 +324,9 @@ class _Names:
         self.position += 1
         self.before = dict(self.of)
         for i, output in enumerate(line.outputs):
-            if isinstance(line.statement, Repeat):
+            if line.statement is None and len(line.outputs) > 1 and output not in self.last_read:
+                self.of[output] = "_"
+            elif isinstance(line.statement, Repeat):
                 repeat = line.statement
                 first = repeat.initial[i]
                 initial = {self.before.get(name) for name in names_in(repeat.initial)}
@@ -335,7 +337,7 @@ class _Names:
                 self.name(output, plain_name(output), set(), line)
             else:
                 plain = variable_name(line.tree, output, self.plain, self.kinds)
-                if plain in ("x", "selected"):
+                if plain in ("x", "selected", "part"):
                     plain = self.wanted.get(output, plain)
                 elif plain == "weights" and output in self.returned:
                     plain = "probabilities"

@@ -111,7 +111,8 @@ def program_kinds(
         if isinstance(layer, torch.nn.ModuleList):
             members |= {f"self.{name}[{i}]": block for i, block in enumerate(layer)}
         elif not isinstance(layer, Block):
-            kinds[f"self.{name}"] = "tensor"
+            returned = inspect.signature(type(layer).forward).return_annotation
+            kinds[f"self.{name}"] = "tensor" if returned in (torch.Tensor, "Tensor") else "any"
     kinds.update(zip(module.program.inputs, inputs, strict=True))
     blocks: dict[int, tuple[Kind, ...]] = {}
     _add_kinds(module.program, kinds, members, blocks)
@@ -142,6 +143,7 @@ def _add_kinds(
             block = members.get(call.function)
             if isinstance(block, Block):
                 found = _block_kinds(block, tuple(kind_of(arg, kinds) for arg in call.args), blocks)
+                kinds[call.function] = found[0] if count == 1 else "any"  # where it is written in place
             else:
                 found = result_kinds(call, count, kinds)
             kinds.update(zip(statement.outputs, found, strict=False))

@@ -73,6 +73,7 @@ _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
     "torch.triu": (None, ("diagonal", 0)),
     "torch.tril": (None, ("diagonal", 0)),
     **{f"torch.{name}": _KEEPDIM for name in ("mean", "sum", "amax", "amin", "argmax", "argmin")},
+    "torch.addmm": (None, None, None, ("beta", 1.0), ("alpha", 1.0)),
     "F.gelu": (None, ("approximate", "none")),
     "F.leaky_relu": (None, ("negative_slope", 0.01)),
     "F.elu": (None, ("alpha", 1.0)),
@@ -192,17 +193,19 @@ class _Source:
         return _literal(tree)
 
     def sizes(self, trees: Sequence[Any]) -> list[Code]:
-        """Return items; the first sizes of a tensor become ``*x.shape[:2]``."""
+        """Return items; consecutive sizes of a tensor become ``*x.shape[:2]``."""
         items: list[Code] = []
         i = 0
         while i < len(trees):
-            count = 0
-            first = trees[i]
+            first, count = trees[i], 1
             if isinstance(first, Size):
-                while i + count < len(trees) and trees[i + count] == Size(first.tensor, count):
+                while trees[i + count : i + count + 1] == type(trees)(
+                    [Size(first.tensor, first.axis + count)]
+                ):
                     count += 1
-            if count >= 2:
-                items.append(Code(f"*{self.name(first.tensor)}.shape[:{count}]"))
+            if count >= 2 and first.axis >= 0:
+                start = first.axis or ""
+                items.append(Code(f"*{self.name(first.tensor)}.shape[{start}:{first.axis + count}]"))
                 i += count
             else:
                 items.append(self.code(first))

@@ -232,9 +232,7 @@ def _init_lines(module: Block, kind: Callable[[Block], str]) -> Iterator[str]:
         code = bracketed("torch.nn.Parameter(", [_empty(parameter)], ")")
         yield from broken(code, _WIDTH - 8, f"self.{name} = ")
     for name, buffer in by_use(module._buffers):
-        yield from broken(
-            bracketed("self.register_buffer(", [Code(f'"{name}"'), _empty(buffer)], ")"), _WIDTH - 8
-        )
+        yield from broken(bracketed("torch.nn.Buffer(", [_empty(buffer)], ")"), _WIDTH - 8, f"self.{name} = ")
 
 
 def _members_read(program: Program) -> Iterator[str]:
