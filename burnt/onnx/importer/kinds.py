@@ -110,13 +110,18 @@ def program_kinds(
         members[f"self.{name}"] = layer
         if isinstance(layer, torch.nn.ModuleList):
             members |= {f"self.{name}[{i}]": block for i, block in enumerate(layer)}
-        elif not isinstance(layer, Block):
-            returned = inspect.signature(type(layer).forward).return_annotation
-            kinds[f"self.{name}"] = "tensor" if returned in (torch.Tensor, "Tensor") else "any"
+    for name, member in members.items():
+        if not isinstance(member, Block | torch.nn.ModuleList):
+            kinds[name] = _layer_kind(member)
     kinds.update(zip(module.program.inputs, inputs, strict=True))
     blocks: dict[int, tuple[Kind, ...]] = {}
     _add_kinds(module.program, kinds, members, blocks)
     return kinds, blocks
+
+
+def _layer_kind(layer: torch.nn.Module) -> Kind:
+    returned = inspect.signature(type(layer).forward).return_annotation
+    return "tensor" if returned in (torch.Tensor, "Tensor") else "any"
 
 
 def _add_kinds(
@@ -130,13 +135,12 @@ def _add_kinds(
             _add_kinds(statement.program, kinds, members, blocks)
         elif isinstance(statement, Repeat):
             target = members[statement.modules]
+            called: list[Any] = list(target) if statement.count is None else [target] * 2
             carried = [kind_of(expr, kinds) for expr in statement.initial]
-            given: list[Kind] = [kind_of(expr, kinds) for expr in statement.args]
-            for block in target if isinstance(target, torch.nn.ModuleList) else [target] * 2:
+            given = [kind_of(expr, kinds) for expr in statement.args]
+            for block in called * 2:  # the first gets what the last returns, as the kinds are common
                 found = _block_kinds(block, (*carried, *given), blocks)
                 carried = [common_kind(pair) for pair in zip(carried, found, strict=True)]
-            for block in target if isinstance(target, torch.nn.ModuleList) else [target]:
-                _block_kinds(block, (*carried, *given), blocks)
             kinds.update(zip(statement.outputs, carried, strict=True))
         else:
             call, count = statement.call, len(statement.outputs)
@@ -149,8 +153,12 @@ def _add_kinds(
             kinds.update(zip(statement.outputs, found, strict=False))
 
 
-def _block_kinds(block: Block, inputs: tuple[Kind, ...], blocks: dict[int, tuple[Kind, ...]]) -> list[Kind]:
+def _block_kinds(
+    block: torch.nn.Module, inputs: tuple[Kind, ...], blocks: dict[int, tuple[Kind, ...]]
+) -> list[Kind]:
     """Return the kinds of what a block returns, and add those of its arguments."""
+    if not isinstance(block, Block):
+        return [_layer_kind(block)]
     before = blocks.get(id(block), inputs)
     blocks[id(block)] = tuple(common_kind(pair) for pair in zip(before, inputs, strict=True))
     kinds, _ = program_kinds(block, inputs)

@@ -76,12 +76,14 @@ def _signature(model: ir.Model) -> Signature:
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     origin = " ".join(part for part in (model.producer_name, model.producer_version) if part)
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
-    parts = (f"Written by {origin}" if origin else "", f"operator set {version}" if version else "")
+    operators = f"operator set {version}" if version else ""
+    if origin:
+        origin = f"Written by {origin}" + (f", {operators}" if operators else "")
     return Signature(
         tuple(map(_described, inputs)),
         tuple(map(_described, graph.outputs)),
         tuple(map(is_tensor_value, inputs)),
-        ", ".join(part for part in parts if part),
+        origin or operators.capitalize(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,10 +200,9 @@ class _Source:
         while i < len(trees):
             first, count = trees[i], 1
             if isinstance(first, Size):
-                while trees[i + count : i + count + 1] == type(trees)(
-                    [Size(first.tensor, first.axis + count)]
-                ):
-                    count += 1
+                following = (Size(first.tensor, first.axis + n) for n in itertools.count(1))
+                same = zip(trees[i + 1 :], following, strict=False)
+                count += sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], same))
             if count >= 2 and first.axis >= 0:
                 start = first.axis or ""
                 items.append(Code(f"*{self.name(first.tensor)}.shape[{start}:{first.axis + count}]"))
@@ -298,12 +298,11 @@ class _Source:
         _, starts, ends, *rest = call.args
         if rest or not set(call.kwargs) <= {"axes", "steps"} or not isinstance(starts, list):
             return None
-        axes = call.kwargs.get("axes", list(range(len(starts))))
-        steps = call.kwargs.get("steps", [1] * len(starts))
-        for one in (axes, steps):
-            if not isinstance(one, list) or not all(type(v) is int for v in one):
-                return None
-        if not isinstance(ends, list) or not len(starts) == len(ends) == len(axes) == len(steps):
+        axes = _ints(call.kwargs.get("axes", list(range(len(starts)))))
+        steps = _ints(call.kwargs.get("steps", [1] * len(starts)))
+        if axes is None or steps is None or not isinstance(ends, list):
+            return None
+        if not len(starts) == len(ends) == len(axes) == len(steps):
             return None
         if len(set(axes)) < len(axes) or min(steps, default=1) < 1:
             return None
@@ -322,6 +321,11 @@ class _Source:
             if step != 1 and not is_simple:
                 parts[axis] += f" : {step}"
         return parts
+
+
+def _ints(value: Any) -> list[int] | None:
+    """Return a list of integers as it is, and None for anything else."""
+    return value if isinstance(value, list) and all(type(v) is int for v in value) else None
 
 
 def _binary(symbol: str, left: Code, right: Code) -> Code:

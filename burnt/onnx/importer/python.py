@@ -182,7 +182,8 @@ class _Classes:
         kinds, blocks = program_kinds(module, inputs)
 
         def name_of(block: Block) -> str:
-            given = blocks.get(id(block), ("any",) * len(block.program.inputs))
+            unknown: list[Kind] = ["any"] * len(block.program.inputs)
+            given = blocks.get(id(block), unknown)
             text = self.text(block, "Return what the next block or the model reads.", given)
             if text not in self.kinds:
                 self.kinds[text] = unique_kind(block.kind, self.taken)
