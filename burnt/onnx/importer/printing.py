@@ -331,7 +331,9 @@ def _ints(value: Any) -> list[int] | None:
 def _binary(symbol: str, left: Code, right: Code) -> Code:
     strength = _STRENGTHS[symbol]
     if symbol == "**":
-        first, second = _wrapped(left, _ATOM), _wrapped(right, _UNARY)
+        first, second = _wrapped(left, _ATOM), _wrapped(right, _ATOM)
+        if right.strength == _UNARY:
+            second = right.text
         space = "" if _is_simple(first) and _is_simple(second) else " "
         return Code(f"{first}{space}**{space}{second}", strength)
     first = _wrapped(left, strength + (strength == _COMPARISON))
