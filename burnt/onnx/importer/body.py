@@ -94,10 +94,11 @@ class _Body:
         """
         lines = self.written_in_place(program)
         names = _Names(lines, self.kinds, {name: name for name in program.inputs}, outer)
-        yield from self.function(lines, names)
+        yield from self.function(lines, names, has_docstring=True)
 
-    def function(self, lines: list[_Line], names: _Names) -> Iterator[str]:
-        blank = True
+    def function(self, lines: list[_Line], names: _Names, *, has_docstring: bool = False) -> Iterator[str]:
+        """Yield the lines of a function, with single blank lines around nested functions."""
+        blank = not has_docstring
         for line in lines:
             names.add(line)
             for text in self.printed(line, names):
@@ -132,7 +133,8 @@ class _Body:
         inner = _Body(self.kinds, self.width - 4, self.short - 4)
         lines = inner.written_in_place(program)
         yield ""
-        yield f"def {names.of[define.name]}({', '.join(inputs.values())}):"
+        head = bracketed(f"{names.of[define.name]}(", list(map(Code, inputs.values())), ")")
+        yield from broken(head, self.width, "def ", ":")
         body = inner.function(lines, _Names(lines, self.kinds, inputs, free))
         yield from (f"    {text}" if text else text for text in body)
         yield ""
@@ -209,6 +211,9 @@ class _Body:
                 break
             plain = {name: plain_name(name) for name in _events(found) if not name.startswith("self.")}
             if not is_whole and len(prefix) + len(code_of(found, plain, self.kinds).text) > self.short:
+                break
+            numbered = {name: f"{other}_22" for name, other in plain.items()}  # as long as names may become
+            if not is_whole and len(prefix) + len(code_of(found, numbered, self.kinds).text) > self.width - 3:
                 break
             tree = found
             del lines[-1]

@@ -67,7 +67,7 @@ def tensor_hint(name: str) -> str:
         return name
     modules = [module for module in found[1].split("/") if re.search(r"[A-Za-z]", module)]
     inner = re.sub(r"\.\d+", "", modules[-1]) if modules and modules[-1] != modules[0] else ""
-    return f"{inner}_{found[2]}".strip("_")
+    return f"{inner}_{found[2].lower()}".strip("_")
 
 
 _IMPORTED = {"Any", "F", "Path", "QuantScheme", "Tensor"}
@@ -139,12 +139,15 @@ _GENERIC = {
     ),
     *("transposed", "squeezed", "expanded", "x"),
 }
+_LONG = 32
 _GENERIC_WORDS = {"constant", "model", "output", "self", "val", "onnx", "weight"}
 
 
 def plain_name(name: str) -> str:
-    """Return a name without the numbers at its end: ``mask_2`` is a ``mask``."""
+    """Return the last words of a name without the numbers at its end: ``mask_2`` is a ``mask``."""
     plain = re.sub(r"(_\d+)+$", "", name).strip("_")
+    while len(plain) > _LONG and re.search(r"_[a-z]", plain):
+        plain = re.split(r"_(?=[a-z])", plain, maxsplit=1)[1]
     return "x" if not plain or is_reserved(plain) else plain
 
 
