@@ -351,17 +351,17 @@ def test_the_docstring_and_the_types():
             """Imported from bert.onnx.
 
             Inputs:
-                inputs_0: int64 [batch, 5]
-                inputs_1: int64 [batch, 5]
+                input_ids: int64 [batch, sequence]
+                attention_mask: int64 [batch, sequence]
 
             Outputs:
-                linear_13: float32 [batch, 2]
+                logits: float32 [batch, 2]
 
             Written by pytorch 2.13.0+cpu, operator set 20.
             """
         ''')
     )
-    assert "def forward(self, inputs_0: Tensor, inputs_1: Tensor) -> Tensor:" in source
+    assert "def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:" in source
     assert "from typing import Any" not in source
 
 
