@@ -22,7 +22,7 @@ from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
-from burnt.onnx.importer.names import unique_name
+from burnt.onnx.importer.names import tensor_hint, unique_name
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
@@ -31,7 +31,7 @@ from burnt.onnx.importer.source import MAX_NODES
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Build", "Dequantized", "Ints", "Node", "build_program"]
+__all__ = ["Build", "Dequantized", "Ints", "Node", "build_program", "is_tensor_value"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Node:
             return attribute.value.numpy()
         if kind in ("INTS", "FLOATS", "STRINGS"):
             return list(attribute.value)
-        return attribute.value
+        return shortest_decimal(attribute.value) if kind == "FLOAT" else attribute.value
 
     def text(self, name: str, default: str) -> str:
         """Return an attribute of text; `default` if it is not given."""
@@ -168,7 +168,7 @@ class Build:
         """Return an input as a Python number where it is a constant of one element, else as a tensor."""
         array = self.constant(node, index)
         if array is not None and array.size == 1 and array.dtype.kind in "iuf":
-            return array.item()
+            return shortest_decimal(array.item()) if array.dtype == np.float32 else array.item()
         return self.tensor(node, index)
 
     def known(self, node: Node, index: int) -> Any:
@@ -298,7 +298,7 @@ class Build:
             is_trained: whether it is a parameter; None: floating-point tensors with axes are.
         """
         root = self.root
-        name = root.new_name(root.without_prefix(hint))
+        name = root.new_name(tensor_hint(root.without_prefix(hint)))
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
         if is_trained is None:
             is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
@@ -383,7 +383,7 @@ class Build:
             name = self.new_name(value.name or "x")
             self.program.inputs.append(name)
             self.values[value] = Name(name)
-            if self.parent is None and not self.main_input and _is_tensor(value):
+            if self.parent is None and not self.main_input and is_tensor_value(value):
                 self.main_input = name
         for node in graph:
             self.add_node(node)
@@ -592,7 +592,12 @@ def _is_text(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is not None and value.dtype.name == "STRING"
 
 
-def _is_tensor(value: ir.Value) -> bool:
+def shortest_decimal(value: float) -> float:
+    """Return the shortest decimal that rounds to a float32: 1e-12 for 9.999999960041972e-13."""
+    return float(str(np.float32(value)))
+
+
+def is_tensor_value(value: ir.Value) -> bool:
     """Whether an input is a tensor, not strings, a sequence or an optional."""
     import onnx_ir as ir
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.errors import InputValueError
 from burnt.onnx.importer.blocks import group_blocks
-from burnt.onnx.importer.build import build_program
-from burnt.onnx.importer.module import ImportedModule
+from burnt.onnx.importer.build import build_program, is_tensor_value
+from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
 from burnt.onnx.importer.source import read_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["load"]
 
@@ -58,9 +61,41 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
     if engine != "burnt":
         raise InputValueError("engine= is invalid", expected="'burnt' or 'onnx2torch'", found=repr(engine))
     parsed, where = read_model(model)
+    signature = _signature(parsed)
     build = build_program(parsed, where)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
     inputs = [v.name or "" for v in parsed.graph.inputs if v not in build.constants]
     outputs = [v.name or "" for v in parsed.graph.outputs]
-    module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs))
+    module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs), signature)
     return module.eval()
+
+
+def _signature(model: ir.Model) -> Signature:
+    """Return what a model says of its inputs and outputs."""
+    graph = model.graph
+    inputs = [value for value in graph.inputs if value.name not in graph.initializers]
+    origin = " ".join(part for part in (model.producer_name, model.producer_version) if part)
+    version = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
+    operators = f"operator set {version}" if version else ""
+    if origin:
+        origin = f"Written by {origin}" + (f", {operators}" if operators else "")
+    return Signature(
+        tuple(map(_described, inputs)),
+        tuple(map(_described, graph.outputs)),
+        tuple(map(is_tensor_value, inputs)),
+        origin or operators.capitalize(),
+    )
+
+
+def _described(value: Any) -> str:
+    """Return the name of a value with its dtype and sizes, where they are known."""
+    if value.dtype is None or not (
+        value.type is None or is_tensor_value(value) or value.dtype.name == "STRING"
+    ):
+        return value.name or ""
+    dtype = value.dtype.name.lower()
+    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    if value.shape is None:
+        return f"{value.name}: {dtype}"
+    sizes = (size if isinstance(size, int) else size.value or "?" for size in value.shape)
+    return f"{value.name}: {dtype} [{', '.join(map(str, sizes))}]"

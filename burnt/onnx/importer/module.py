@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,24 @@ from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.program import Program
 
-__all__ = ["Block", "ImportedModule"]
+__all__ = ["Block", "ImportedModule", "Signature"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a file says of its model.
+
+    Args:
+        inputs: the name of each input with its dtype and sizes, such as ``ids: int64 [batch, 128]``.
+        outputs: likewise.
+        tensors: for each input, whether it is a tensor.
+        origin: what wrote the file, and its operator set.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: tuple[bool, ...]
+    origin: str
 
 
 class Block(Module, init=False):
@@ -66,6 +84,7 @@ class ImportedModule(Block, init=False):
         tensors: its parameters and buffers, by name.
         layers: its layers, by name.
         names: of inputs and outputs in the file.
+        signature: what the file says of inputs and outputs.
 
     Inputs are positional, in the order of the graph.
     """
@@ -76,6 +95,8 @@ class ImportedModule(Block, init=False):
         tensors: Mapping[str, Tensor],
         layers: Mapping[str, torch.nn.Module],
         names: tuple[list[str], list[str]],
+        signature: Signature | None = None,
     ) -> None:
         super().__init__(program, tensors, layers)
         self.input_names, self.output_names = names
+        self.signature = signature

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import math
 import re
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ from burnt._files import replacing
 from burnt.config import qualified_name
 from burnt.errors import UnsupportedError
 from burnt.nn.quantized import Quantized
+from burnt.onnx.importer.body import body_lines
+from burnt.onnx.importer.kinds import Kind, kind_of, program_kinds
 from burnt.onnx.importer.module import Block, ImportedModule
 from burnt.onnx.importer.names import unique_kind
-from burnt.onnx.importer.program import Call, Define, Name, Program, Repeat, call_source, source
+from burnt.onnx.importer.printing import Code, bracketed, broken, code_of, prefixed
+from burnt.onnx.importer.program import Define, Program, Repeat, names_read
 
 __all__ = ["WEIGHTS", "layer_source", "module_source", "write_package"]
 
@@ -27,26 +29,28 @@ WEIGHTS = "weights.safetensors"
 
 _WIDTH = 110
 
-_HEADER = '''\
-"""{title}
+_IMPORTS = (
+    ("burnt", "import burnt"),
+    ("torch", "import torch"),
+    ("QuantScheme", "from burnt import QuantScheme"),
+    ("nn", "from burnt import nn"),
+    ("ops", "from burnt.onnx import functions as ops"),
+    ("Tensor", "from torch import Tensor"),
+    ("F", "from torch.nn import functional as F"),
+)
+"""Names that a file may use, and their imports, in the order that ruff wants."""
 
-{details}
+_HEADER = '''\
+"""{docstring}
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+{standard}
 
-import torch
-from torch.nn import functional as F
-
-import burnt
-from burnt import QuantScheme, nn
-from burnt.onnx import functions as ops
+{imports}
 
 __all__ = ["{name}", "load"]
-
 '''
 
 _CLASS = '''
@@ -93,76 +97,162 @@ def write_package(module: ImportedModule, folder: Path, *, name: str, title: str
 
 
 def module_source(module: ImportedModule, name: str, title: str) -> str:
-    """Return the Python of an imported module: a class with its layers, and ``load``."""
-    details = "\n".join(_details(module))
-    text = _HEADER.format(name=name, title=_one_line(title), details=details)
-    kinds: dict[str, str] = {}  # names of classes, by their text
+    """Return the Python of an imported module: a class with its layers, and ``load``.
+
+    It is formatted as ruff does it, with lines of at most 110 characters.
+    """
+    signature = module.signature
+    inputs: list[Kind] = ["any"] * len(module.program.inputs)
+    if signature is not None:
+        inputs = ["tensor" if given else "any" for given in signature.tensors]
+    classes = _Classes({name})
     outputs = ", ".join(map(_one_line, module.output_names)) or "nothing"
-    own = _class_text(module, f"Return {outputs}.", {name}, kinds)
-    for body, kind in kinds.items():
+    own = classes.text(module, f"Return {outputs}.", inputs)
+    text = ""
+    for body, kind in classes.kinds.items():
         text += _CLASS.format(name=kind, title="A block of the model.") + body
     text += _CLASS.format(name=name, title=_one_line(title)) + own
-    return text + _FOOTER.format(name=name, weights=WEIGHTS)
+    text += _FOOTER.format(name=name, weights=WEIGHTS)
+    used = {
+        node.id
+        for node in ast.walk(ast.parse(f"from __future__ import annotations\n{text}"))
+        if isinstance(node, ast.Name)
+    }
+    standard = ["from pathlib import Path", *(["from typing import Any"] if "Any" in used else [])]
+    return (
+        _HEADER.format(
+            docstring="\n".join(_details(module, title)),
+            standard="\n".join(standard),
+            imports="\n".join(_import_lines(used)),
+            name=name,
+        )
+        + text
+    )
 
 
-def _class_text(module: Block, returns: str, taken: set[str], kinds: dict[str, str]) -> str:
-    """Return the lines of a class after ``super().__init__()``; its blocks' classes are added to `kinds`.
-
-    Args:
-        module: with its program.
-        returns: the docstring of ``forward``.
-        taken: names of classes that others have.
-        kinds: names of the classes of blocks, by their text.
-    """
-
-    def kind(block: Block) -> str:
-        text = _class_text(block, "Return what the next block or the model reads.", taken, kinds)
-        if text not in kinds:
-            kinds[text] = unique_kind(block.kind, taken)
-        return kinds[text]
-
-    lines = [f"        {line}" for line in _init_lines(module, kind)]
-    arguments = "".join(f", {argument}: Any" for argument in module.program.inputs)
-    lines += ["", f"    def forward(self{arguments}) -> Any:", f'        """{returns}"""']
-    lines += [f"        {line}" for line in program_lines(module.program, _WIDTH - 8)]
-    return "\n".join(lines) + "\n"
+def _import_lines(used: set[str]) -> Iterator[str]:
+    both = {"QuantScheme", "nn"} <= used
+    for name, line in _IMPORTS:
+        if both and name == "QuantScheme":
+            yield "from burnt import QuantScheme, nn"
+        elif name in used and not (both and name == "nn"):
+            yield line
 
 
-def _details(module: ImportedModule) -> Iterator[str]:
-    yield "Inputs: " + (", ".join(map(_one_line, module.input_names)) or "none") + "."
-    yield "Outputs: " + (", ".join(map(_one_line, module.output_names)) or "none") + "."
+def _details(module: ImportedModule, title: str) -> Iterator[str]:
+    """Yield the lines of the file's docstring."""
+    yield _one_line(title)
+    signature = module.signature
+    inputs = module.input_names if signature is None else signature.inputs
+    outputs = module.output_names if signature is None else signature.outputs
+    for what, values in (("Inputs", inputs), ("Outputs", outputs)):
+        yield ""
+        yield f"{what}:" + ("" if values else " none.")
+        yield from (f"    {_one_line(value)}" for value in values)
+    if signature is not None and signature.origin:
+        yield ""
+        yield f"{_one_line(signature.origin)}."
 
 
 def _one_line(text: str) -> str:
     """Return text of a file as it may stand in a docstring."""
     printable = "".join(c if c.isprintable() else "?" for c in text)
-    return printable.replace("\\", "/").replace('"', "'")[:80]
+    return printable.replace("\\", "/").replace('"', "'")[:80].rstrip()
+
+
+class _Classes:
+    """The classes of a file.
+
+    Args:
+        taken: names that other classes have.
+    """
+
+    def __init__(self, taken: set[str]) -> None:
+        self.taken = taken
+        self.kinds: dict[str, str] = {}  # names of the classes of blocks, by their text
+
+    def text(self, module: Block, returns: str, inputs: Sequence[Kind]) -> str:
+        """Return the lines of a class after ``super().__init__()``, and add the classes of its blocks.
+
+        Args:
+            module: with its program.
+            returns: the docstring of ``forward``.
+            inputs: the kinds of its arguments.
+        """
+        kinds, blocks = program_kinds(module, inputs)
+
+        def name_of(block: Block) -> str:
+            unknown: list[Kind] = ["any"] * len(block.program.inputs)
+            given = blocks.get(id(block), unknown)
+            text = self.text(block, "Return what the next block or the model reads.", given)
+            if text not in self.kinds:
+                self.kinds[text] = unique_kind(block.kind, self.taken)
+            return self.kinds[text]
+
+        program = module.program
+        arguments = [
+            Code(f"{name}: {_HINTS[kind]}") for name, kind in zip(program.inputs, inputs, strict=True)
+        ]
+        found = [_HINTS[kind_of(output, kinds)] for output in program.outputs]
+        hint = found[0] if len(found) == 1 else "tuple[Any, ...]"
+        if len(found) > 1:
+            hint = "tuple[Tensor, ...]" if set(found) == {"Tensor"} else f"tuple[{', '.join(found)}]"
+        definition = bracketed("forward(", [Code("self"), *arguments], ")")
+        lines = [f"        {line}" for line in _init_lines(module, name_of)]
+        lines += ["", *(f"    {line}" for line in broken(definition, _WIDTH - 4, "def ", f" -> {hint}:"))]
+        lines += [f'        """{returns}"""']
+        lines += [f"        {line}" if line else "" for line in body_lines(program, kinds, _WIDTH, 8)]
+        return "\n".join(lines) + "\n"
+
+
+_HINTS: dict[Kind, str] = {"tensor": "Tensor", "bool": "Tensor", "int": "int", "float": "float", "any": "Any"}
 
 
 def _init_lines(module: Block, kind: Callable[[Block], str]) -> Iterator[str]:
-    for name, layer in module._modules.items():
+    """Yield the lines that create layers, parameters and buffers, in the order of their use."""
+    order = {name: i for i, name in enumerate(dict.fromkeys(_members_read(module.program)))}
+
+    def by_use(members: dict[str, Any]) -> list[tuple[str, Any]]:
+        given = [(name, member) for name, member in members.items() if member is not None]
+        return sorted(given, key=lambda item: order.get(item[0], len(order)))
+
+    for name, layer in by_use(module._modules):
         if isinstance(layer, torch.nn.ModuleList):
             calls = [
                 f"{kind(block)}()" if isinstance(block, Block) else layer_source(block) for block in layer
             ]
             same = len(set(calls)) == 1
-            inner = f"{calls[0]} for _ in range({len(calls)})" if same else f"[{', '.join(calls)}]"
-            yield from _wrapped(f"self.{name} = torch.nn.ModuleList({inner})", _WIDTH - 8)
-        elif isinstance(layer, Block):
-            yield f"self.{name} = {kind(layer)}()"
-        elif layer is not None:
-            yield from _wrapped(f"self.{name} = {layer_source(layer)}", _WIDTH - 8)
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield f"self.{name} = torch.nn.Parameter({_empty(parameter)})"
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            yield f'self.register_buffer("{name}", {_empty(buffer)})'
+            items = [Code(f"{calls[0]} for _ in range({len(calls)})")]
+            if not same:
+                items = [bracketed("[", list(map(Code, calls)), "]", is_display=True)]
+            code = bracketed("torch.nn.ModuleList(", items, ")")
+        else:
+            code = Code(f"{kind(layer)}()") if isinstance(layer, Block) else _layer_code(layer)
+        yield from broken(code, _WIDTH - 8, f"self.{name} = ")
+    for name, parameter in by_use(module._parameters):
+        code = bracketed("torch.nn.Parameter(", [_empty(parameter)], ")")
+        yield from broken(code, _WIDTH - 8, f"self.{name} = ")
+    for name, buffer in by_use(module._buffers):
+        yield from broken(bracketed("torch.nn.Buffer(", [_empty(buffer)], ")"), _WIDTH - 8, f"self.{name} = ")
 
 
-def _empty(tensor: torch.Tensor) -> str:
-    dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
-    return f"torch.empty({tuple(tensor.shape)}{dtype})"
+def _members_read(program: Program) -> Iterator[str]:
+    """Yield the names of layers, parameters and buffers in the order of their use."""
+    for statement in program.statements:
+        if isinstance(statement, Define):
+            yield from _members_read(statement.program)
+        else:
+            call = [statement.modules] if isinstance(statement, Repeat) else [statement.call.function]
+            for name in (*call, *names_read(statement)):
+                if name.startswith("self."):
+                    yield re.sub(r"\[\d+\]$", "", name.removeprefix("self."))
+
+
+def _empty(tensor: torch.Tensor) -> Code:
+    items = list(map(code_of, tensor.shape)) or [Code("()")]
+    if tensor.dtype != torch.float32:
+        items.append(Code(f"dtype={tensor.dtype}"))
+    return bracketed("torch.empty(", items, ")")
 
 
 def layer_source(layer: torch.nn.Module) -> str:
@@ -175,11 +265,13 @@ def layer_source(layer: torch.nn.Module) -> str:
     >>> layer_source(nn.Conv2d(3, 8, 3, padding=1, bias=False))
     'nn.Conv2d(3, 8, (3, 3), padding=(1, 1), bias=False)'
     """
+    return _layer_code(layer).text
+
+
+def _layer_code(layer: torch.nn.Module) -> Code:
     if isinstance(layer, Quantized):
-        kind = type(layer).__name__
-        return (
-            f"nn.quantized.{kind}({layer_source(layer.restore())}, QuantScheme.parse({layer.scheme.name!r}))"
-        )
+        scheme = bracketed("QuantScheme.parse(", [code_of(layer.scheme.name)], ")")
+        return bracketed(f"nn.quantized.{type(layer).__name__}(", [_layer_code(layer.restore()), scheme], ")")
     cls = type(layer)
     prefix = "nn" if cls.__module__.startswith("burnt.nn") else "torch.nn"
     positional, keywords = [], []
@@ -188,13 +280,13 @@ def layer_source(layer: torch.nn.Module) -> str:
             continue
         value = _attribute(layer, parameter.name)
         if parameter.default is parameter.empty:
-            positional.append(_literal(value))
+            positional.append(code_of(value))
         elif value != parameter.default and value != _spread(parameter.default, value):
-            keywords.append(f"{parameter.name}={_literal(value)}")
+            keywords.append(prefixed(f"{parameter.name}=", code_of(value)))
     weight = next(layer.parameters(), None)
     if weight is not None and weight.dtype != torch.float32:
-        keywords.append(f"dtype={weight.dtype}")
-    return f"{prefix}.{cls.__name__}({', '.join([*positional, *keywords])})"
+        keywords.append(Code(f"dtype={weight.dtype}"))
+    return bracketed(f"{prefix}.{cls.__name__}(", [*positional, *keywords], ")")
 
 
 def _attribute(layer: torch.nn.Module, name: str) -> Any:
@@ -213,57 +305,3 @@ def _attribute(layer: torch.nn.Module, name: str) -> Any:
 def _spread(default: Any, value: Any) -> Any:
     """Return a default number as the tuple that a layer keeps of it: 1 as (1, 1)."""
     return (default,) * len(value) if isinstance(value, tuple) and not isinstance(default, tuple) else default
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float('{value}')"
-    return repr(value)
-
-
-def program_lines(program: Program, width: int) -> Iterator[str]:
-    """Yield the lines of a program's body as Python, with ``return``, wrapped at a width."""
-    for statement in program.statements:
-        if isinstance(statement, Define):
-            yield f"def {statement.name}({', '.join(statement.program.inputs)}):"
-            for line in program_lines(statement.program, width - 4):
-                yield f"    {line}"
-        elif isinstance(statement, Repeat):
-            yield from _repeat_lines(statement, width)
-        else:
-            outputs = ", ".join(statement.outputs)
-            call = call_source(statement.call)
-            yield from _wrapped(f"{outputs} = {call}" if outputs else call, width)
-    yield from _wrapped(f"return {', '.join(map(source, program.outputs)) or '()'}", width)
-
-
-def _repeat_lines(repeat: Repeat, width: int) -> Iterator[str]:
-    """Yield a loop over the blocks of a list."""
-    for output, initial in zip(repeat.outputs, map(source, repeat.initial), strict=True):
-        if output != initial:
-            yield f"{output} = {initial}"
-    results = tuple(map(Name, repeat.outputs))
-    block = "block" if repeat.count is None else repeat.modules
-    each = f"for block in {repeat.modules}" if repeat.count is None else f"for _ in range({repeat.count})"
-    call = call_source(Call(block, (*results, *repeat.args)))
-    yield f"{each}:"
-    yield from (f"    {line}" for line in _wrapped(f"{', '.join(repeat.outputs)} = {call}", width - 4))
-
-
-def _wrapped(line: str, width: int) -> Iterator[str]:
-    """Yield a line, broken between arguments where it is too long; strings are not broken."""
-    if len(line) <= width or "(" not in line or re.search(r"['\"]", line):
-        yield line
-        return
-    head, _, rest = line.partition("(")
-    inner, _, tail = rest.rpartition(")")
-    yield f"{head}("
-    yield from textwrap.wrap(
-        inner,
-        width,
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    yield f"){tail}"
