@@ -48,6 +48,13 @@ _MOST_ROUNDS = 64
 _MOST_CANDIDATES = 16  # of a round
 _FIRST_TURNS = 3  # by which the places where a turn may begin are compared
 
+# What arguments of a block are called, after the arguments of functions that they become.
+_ROLES = {
+    ("F.scaled_dot_product_attention", 3): "mask",
+    ("ops.rotate", 1): "cos",
+    ("ops.rotate", 2): "sin",
+}
+
 Leaf: TypeAlias = "Name | Size | Device"
 
 
@@ -511,9 +518,23 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
     }
     used = set()
     inputs = []
+    roles: dict[Expr, str] = {
+        argument: role
+        for statement in turn
+        for (function, position), role in _ROLES.items()
+        if statement.call.function == function
+        for argument in statement.call.args[position : position + 1]
+        if isinstance(argument, Name)
+    }
     for i, one in enumerate(found.arguments):
         plain = re.sub(r"_\d+$", "", _name(one[0]).removeprefix("self."))
-        hint = "hidden" if i in found.carried else "size" if isinstance(one[0], Size) else plain
+        hint = (
+            "hidden"
+            if i in found.carried
+            else "size"
+            if isinstance(one[0], Size)
+            else roles.get(one[-1], plain)
+        )
         inputs.append(unique_name(hint, used))
         renamed[one[-1]] = Name(inputs[-1])
     device = Device(Name(inputs[0]))

@@ -278,7 +278,8 @@ class Build:
         path = None if node is None else layer_path(node)
         name = None if key is None else root.shared_layers.get(key)
         if name is None:
-            name = root.new_name(hint if path is None else root.without_prefix(path))
+            own = hint if path is None else root.without_prefix(path)
+            name = root.new_name(f"{hint}_{own}" if own[:1].isdigit() else own)  # a Sequential's have numbers
             root.layers[name] = module
             if key is not None:
                 root.shared_layers[key] = name
@@ -526,16 +527,15 @@ def layer_path(node: ir.Node) -> str | None:
 
 def common_prefix(graph: ir.Graph) -> str:
     """Return the modules that the names of all weights begin with, with a dot at the end."""
-    paths = [name.split(".")[:-2] for name in graph.initializers if name.count(".") >= 2]
-    if len(paths) < 2:
+    layers = {tuple(name.split(".")[:-1]) for name in graph.initializers if name.count(".") >= 2}
+    if len(layers) < 2:
         return ""
+    paths = [layer[:-1] for layer in layers]
     shared = [
         words[0]
         for words in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*paths, strict=False))
     ]
-    while shared and (
-        shared[-1].isdigit() or any(path[len(shared)].isdigit() for path in paths if len(path) > len(shared))
-    ):
+    while shared and (shared[-1].isdigit() or any(layer[len(shared)].isdigit() for layer in layers)):
         shared = shared[:-1]  # the name of a list belongs to its layers
     return "".join(f"{part}." for part in shared)
 

@@ -61,11 +61,37 @@ def _infer(model: ir.Model) -> None:
     from onnx_ir.passes.common import ShapeInferencePass, shape_inference
 
     logger = logging.getLogger(shape_inference.__name__)
+    infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)
     was_disabled, logger.disabled = logger.disabled, True  # it logs a traceback, and goes on
     try:
-        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        infer(model)
+        if _infer_preprocessing(model):
+            infer(model)
     finally:
         logger.disabled = was_disabled
+
+
+def _infer_preprocessing(model: ir.Model) -> bool:
+    """Give what scales or fills in features a shape, which ONNX does not; return whether any was found."""
+    import onnx_ir as ir
+
+    found = False
+    for node in model.graph:
+        if node.domain != "ai.onnx.ml" or node.op_type not in (
+            "Scaler",
+            "Normalizer",
+            "Imputer",
+            "Binarizer",
+        ):
+            continue
+        source, output = node.inputs[0], node.outputs[0]
+        if source is None or source.shape is None or output.shape is not None:
+            continue
+        output.shape = source.shape.copy()
+        keeps = node.op_type in ("Imputer", "Binarizer")
+        output.type = source.type if keeps else ir.TensorType(ir.DataType.FLOAT)
+        found = True
+    return found
 
 
 def _set_versions(graph: ir.Graph | ir.Function) -> None:

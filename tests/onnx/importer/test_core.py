@@ -16,7 +16,7 @@ import torch
 import burnt.onnx
 from burnt.onnx import functions
 from burnt.onnx.importer import registry
-from tests.onnx.importer_files import tensor
+from tests.onnx.importer_files import read, tensor
 
 _OPS = Path(registry.__file__).with_name("ops")
 
@@ -118,3 +118,23 @@ def test_constants_that_are_no_weights_are_not_trained() -> None:
     module = burnt.onnx.load(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)]))
     assert {name for name, _ in module.named_parameters()} == {"scale", "linear.weight"}
     assert {name for name, _ in module.named_buffers()} == {"mask", "onnx_add_7"}
+
+
+def test_layers_of_a_sequence_are_named_by_kind_and_number() -> None:
+    """torch names the weights of a Sequential by numbers alone."""
+    body = "(float[n, 3] x) => (float[n, 3] y) { a = MatMul(x, u) b = Relu(a) y = MatMul(b, v) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
+    for node in model.graph.node:
+        node.input[:] = [{"u": "0.weight", "v": "2.weight"}.get(name, name) for name in node.input]
+    model.graph.initializer.extend(
+        tensor(np.eye(3, dtype=np.float32) * i, name=f"{i}.weight") for i in (0, 2)
+    )
+    assert list(burnt.onnx.load(model).state_dict()) == ["linear_0.weight", "linear_2.weight"]
+
+
+def test_biases_behind_a_scaler_are_in_the_layers() -> None:
+    """ONNX infers no shapes behind ops of scikit-learn's."""
+    module = burnt.onnx.load(read("digits_mlp.sklearn"))
+    assert [name for name, _ in module.named_parameters()] == [
+        f"{layer}.{kind}" for layer in ("linear", "linear_3", "linear_5") for kind in ("weight", "bias")
+    ]

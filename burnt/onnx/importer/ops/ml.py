@@ -50,8 +50,8 @@ def _scaler(build: Build, node: Node) -> Any:
     offset, scale = (
         np.array(_list(node, name) or [d], np.float32) for name, d in (("offset", 0), ("scale", 1))
     )
-    centred = build.call("torch.sub", x, build.parameter(offset, "offset"), hint="centred")
-    return build.call("torch.mul", centred, build.parameter(scale, "scale"), hint="scaled")
+    centred = build.call("torch.sub", x, build.parameter(offset, "offset", is_trained=False), hint="centred")
+    return build.call("torch.mul", centred, build.parameter(scale, "scale", is_trained=False), hint="scaled")
 
 
 @handler("Normalizer", domain=ML)
