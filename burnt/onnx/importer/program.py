@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
+
+from burnt.onnx.functions import truncated_div
 
 __all__ = [
     "Arithmetic",
@@ -44,10 +46,15 @@ class Name:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of an axis of a tensor: ``x.shape[0]``."""
+    """The size of an axis of a tensor, ``x.shape[0]``, or the sizes of all.
+
+    Args:
+        tensor: the name.
+        axis: its number; None stands for all axes, ``x.shape``.
+    """
 
     tensor: Name
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,8 @@ class Arithmetic:
     """Integer arithmetic on sizes.
 
     Args:
-        symbol: ``+``, ``-``, ``*`` or ``//``.
+        symbol: an operator, ``+``, ``-``, ``*``, ``//``, ``%`` or ``/``, or a function of two numbers,
+            ``min``, ``max`` or ``ops.truncated_div``.
         left: an integer expression.
         right: an integer expression.
     """
@@ -278,6 +286,11 @@ _SYMBOLS: dict[str, Callable[[Any, Any], Any]] = {
     "-": operator.sub,
     "*": operator.mul,
     "//": operator.floordiv,
+    "%": operator.mod,
+    "/": operator.truediv,
+    "min": min,
+    "max": max,
+    "ops.truncated_div": truncated_div,
 }
 
 
@@ -286,7 +299,8 @@ def evaluate(expr: Expr, names: Mapping[str, Any]) -> Any:
     if isinstance(expr, Name):
         return names[expr.name]
     if isinstance(expr, Size):
-        return names[expr.tensor.name].shape[expr.axis]
+        shape = names[expr.tensor.name].shape
+        return shape if expr.axis is None else shape[expr.axis]
     if isinstance(expr, Device):
         return names[expr.tensor.name].device
     if isinstance(expr, Arithmetic):
@@ -303,22 +317,66 @@ def source(expr: Expr) -> str:
     if isinstance(expr, Name):
         return expr.name
     if isinstance(expr, Size):
-        return f"{expr.tensor.name}.shape[{expr.axis}]"
+        return f"{expr.tensor.name}.shape" + ("" if expr.axis is None else f"[{expr.axis}]")
     if isinstance(expr, Device):
         return f"{expr.tensor.name}.device"
     if isinstance(expr, Arithmetic):
-        return f"{_operand(expr.left)} {expr.symbol} {_operand(expr.right)}"
+        return _arithmetic_source(expr)
     if isinstance(expr, tuple):
-        return f"({', '.join(map(source, expr))}{',' if len(expr) == 1 else ''})"
+        parts = list(_elements(expr))
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
     if isinstance(expr, list):
-        return f"[{', '.join(map(source, expr))}]"
+        return f"[{', '.join(_elements(expr))}]"
     if isinstance(expr, float) and not math.isfinite(expr):
         return f"float('{expr}')"
     return repr(expr)
 
 
-def _operand(expr: Expr) -> str:
-    return f"({source(expr)})" if isinstance(expr, Arithmetic) else source(expr)
+_SUMS = ("+", "-")
+
+
+def _arithmetic_source(expr: Arithmetic) -> str:
+    if _is_call(expr):
+        return f"{expr.symbol}({source(expr.left)}, {source(expr.right)})"
+    if expr.symbol == "-" and expr.left == 0:
+        right = source(expr.right)
+        return (
+            f"-({right})" if isinstance(expr.right, Arithmetic) and not _is_call(expr.right) else f"-{right}"
+        )
+    left, right = _operand(expr.left, expr.symbol), _operand(expr.right, expr.symbol, is_right=True)
+    return f"{left} {expr.symbol} {right}"
+
+
+def _is_call(expr: Arithmetic) -> bool:
+    return expr.symbol[0].isalpha()
+
+
+def _operand(expr: Expr, symbol: str, *, is_right: bool = False) -> str:
+    """Return an operand as Python, in parentheses where it needs them or is clearer with them."""
+    if not isinstance(expr, Arithmetic) or _is_call(expr):
+        is_bare = type(expr) is not int or expr >= 0 or not is_right
+    elif expr.symbol in _SUMS:
+        is_bare = symbol in _SUMS and not is_right
+    else:
+        is_bare = symbol in _SUMS or (symbol == expr.symbol == "*" and not is_right)
+    return source(expr) if is_bare else f"({source(expr)})"
+
+
+def _elements(exprs: Sequence[Expr]) -> Iterator[str]:
+    """Yield the elements of a list as Python; sizes of one tensor in a row are a slice of its shape."""
+    start = 0
+    while start < len(exprs):
+        first, end = exprs[start], start + 1
+        if isinstance(first, Size) and first.axis is not None:
+            while end < len(exprs) and exprs[end] == Size(first.tensor, first.axis + end - start):
+                end += 1
+        if end - start > 2 or (end - start == 2 and len(exprs) > 2):
+            assert isinstance(first, Size)
+            low = first.axis or ""
+            yield f"*{first.tensor.name}.shape[{low}:{(first.axis or 0) + end - start}]"
+        else:
+            yield from map(source, exprs[start:end])
+        start = end
 
 
 def call_source(call: Call) -> str:
