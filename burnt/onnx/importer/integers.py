@@ -9,7 +9,6 @@ call on tensors.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,7 @@ class Ints:
         dtype: int64, int32 or bool; float32 or float64 for sizes that were cast, and their quotients.
     """
 
-    values: np.ndarray[Any, np.dtype[np.object_]]
+    values: np.ndarray[Any, Any]
     dtype: torch.dtype = torch.int64
 
     @classmethod
@@ -207,8 +206,8 @@ def product(values: Sequence[Any]) -> Any:
 
 def _true_divide(a: Any, b: Any) -> Any:
     """Return a quotient of floating-point numbers: exact, until it is rounded to whole numbers."""
-    bound = b if type(b) is int else lower_bound(b)
-    if not _are_whole(a, b) or bound is None or bound == 0 or (bound < 0 and type(b) is not int):
+    is_not_zero = b != 0 if type(b) is int else (lower_bound(b) or 0) > 0
+    if not is_not_zero or not _are_whole(a, b):
         return None
     if _are_constant(a, b):
         return a // b if a % b == 0 else None
@@ -253,13 +252,23 @@ def compute(node: Node, inputs: list[Ints]) -> tuple[Any, ...] | None:
     if results is None:
         return None
     results = results if isinstance(results, tuple) else (results,)
-    for value in itertools.chain.from_iterable(result.values.flat for result in results):
-        if value is None or _operations(value) > _MOST_OPERATIONS:
-            return None
-    if any(result.values.size > _MOST_ELEMENTS for result in results):
+    if not all(_is_complete(result) for result in results):
         return None
     constants = [result.as_constant() for result in results]
     return tuple(r if c is None else c for r, c in zip(results, constants, strict=True))
+
+
+def _is_complete(result: Ints) -> bool:
+    """Whether all elements are known, are in the range of the dtype, and do not grow without bound."""
+    limit = 2 ** (31 if result.dtype == torch.int32 else 63)
+    return result.values.size <= _MOST_ELEMENTS and all(
+        -limit <= value < limit if isinstance(value, int) else value is not None and _is_short(value)
+        for value in result.values.flat
+    )
+
+
+def _is_short(value: Any) -> bool:
+    return _operations(value) <= _MOST_OPERATIONS
 
 
 def _operations(value: Any) -> int:
@@ -367,7 +376,7 @@ def _reduce(node: Node, inputs: list[Ints]) -> Ints | None:
     axes = node.attr("axes") if len(inputs) == 1 else inputs[1].fixed()
     if not axes and (node.attr("noop_with_empty_axes", 0) or (axes is None and len(inputs) > 1)):
         return None
-    if not x.values.size or not all(map(_are_whole, x.values.flat)):
+    if not x.values.size or (axes and not x.values.ndim) or not all(map(_are_whole, x.values.flat)):
         return None
     names = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
     function = np.frompyfunc(_ARITHMETIC[names[node.op]], 2, 1)
@@ -429,14 +438,15 @@ def _concat(node: Node, inputs: list[Ints]) -> Ints:
 
 @_rule("Slice")
 def _slice(node: Node, inputs: list[Ints]) -> Ints | None:
-    values = inputs[0].values
+    values, bounds = inputs[0].values, [x.fixed() for x in inputs[1:]]
     if len(inputs) == 1:
-        starts, ends, axes, steps = node.attr("starts"), node.attr("ends"), node.attr("axes"), None
-    else:
-        starts, ends, axes, steps = [*(x.fixed() for x in inputs[1:]), None, None][:4]
-    if starts is None or ends is None or (None in (axes, steps) and len(inputs) == 5):
+        bounds = [node.attr(name) for name in ("starts", "ends", "axes") if node.attr(name) is not None]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds):
         return None
-    axes, steps = axes or range(len(starts)), steps or [1] * len(starts)
+    starts, ends, *rest = known
+    axes = rest[0] if rest else range(len(starts))
+    steps = rest[1] if len(rest) > 1 else [1] * len(starts)
     where = [slice(None)] * values.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         where[axis] = slice(start, end, step)

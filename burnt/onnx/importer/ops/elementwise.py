@@ -8,7 +8,7 @@ import torch
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.integers import Ints
-from burnt.onnx.importer.program import Arithmetic, Name
+from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
@@ -89,11 +89,11 @@ def _binary(build: Build, node: Node) -> Any:
     if same is not None:
         return build.tensor(node, same)
     dtype = build.dtype(node, 0)
-    if wide and dtype in WIDE:
-        return build.call("ops.unsigned", wide, *build.tensors_of(node), hint=node.op)
-    if node.op == "Equal" and is_strings(node, 0):
-        return build.call("ops.equal", *build.tensors_of(node), device=build.device(), hint="equal")
     left, right = operands(build, node, left=node.op in _TAKES_NUMBERS, right=node.op not in _LOGICAL)
+    if wide and dtype in WIDE:
+        return build.call("ops.unsigned", wide, left, right, hint=node.op)
+    if node.op == "Equal" and is_strings(node, 0):
+        return build.call("ops.equal", left, right, device=build.device(), hint="equal")
     if function in _MIRRORED and not isinstance(left, Name):
         function, left, right = _MIRRORED[function], right, left
     if node.op == "Div" and dtype is not None and not dtype.is_floating_point:
@@ -112,8 +112,7 @@ def _unchanged(build: Build, node: Node) -> int | None:
     if node.op not in _NEUTRAL:
         return None
     for index in (0, 1) if node.op != "Div" else (0,):
-        number = literal(build, node, 1 - index)
-        if number == _NEUTRAL[node.op] and not isinstance(number, Arithmetic):
+        if literal(build, node, 1 - index) == _NEUTRAL[node.op]:
             return index
     return None
 
@@ -133,14 +132,14 @@ def operands(build: Build, node: Node, *, left: bool = False, right: bool = True
         left: whether the first may be a number, where it is known to be one.
         right: whether the second may.
     """
+    axis = node.attr("axis") if node.attr("broadcast", 0) else None  # of versions below 7
     second = literal(build, node, 1) if right else None
-    first = literal(build, node, 0) if left and second is None else None
+    first = literal(build, node, 0) if left and second is None and axis is None else None
     if first is None:
         first = build.tensor(node, 0)
     if second is None:
         second = build.tensor(node, 1)
-        axis = node.attr("axis")
-        if axis is not None and node.attr("broadcast", 0):  # versions below 7
+        if axis is not None:
             second = build.call("ops.align", second, first, axis, hint="aligned")
     return first, second
 
