@@ -23,6 +23,7 @@ from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.names import unique_name
+from burnt.onnx.importer.node import Node, to_text
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
@@ -51,55 +52,6 @@ class Dequantized:
     emit: Callable[[Build], Name]
     source: Any = None
     name: Name | None = None
-
-
-class Node:
-    """A node with its attributes as Python values.
-
-    Args:
-        node: of onnx_ir.
-        version: of the operator set of its domain.
-    """
-
-    def __init__(self, node: ir.Node, version: int) -> None:
-        self.node = node
-        self.version = version
-        self.op = node.op_type
-        self.name = node.name or ""
-        self.num_inputs = len(node.inputs)
-        self.num_outputs = len(node.outputs)
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute: a number, text, list, numpy array or graph; `default` if it is not given."""
-        attribute = self.node.attributes.get(name)
-        if attribute is None:
-            return default
-        kind = attribute.type.name
-        if kind == "TENSOR":
-            return attribute.value.numpy()
-        if kind in ("INTS", "FLOATS", "STRINGS"):
-            return list(attribute.value)
-        return attribute.value
-
-    def text(self, name: str, default: str) -> str:
-        """Return an attribute of text; `default` if it is not given."""
-        return _text(self.attr(name, default))
-
-    def has(self, index: int) -> bool:
-        """Whether an input is given."""
-        return index < self.num_inputs and self.node.inputs[index] is not None
-
-    def is_only_use(self, index: int) -> bool:
-        """Whether nothing but this input reads a value, so that a layer may take it as its weight."""
-        value = self.node.inputs[index] if self.has(index) else None
-        return value is not None and len(value.uses()) + value.is_graph_output() == 1
-
-    def uses_output(self, index: int) -> bool:
-        """Whether an output is needed."""
-        if index >= self.num_outputs:
-            return False
-        output = self.node.outputs[index]
-        return bool(output.name) and (bool(output.uses()) or output.is_graph_output())
 
 
 @dataclass
@@ -531,12 +483,8 @@ class Build:
 
     def strings(self, array: np.ndarray[Any, Any], hint: str) -> Any:
         """Add an array of strings, which is a literal of the program."""
-        nested = np.vectorize(_text, otypes=[object])(array).tolist() if array.size else array.tolist()
+        nested = np.vectorize(to_text, otypes=[object])(array).tolist() if array.size else array.tolist()
         return self.call("ops.strings", nested, list(array.shape), hint=hint)
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def layer_path(node: ir.Node) -> str | None:

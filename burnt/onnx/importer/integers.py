@@ -11,16 +11,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from burnt.onnx.importer.dtypes import to_array, torch_dtype
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Arithmetic, Expr, Size
-
-if TYPE_CHECKING:
-    from burnt.onnx.importer.build import Node
 
 __all__ = ["Ints", "compute", "maximum", "minimum", "product"]
 
@@ -232,7 +230,7 @@ def _not(value: bool | None) -> bool | None:
 
 # --- rules ------------------------------------------------------------------------------------------------
 
-Rule = Callable[["Node", list[Ints]], "Ints | tuple[Ints, ...] | None"]
+Rule = Callable[[Node, list[Ints]], Ints | tuple[Ints, ...] | None]
 
 _RULES: dict[str, Rule] = {}
 
