@@ -372,6 +372,7 @@ __all__ = [
     "topk",
     "tree_ensemble",
     "trilu",
+    "truncated_div",
     "unique",
     "unpack",
     "unsigned",
@@ -387,6 +388,15 @@ __all__ = [
 def integers(values: int | Sequence[int], device: torch.device | None = None) -> Tensor:
     """Return integers, such as sizes, as an int64 tensor."""
     return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def truncated_div(a: int, b: int) -> int:
+    """Return a quotient of integers, rounded towards zero.
+
+    >>> truncated_div(-7, 2), -7 // 2
+    (-3, -4)
+    """
+    return a // b if (a < 0) == (b < 0) else -(-a // b)
 
 
 def strings(values: Any, shape: Sequence[int]) -> Any:

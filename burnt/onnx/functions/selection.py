@@ -40,7 +40,9 @@ def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     """Return numbers from `start` up to `limit`, without it, in the dtype of `start`."""
     first, last, step = (np.float64(t.double().item()) for t in (start, limit, delta))
     if not start.is_floating_point():
-        return torch.arange(int(start), int(limit), int(delta), dtype=start.dtype, device=start.device)
+        count = max(-((int(start) - int(limit)) // int(delta)), 0)  # torch refuses an empty range
+        end = int(start) + count * int(delta)
+        return torch.arange(int(start), end, int(delta), dtype=start.dtype, device=start.device)
     count = max(int(np.ceil((last - first) / step)), 0)
     steps = torch.arange(count, device=start.device, dtype=torch.float64)
     return (first + steps * step).to(start.dtype)

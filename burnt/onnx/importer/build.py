@@ -1,8 +1,7 @@
 """Build: from an onnx_ir graph to a program, by the handlers of its nodes.
 
 A value of the graph is an expression of the program: the name of a tensor, or for what computes shapes,
-integers (`Ints`) of sizes and constants. So ``Shape -> Gather -> Concat -> Reshape`` becomes
-``x.reshape(x.shape[0], -1)``.
+integers (`Ints`) of sizes and constants.
 """
 
 from __future__ import annotations
@@ -22,29 +21,18 @@ from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.names import tensor_hint, unique_name
+from burnt.onnx.importer.node import Node, shortest_decimal, to_text
 from burnt.onnx.importer.patterns import rewrite_patterns
-from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Statement, names_in
+from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.source import MAX_NODES
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Build", "Dequantized", "Ints", "Node", "build_program", "is_tensor_value"]
-
-
-@dataclass(frozen=True)
-class Ints:
-    """An integer tensor whose elements are known expressions: a shape, or a part of one.
-
-    Args:
-        values: the elements.
-        is_scalar: whether the tensor has no axes.
-    """
-
-    values: tuple[Any, ...]
-    is_scalar: bool = False
+__all__ = ["Build", "Dequantized", "Node", "build_program", "is_tensor_value"]
 
 
 @dataclass(eq=False)
@@ -66,55 +54,6 @@ class Dequantized:
     name: Name | None = None
 
 
-class Node:
-    """A node with its attributes as Python values.
-
-    Args:
-        node: of onnx_ir.
-        version: of the operator set of its domain.
-    """
-
-    def __init__(self, node: ir.Node, version: int) -> None:
-        self.node = node
-        self.version = version
-        self.op = node.op_type
-        self.name = node.name or ""
-        self.num_inputs = len(node.inputs)
-        self.num_outputs = len(node.outputs)
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute: a number, text, list, numpy array or graph; `default` if it is not given."""
-        attribute = self.node.attributes.get(name)
-        if attribute is None:
-            return default
-        kind = attribute.type.name
-        if kind == "TENSOR":
-            return attribute.value.numpy()
-        if kind in ("INTS", "FLOATS", "STRINGS"):
-            return list(attribute.value)
-        return shortest_decimal(attribute.value) if kind == "FLOAT" else attribute.value
-
-    def text(self, name: str, default: str) -> str:
-        """Return an attribute of text; `default` if it is not given."""
-        return _text(self.attr(name, default))
-
-    def has(self, index: int) -> bool:
-        """Whether an input is given."""
-        return index < self.num_inputs and self.node.inputs[index] is not None
-
-    def is_only_use(self, index: int) -> bool:
-        """Whether nothing but this input reads a value, so that a layer may take it as its weight."""
-        value = self.node.inputs[index] if self.has(index) else None
-        return value is not None and len(value.uses()) + value.is_graph_output() == 1
-
-    def uses_output(self, index: int) -> bool:
-        """Whether an output is needed."""
-        if index >= self.num_outputs:
-            return False
-        output = self.node.outputs[index]
-        return bool(output.name) and (bool(output.uses()) or output.is_graph_output())
-
-
 @dataclass
 class Build:
     """A program that grows, and what is known of the values of the graph.
@@ -131,7 +70,11 @@ class Build:
         prefix: of the names of all weights, which the names of layers leave out.
         node: whose statements are being added.
         absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
+        model_inputs: values of the graph that the program takes.
         main_input: the first input that is a tensor; empty if there is none.
+        ranks: the numbers of axes of tensors, where their shapes are read.
+        sizes: tensors of known elements that statements have made already.
+        unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
     """
 
     program: Program
@@ -145,7 +88,11 @@ class Build:
     shared_layers: dict[Any, str] = field(default_factory=dict)
     prefix: str = ""
     node: ir.Node | None = None
+    model_inputs: set[Any] = field(default_factory=set)
     main_input: str = ""
+    ranks: dict[Name, int] = field(default_factory=dict)
+    sizes: dict[Any, Name] = field(default_factory=dict)
+    unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -190,10 +137,6 @@ class Build:
             if value in build.constants:
                 return build.constants[value]
             if value in build.values:
-                found = build.values[value]
-                if isinstance(found, Ints) and all(type(v) is int for v in found.values):
-                    array = np.array(found.values, dtype=np.int64)
-                    return array.reshape(()) if found.is_scalar else array
                 return None
             build = build.parent
         return None
@@ -208,8 +151,18 @@ class Build:
             and constant.size <= 64
         ):
             return [int(v) for v in np.atleast_1d(constant)]
-        value = self.value(node, index)
-        return list(value.values) if isinstance(value, Ints) else None
+        value = self.known(node, index)
+        if isinstance(value, Ints) and value.values.ndim <= 1 and value.dtype in (torch.int64, torch.int32):
+            return list(value.values.reshape(-1))
+        return None
+
+    def known_ints(self, node: Node, index: int) -> Ints | None:
+        """Return an input whose elements are known: constants, or expressions of sizes; else None."""
+        constant = self.constant(node, index)
+        if constant is not None:
+            return Ints.constant(constant)
+        value = self.known(node, index)
+        return value if isinstance(value, Ints) else None
 
     def rank(self, node: Node, index: int) -> int | None:
         """Return the number of axes of an input, where it is known."""
@@ -325,8 +278,10 @@ class Build:
     def as_tensor(self, value: Any) -> Any:
         """Return a value as the name of a tensor."""
         if isinstance(value, Ints):
-            elements = value.values[0] if value.is_scalar else list(value.values)
-            return self.call("ops.integers", elements, device=self.device(elements), hint="sizes")
+            key = (value.dtype, value.values.shape, *value.values.flat)
+            if key not in self.sizes:
+                self.sizes[key] = self._sizes(value)
+            return self.sizes[key]
         if isinstance(value, Dequantized):
             if value.build is not self:  # a name of a nested function is not seen outside of it
                 return value.name or value.emit(self)
@@ -334,17 +289,33 @@ class Build:
             return value.name
         return value
 
+    def _sizes(self, value: Ints) -> Name:
+        elements, device = value.values.tolist(), self.device(*value.values.flat)
+        if value.dtype == torch.int64:
+            return self.call("ops.integers", elements, device=device, hint="sizes")
+        return self.call("torch.tensor", elements, dtype=value.dtype, device=device, hint="sizes")
+
     def as_expr(self, value: Any) -> Any:
         """Return an argument as an expression; numpy numbers become Python's."""
         if isinstance(value, Ints | Dequantized):
             return self.as_tensor(value)
         if isinstance(value, np.generic):
             return value.item()
-        if isinstance(value, list):
-            return [self.as_expr(part) for part in value]
-        if isinstance(value, tuple):
-            return tuple(self.as_expr(part) for part in value)
+        if isinstance(value, list | tuple):
+            shape = self._shape_of(value)
+            if shape is not None:
+                return shape
+            parts = [self.as_expr(part) for part in value]
+            return parts if isinstance(value, list) else tuple(parts)
         return value
+
+    def _shape_of(self, sizes: Sequence[Any]) -> Size | None:
+        """Return all sizes of a tensor, in order, as its shape."""
+        first = sizes[0] if sizes else None
+        if not isinstance(first, Size) or self.root.ranks.get(first.tensor) != len(sizes):
+            return None
+        is_shape = all(size == Size(first.tensor, axis) for axis, size in enumerate(sizes))
+        return Size(first.tensor, None) if is_shape else None
 
     def new_name(self, hint: str) -> str:
         """Return a new name: an identifier made from text of any kind."""
@@ -384,6 +355,7 @@ class Build:
             name = self.new_name(value.name or "x")
             self.program.inputs.append(name)
             self.values[value] = Name(name)
+            self.model_inputs.add(value)
             if self.parent is None and not self.main_input and is_tensor_value(value):
                 self.main_input = name
         for node in graph:
@@ -404,6 +376,8 @@ class Build:
             results = self._move_strings(found, wrapped)
         elif self._is_foldable(wrapped):
             results = self._fold(found, wrapped)
+        elif (known := self._compute(wrapped)) is not None:
+            results = known
         else:
             results = found(self, wrapped)
         outputs = results if isinstance(results, tuple) else (results,)
@@ -466,6 +440,16 @@ class Build:
         again = found(self, node)  # a sequence, or large: computed when the model is
         return again if isinstance(again, tuple) else (again,)
 
+    def _compute(self, node: Node) -> tuple[Any, ...] | None:
+        """Return the results of arithmetic on sizes, where all inputs are known."""
+        if node.node.domain not in ("", "ai.onnx") or not all(node.has(i) for i in range(node.num_inputs)):
+            return None
+        if not any(isinstance(self.known(node, i), Ints) for i in range(node.num_inputs)):
+            return None
+        inputs = [self.known_ints(node, i) for i in range(node.num_inputs)]
+        known = [value for value in inputs if value is not None]
+        return compute(node, known) if len(known) == len(inputs) else None
+
     def _constants_of(self, node: Node) -> dict[Any, np.ndarray[Any, Any]]:
         found = {}
         for index in range(node.num_inputs):
@@ -501,12 +485,8 @@ class Build:
 
     def strings(self, array: np.ndarray[Any, Any], hint: str) -> Any:
         """Add an array of strings, which is a literal of the program."""
-        nested = np.vectorize(_text, otypes=[object])(array).tolist() if array.size else array.tolist()
+        nested = np.vectorize(to_text, otypes=[object])(array).tolist() if array.size else array.tolist()
         return self.call("ops.strings", nested, list(array.shape), hint=hint)
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def layer_path(node: ir.Node) -> str | None:
@@ -590,11 +570,6 @@ def _folded_size(op: str, inputs: list[Any]) -> int:
 def _is_text(value: ir.Value | None) -> bool:
     """Whether a value is an array of strings."""
     return value is not None and value.dtype is not None and value.dtype.name == "STRING"
-
-
-def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal that rounds to a float32: 1e-12 for 9.999999960041972e-13."""
-    return float(str(np.float32(value)))
 
 
 def is_tensor_value(value: ir.Value) -> bool:

@@ -179,11 +179,11 @@ class _Source:
         if isinstance(tree, Name):
             return Code(self.name(tree))
         if isinstance(tree, Size):
-            return Code(f"{self.name(tree.tensor)}.shape[{tree.axis}]")
+            return Code(f"{self.name(tree.tensor)}.shape" + ("" if tree.axis is None else f"[{tree.axis}]"))
         if isinstance(tree, Device):
             return Code(f"{self.name(tree.tensor)}.device")
         if isinstance(tree, Arithmetic):
-            return _binary(tree.symbol, self.code(tree.left), self.code(tree.right))
+            return self.arithmetic(tree)
         if isinstance(tree, tuple | list):
             items = self.sizes(tree)
             if len(items) == 1 and items[0].text.startswith("*"):
@@ -193,13 +193,21 @@ class _Source:
             )
         return _literal(tree)
 
+    def arithmetic(self, tree: Arithmetic) -> Code:
+        """Return arithmetic on sizes: with operators, or calls of ``min`` and the like."""
+        if tree.symbol[0].isalpha():
+            return bracketed(f"{tree.symbol}(", [self.code(tree.left), self.code(tree.right)], ")")
+        if tree.symbol == "-" and tree.left == 0:
+            return Code(f"-{_wrapped(self.code(tree.right), _UNARY)}", _UNARY)
+        return _binary(tree.symbol, self.code(tree.left), self.code(tree.right))
+
     def sizes(self, trees: Sequence[Any]) -> list[Code]:
         """Return items; consecutive sizes of a tensor become ``*x.shape[:2]``."""
         items: list[Code] = []
         i = 0
         while i < len(trees):
             first, count = trees[i], 1
-            if isinstance(first, Size):
+            if isinstance(first, Size) and first.axis is not None:
                 following = (Size(first.tensor, first.axis + n) for n in itertools.count(1))
                 same = zip(trees[i + 1 :], following, strict=False)
                 count += sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], same))
@@ -355,7 +363,7 @@ def _is_simple(operand: str) -> bool:
 def _literal(value: Any) -> Code:
     if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{value}")')
-    text = repr(value)
+    text = repr(value).replace("e+", "e") if isinstance(value, float) else repr(value)
     if isinstance(value, str) and text[0] == "'" and '"' not in text:
         text = f'"{text[1:-1]}"'
     is_negative = type(value) in (int, float) and text[0] == "-"

@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from burnt.onnx.functions import truncated_div
+
 __all__ = [
     "Arithmetic",
     "Call",
@@ -42,10 +44,15 @@ class Name:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of an axis of a tensor: ``x.shape[0]``."""
+    """The size of an axis of a tensor, ``x.shape[0]``, or the sizes of all.
+
+    Args:
+        tensor: the name.
+        axis: its number; None stands for all axes, ``x.shape``.
+    """
 
     tensor: Name
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,8 @@ class Arithmetic:
     """Integer arithmetic on sizes.
 
     Args:
-        symbol: ``+``, ``-``, ``*`` or ``//``.
+        symbol: an operator, ``+``, ``-``, ``*``, ``//``, ``%`` or ``/``, or a function of two numbers,
+            ``min``, ``max`` or ``ops.truncated_div``.
         left: an integer expression.
         right: an integer expression.
     """
@@ -276,6 +284,11 @@ _SYMBOLS: dict[str, Callable[[Any, Any], Any]] = {
     "-": operator.sub,
     "*": operator.mul,
     "//": operator.floordiv,
+    "%": operator.mod,
+    "/": operator.truediv,
+    "min": min,
+    "max": max,
+    "ops.truncated_div": truncated_div,
 }
 
 
@@ -284,7 +297,8 @@ def evaluate(expr: Expr, names: Mapping[str, Any]) -> Any:
     if isinstance(expr, Name):
         return names[expr.name]
     if isinstance(expr, Size):
-        return names[expr.tensor.name].shape[expr.axis]
+        shape = names[expr.tensor.name].shape
+        return shape if expr.axis is None else shape[expr.axis]
     if isinstance(expr, Device):
         return names[expr.tensor.name].device
     if isinstance(expr, Arithmetic):

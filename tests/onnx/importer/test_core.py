@@ -14,6 +14,7 @@ import onnx.parser
 import torch
 
 import burnt.onnx
+from burnt.errors import InputIndexError
 from burnt.onnx import functions
 from burnt.onnx.importer import registry
 from tests.onnx.importer_files import read, tensor
@@ -52,13 +53,31 @@ def test_weight_behind_identities_is_one_parameter() -> None:
     torch.testing.assert_close(module(x), x @ torch.from_numpy(weight) @ torch.from_numpy(weight))
 
 
-def test_negative_indices_of_a_table() -> None:
-    """They count from the end, also in the embedding layer."""
-    module = _load(
-        "(int64[n] i) => (float[n, 2] y) { y = Gather(w, i) }", w=np.arange(8, dtype=np.float32).reshape(4, 2)
-    )
+_TABLE = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+def test_computed_indices_of_a_table_count_from_the_end() -> None:
+    """Negative ones do, also in the embedding layer."""
+    body = "(int64[n] i) => (float[n, 2] y) { j = Add(i, minus_one) y = Gather(w, j) }"
+    module = _load(body, w=_TABLE, minus_one=np.array(-1))
     assert [type(layer).__name__ for layer in module.children()] == ["Embedding"]
-    assert module(torch.tensor([-1, 0])).tolist() == [[6, 7], [0, 1]]
+    assert module(torch.tensor([0, 1])).tolist() == [[6, 7], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    "indices", ["j = Identity(i)", "j = Cast<to=7>(i)", "k = Cast<to=7>(i) j = Reshape(k, shape)"]
+)
+def test_negative_ids_of_the_input_are_refused(indices: str) -> None:
+    """Ids are taken as they are; the message is that of the embedding layer."""
+    module = _load(
+        f"(int32[n] i) => (float[n, 2] y) {{ {indices} y = Gather(w, j) }}",
+        w=_TABLE,
+        shape=np.array([-1]),
+    )
+    assert module(torch.tensor([3, 0], dtype=torch.int32)).tolist() == [[6, 7], [0, 1]]
+    with pytest.raises(InputIndexError, match="an id has no embedding") as caught:
+        module(torch.tensor([-1, 0], dtype=torch.int32))
+    assert "ids from -1 to 0" in str(caught.value)
 
 
 def test_created_tensors_are_on_the_device_of_the_input() -> None:

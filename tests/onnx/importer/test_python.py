@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 import burnt
 from burnt.onnx.importer.body import body_lines
-from burnt.onnx.importer.build import shortest_decimal
 from burnt.onnx.importer.kinds import Kind
+from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.printing import METHODS, code_of
 from burnt.onnx.importer.program import (
     Arithmetic,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnt.onnx.importer.build import Build, Ints, Node
+from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import torch_dtype
 from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.registry import handler
@@ -15,9 +15,6 @@ _NAMES = {8: "string", 21: "uint4", 22: "int4", 23: "float4", 25: "uint2", 26: "
 
 
 def _cast(build: Build, node: Node, to: int) -> Any:
-    known = build.known(node, 0)
-    if to == 7 and isinstance(known, Ints):
-        return known
     options: dict[str, Any] = {}
     if 17 <= to <= 20 or to == 24:
         options["saturate"] = bool(node.attr("saturate", 1))

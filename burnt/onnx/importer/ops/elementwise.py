@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
-from burnt.onnx.importer.build import Build, Ints, Node
-from burnt.onnx.importer.program import Arithmetic
+from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.integers import Ints
+from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
@@ -46,30 +45,34 @@ _UNARY = {
     "Tanh": "torch.tanh",
 }
 _WIDE_UNARY = {"Abs": "abs", "Sign": "sign", "BitwiseNot": "not"}
-# torch's function, arithmetic on sizes, the function of wide unsigned integers.
+# torch's function, and that of wide unsigned integers.
 _BINARY = {
-    "Add": ("torch.add", "+", "add"),
-    "Sub": ("torch.sub", "-", "sub"),
-    "Mul": ("torch.mul", "*", "mul"),
-    "Div": ("torch.div", "//", "div"),
-    "Equal": ("torch.eq", None, "eq"),
-    "Less": ("torch.lt", None, "lt"),
-    "LessOrEqual": ("torch.le", None, "le"),
-    "Greater": ("torch.gt", None, "gt"),
-    "GreaterOrEqual": ("torch.ge", None, "ge"),
-    "And": ("torch.logical_and", None, None),
-    "Or": ("torch.logical_or", None, None),
-    "Xor": ("torch.logical_xor", None, None),
-    "BitwiseAnd": ("torch.bitwise_and", None, "and"),
-    "BitwiseOr": ("torch.bitwise_or", None, "or"),
-    "BitwiseXor": ("torch.bitwise_xor", None, "xor"),
+    "Add": ("torch.add", "add"),
+    "Sub": ("torch.sub", "sub"),
+    "Mul": ("torch.mul", "mul"),
+    "Div": ("torch.div", "div"),
+    "Equal": ("torch.eq", "eq"),
+    "Less": ("torch.lt", "lt"),
+    "LessOrEqual": ("torch.le", "le"),
+    "Greater": ("torch.gt", "gt"),
+    "GreaterOrEqual": ("torch.ge", "ge"),
+    "And": ("torch.logical_and", None),
+    "Or": ("torch.logical_or", None),
+    "Xor": ("torch.logical_xor", None),
+    "BitwiseAnd": ("torch.bitwise_and", "and"),
+    "BitwiseOr": ("torch.bitwise_or", "or"),
+    "BitwiseXor": ("torch.bitwise_xor", "xor"),
 }
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "//": lambda a, b: a // b if a >= 0 else -(-a // b),
+_MIRRORED = {
+    "torch.eq": "torch.eq",
+    "torch.lt": "torch.gt",
+    "torch.le": "torch.ge",
+    "torch.gt": "torch.lt",
+    "torch.ge": "torch.le",
 }
+"""Comparisons, which take no number on the left, with the operands swapped."""
+_NEUTRAL = {"Mul": 1, "Div": 1, "And": True, "Or": False}
+"""The operand on the right that makes the result that on the left."""
 
 
 @handler(*_UNARY)
@@ -81,62 +84,37 @@ def _unary(build: Build, node: Node) -> Any:
 
 @handler(*_BINARY)
 def _binary(build: Build, node: Node) -> Any:
-    function, symbol, wide = _BINARY[node.op]
-    sizes = _on_sizes(build, node, symbol)
-    if sizes is not None:
-        return sizes
+    function, wide = _BINARY[node.op]
+    same = _unchanged(build, node)
+    if same is not None:
+        return build.tensor(node, same)
     dtype = build.dtype(node, 0)
-    left, right = operands(build, node)
+    left, right = operands(build, node, left=node.op in _TAKES_NUMBERS, right=node.op not in _LOGICAL)
     if wide and dtype in WIDE:
         return build.call("ops.unsigned", wide, left, right, hint=node.op)
     if node.op == "Equal" and is_strings(node, 0):
         return build.call("ops.equal", left, right, device=build.device(), hint="equal")
+    if function in _MIRRORED and not isinstance(left, Name):
+        function, left, right = _MIRRORED[function], right, left
     if node.op == "Div" and dtype is not None and not dtype.is_floating_point:
         return build.call(function, left, right, rounding_mode="trunc", hint="div")
     return build.call(function, left, right, hint=node.op)
 
 
-def _on_sizes(build: Build, node: Node, symbol: str | None) -> Ints | None:
-    """Return the result of integer arithmetic on sizes, if this is that."""
-    if symbol is None or build.dtype(node, 0) not in (torch.int64, None):
+_LOGICAL = {"And", "Or", "Xor"}
+"""Ops that torch computes for tensors alone."""
+_TAKES_NUMBERS = {"Add", "Sub", "Mul", "Div", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+"""Ops whose first operand may be a number."""
+
+
+def _unchanged(build: Build, node: Node) -> int | None:
+    """Return which input is the result, as the other one is neutral; None if neither is."""
+    if node.op not in _NEUTRAL:
         return None
-    if not any(isinstance(build.known(node, i), Ints) for i in (0, 1)):
-        return None
-    constants = [build.constant(node, i) for i in (0, 1)]
-    if any(array is not None and array.dtype != np.int64 for array in constants):
-        return None
-    left, right = build.ints(node, 0), build.ints(node, 1)
-    if left is None or right is None or not (len(left) == len(right) or 1 in (len(left), len(right))):
-        return None
-    if symbol == "//" and not (all(map(_is_positive, right)) and not any(map(_may_be_negative, left))):
-        return None  # ONNX rounds towards zero
-    count = max(len(left), len(right))
-    left, right = (part * count if len(part) == 1 else part for part in (left, right))
-    values = tuple(
-        _ARITHMETIC[symbol](a, b) if type(a) is int and type(b) is int else Arithmetic(symbol, a, b)
-        for a, b in zip(left, right, strict=True)
-    )
-    return Ints(values, all(is_scalar(build, node, i) for i in (0, 1)))
-
-
-def _is_positive(size: Any) -> bool:
-    return type(size) is not int or size > 0
-
-
-def _may_be_negative(size: Any) -> bool:
-    """Whether arithmetic on sizes can have a negative result."""
-    if isinstance(size, Arithmetic):
-        return size.symbol == "-" or _may_be_negative(size.left) or _may_be_negative(size.right)
-    return type(size) is int and size < 0
-
-
-def is_scalar(build: Build, node: Node, index: int) -> bool:
-    """Whether an input is known to have no axes."""
-    known = build.known(node, index)
-    if isinstance(known, Ints):
-        return known.is_scalar
-    constant = build.constant(node, index)
-    return constant.ndim == 0 if constant is not None else build.rank(node, index) == 0
+    for index in (0, 1) if node.op != "Div" else (0,):
+        if literal(build, node, 1 - index) == _NEUTRAL[node.op]:
+            return index
+    return None
 
 
 def is_strings(node: Node, index: int) -> bool:
@@ -145,25 +123,50 @@ def is_strings(node: Node, index: int) -> bool:
     return value is not None and value.dtype is not None and value.dtype.name == "STRING"
 
 
-def operands(build: Build, node: Node) -> tuple[Any, Any]:
-    """Return two inputs that are broadcast; a constant number on the right is a literal."""
-    left = build.tensor(node, 0)
-    number = literal(build, node, 1)
-    right = build.tensor(node, 1) if number is None else number
-    axis = node.attr("axis")
-    if axis is not None and node.attr("broadcast", 0) and number is None:  # versions below 7
-        right = build.call("ops.align", right, left, axis, hint="aligned")
-    return left, right
+def operands(build: Build, node: Node, *, left: bool = False, right: bool = True) -> tuple[Any, Any]:
+    """Return two inputs that are broadcast.
+
+    Args:
+        build: of the node.
+        node: with two inputs.
+        left: whether the first may be a number, where it is known to be one.
+        right: whether the second may.
+    """
+    axis = node.attr("axis") if node.attr("broadcast", 0) else None  # of versions below 7
+    second = literal(build, node, 1) if right else None
+    first = literal(build, node, 0) if left and second is None and axis is None else None
+    if first is None:
+        first = build.tensor(node, 0)
+    if second is None:
+        second = build.tensor(node, 1)
+        if axis is not None:
+            second = build.call("ops.align", second, first, axis, hint="aligned")
+    return first, second
 
 
-def literal(build: Build, node: Node, index: int) -> int | float | bool | None:
-    """Return a constant input without axes as a number; None if it is none, or torch's dtype would differ."""
+_LITERALS = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
+
+
+def literal(build: Build, node: Node, index: int) -> Any:
+    """Return an input of one element as a number, or as an expression of sizes.
+
+    None if it is none, or may be trained, or if the result of torch had other axes or another dtype than with
+    a tensor.
+    """
+    ranks = [build.rank(node, i) for i in range(node.num_inputs) if i != index]
+    rank = max((rank for rank in ranks if rank is not None), default=-1)
     array = build.constant(node, index)
-    if array is None or array.ndim or build.rank(node, 1 - index) in (0, None):
+    if array is None:
+        known = build.known(node, index)
+        values = known.values if isinstance(known, Ints) else None
+        return values.item() if values is not None and values.size == 1 and values.ndim <= rank else None
+    is_number = array.dtype.name in _LITERALS and array.size == 1 and array.ndim <= rank
+    if not is_number or (array.ndim and array.dtype.name.startswith(("float", "bfloat"))):
         return None
-    if array.dtype not in (np.float32, np.int64, np.int32, np.bool_):
-        return None
-    return array.item()  # type: ignore[no-any-return]
+    return array.item() if array.dtype.kind in "iub" else float(array.item())
 
 
 @handler("Pow")
@@ -210,6 +213,12 @@ def _is_inf(build: Build, node: Node) -> Any:
 
 @handler("Max", "Min", "Sum", "Mean")
 def _variadic(build: Build, node: Node) -> Any:
+    if node.op in ("Max", "Min") and node.num_inputs == 2 and build.dtype(node, 0) not in WIDE:
+        for index in (0, 1):
+            bound = literal(build, node, index)
+            if bound is not None:
+                side = "torch.clamp_min" if node.op == "Max" else "torch.clamp_max"
+                return build.call(side, build.tensor(node, 1 - index), bound, hint=node.op)
     function = {"Max": "torch.maximum", "Min": "torch.minimum"}.get(node.op, "torch.add")
     result, *rest = build.tensors_of(node)
     for other in rest:
@@ -223,12 +232,19 @@ def _variadic(build: Build, node: Node) -> Any:
     return result
 
 
+_PYTHON_DTYPES = (torch.float32, torch.int64, torch.bool)
+"""Dtypes that torch gives to Python's numbers."""
+
+
 @handler("Where")
 def _where(build: Build, node: Node) -> Any:
-    condition, x, y = build.tensors_of(node)
     if is_strings(node, 1):
-        return build.call("ops.where", condition, x, y, hint="where")
-    return build.call("torch.where", condition, x, y, hint="where")
+        return build.call("ops.where", *build.tensors_of(node), hint="where")
+    condition, x, y = build.tensor(node, 0), literal(build, node, 1), literal(build, node, 2)
+    if x is not None and y is not None and build.dtype(node, 1) not in _PYTHON_DTYPES:
+        x = None  # torch would return float32 or int64
+    choices = [build.tensor(node, i) if one is None else one for i, one in ((1, x), (2, y))]
+    return build.call("torch.where", condition, *choices, hint="where")
 
 
 @handler("Clip")

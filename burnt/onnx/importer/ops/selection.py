@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from burnt.errors import UnsupportedError
-from burnt.onnx.importer.build import Build, Ints, Node
+from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.integers import maximum, minimum
 from burnt.onnx.importer.registry import handler
 
 
@@ -55,7 +56,10 @@ def _range(build: Build, node: Node) -> Any:
     if build.dtype(node, 0) == torch.int64 and all(end is not None and len(end) == 1 for end in ends):
         start, limit, delta = (end[0] for end in ends if end)
         device = build.device(start, limit, delta)
-        return build.call("torch.arange", start, limit, delta, device=device, hint="range")
+        if type(delta) is int and delta:
+            limit = maximum(limit, start) if delta > 0 else minimum(limit, start)  # torch refuses no elements
+            bounds = [limit] if start == 0 and delta == 1 else [start, limit, delta][: 2 + (delta != 1)]
+            return build.call("torch.arange", *bounds, device=device, hint="range")
     return build.call("ops.arange", *build.tensors_of(node), hint="range")
 
 
@@ -119,12 +123,10 @@ def _nonzero(build: Build, node: Node) -> Any:
 
 @handler("OneHot")
 def _one_hot(build: Build, node: Node) -> Any:
-    depth = build.tensor_or_number(node, 1)
+    known = build.ints(node, 1)
+    depth = known[0] if known else build.tensor_or_number(node, 1)
     if isinstance(depth, float):
         depth = int(depth)
-    known = build.known(node, 1)
-    if isinstance(known, Ints):
-        depth = known.values[0]
     return build.call(
         "ops.one_hot",
         build.tensor(node, 0),

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 
 from burnt import nn
-from burnt.onnx.importer.build import Build, Ints, Node
+from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.integers import Ints, product
 from burnt.onnx.importer.ops.elementwise import is_strings
-from burnt.onnx.importer.program import Arithmetic, Name, Size
+from burnt.onnx.importer.program import Name, Size
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
-
-
-def known_vector(build: Build, node: Node, index: int) -> tuple[Any, ...] | None:
-    """Return the elements of an int64 vector where they are known, else None."""
-    constant = build.constant(node, index)
-    if constant is not None:
-        is_vector = constant.ndim == 1 and constant.dtype == np.int64 and constant.size <= 64
-        return tuple(constant.tolist()) if is_vector else None
-    value = build.value(node, index)
-    return value.values if isinstance(value, Ints) and not value.is_scalar else None
 
 
 def sizes_of(build: Build, node: Node, index: int, attribute: str = "") -> Any:
@@ -48,7 +39,8 @@ def _shape(build: Build, node: Node) -> Any:
     rank = build.rank(node, 0)
     if rank is None or not isinstance(x, Name):
         return build.call("ops.shape", x, start, end, hint="shape")
-    return Ints(tuple(Size(x, axis) for axis in range(rank)[start:end]))
+    build.root.ranks[x] = rank
+    return Ints.of([Size(x, axis) for axis in range(rank)[start:end]])
 
 
 @handler("Size")
@@ -60,10 +52,7 @@ def _size(build: Build, node: Node) -> Any:
     rank = build.rank(node, 0)
     if not rank or not isinstance(x, Name):
         return build.call("ops.numel", x, hint="size")
-    product: Any = Size(x, 0)
-    for axis in range(1, rank):
-        product = Arithmetic("*", product, Size(x, axis))
-    return Ints((product,), is_scalar=True)
+    return Ints(Ints.of([product([Size(x, axis) for axis in range(rank)])]).values.reshape(()))
 
 
 @handler("Identity")
@@ -75,11 +64,6 @@ def _identity(build: Build, node: Node) -> Any:
 @handler("Reshape")
 def _reshape(build: Build, node: Node) -> Any:
     shape = node.attr("shape") or build.ints(node, 1)
-    value = build.value(node, 0) if build.constant(node, 0) is None else None
-    if isinstance(value, Ints) and shape in ([], [-1], [len(value.values)]):
-        return Ints(value.values, is_scalar=shape == [])
-    if isinstance(value, Ints) and shape == [1] and len(value.values) == 1:
-        return Ints(value.values)
     x = build.tensor(node, 0)
     allow_zero = bool(node.attr("allowzero", 0))
     if is_strings(node, 0):  # a numpy array
@@ -125,9 +109,6 @@ def _flatten(build: Build, node: Node) -> Any:
 @handler("Squeeze")
 def _squeeze(build: Build, node: Node) -> Any:
     axes = sizes_of(build, node, 1, "axes")
-    value = build.value(node, 0) if build.constant(node, 0) is None else None
-    if isinstance(value, Ints) and len(value.values) == 1 and not value.is_scalar:
-        return Ints(value.values, is_scalar=True)
     x = build.tensor(node, 0)
     if isinstance(axes, list):
         return build.call("torch.squeeze", x, axes[0] if len(axes) == 1 else tuple(axes), hint="squeezed")
@@ -137,21 +118,23 @@ def _squeeze(build: Build, node: Node) -> Any:
 @handler("Unsqueeze")
 def _unsqueeze(build: Build, node: Node) -> Any:
     axes = sizes_of(build, node, 1, "axes")
-    value = build.value(node, 0) if build.constant(node, 0) is None else None
-    if isinstance(value, Ints) and value.is_scalar and axes in ([0], [-1]):
-        return Ints(value.values)
-    x = build.tensor(node, 0)
-    if isinstance(axes, list) and len(axes) == 1:
-        return build.call("torch.unsqueeze", x, axes[0], hint="x")
-    return build.call("ops.unsqueeze", x, axes, hint="x")
+    x, rank = build.tensor(node, 0), build.rank(node, 0)
+    if rank is None or not isinstance(axes, list) or not all(type(axis) is int for axis in axes):
+        return build.call("ops.unsqueeze", x, axes, hint="x")
+    total = rank + len(axes)
+    axes = sorted(axis % total for axis in axes)
+    if x in build.unsqueezed and node.is_only_use(0):  # a chain of nodes is one call
+        x, before = build.unsqueezed[x]
+        rest = [axis for axis in range(total) if axis not in axes]
+        axes = sorted([*axes, *(rest[axis] for axis in before)])
+    function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
+    result = build.call(function, x, where, hint="x")
+    build.unsqueezed[result] = x, axes
+    return result
 
 
 @handler("Concat")
 def _concat(build: Build, node: Node) -> Any:
-    parts = [known_vector(build, node, i) for i in range(node.num_inputs)]
-    known = [part for part in parts if part is not None]
-    if len(known) == len(parts):
-        return Ints(tuple(itertools.chain.from_iterable(known)))
     axis, tensors = node.attr("axis", 1), build.tensors_of(node)
     if build.dtype(node, 0) is None:
         return build.call("ops.concat", tensors, axis, hint="concat")
@@ -174,10 +157,7 @@ def _split(build: Build, node: Node) -> Any:
 def _slice(build: Build, node: Node) -> Any:
     starts, ends = sizes_of(build, node, 1, "starts"), sizes_of(build, node, 2, "ends")
     axes, steps = sizes_of(build, node, 3, "axes"), sizes_of(build, node, 4)
-    vector = known_vector(build, node, 0)
     bounds = [starts, ends, [1] if steps is None else steps]
-    if vector is not None and all(isinstance(b, list) and type(b[0]) is int for b in bounds):
-        return Ints(vector[slice(*(b[0] for b in bounds))])
     extra = {} if axes is None else {"axes": axes}
     if steps is not None and not (isinstance(steps, list) and all(step == 1 for step in steps)):
         extra["steps"] = steps
@@ -198,9 +178,7 @@ def _slice(build: Build, node: Node) -> Any:
 @handler("Gather")
 def _gather(build: Build, node: Node) -> Any:
     axis = node.attr("axis", 0)
-    vector, indices = known_vector(build, node, 0), build.constant(node, 1)
-    if vector is not None and indices is not None and indices.ndim <= 1:
-        return Ints(tuple(vector[int(i)] for i in np.atleast_1d(indices)), is_scalar=indices.ndim == 0)
+    indices = build.constant(node, 1)
     quantized = quantized_weight(build, node, 0) if axis == 0 and indices is None else None
     if quantized is not None and quantized.weight.dim() == 2:
         size, features = quantized.weight.shape
@@ -223,23 +201,28 @@ def _gather(build: Build, node: Node) -> Any:
 
 
 def embedding_indices(build: Build, node: Node, size: int) -> Any:
-    """Return the indices of a Gather for an embedding layer, which takes none that count from the end."""
+    """Return the indices of a Gather for an embedding layer, which takes none that count from the end.
+
+    Those of the model's input are taken as they are: ids below zero are mistakes there.
+    """
     indices = build.tensor(node, 1)
-    if _is_never_negative(node.node.inputs[1]):
+    if _is_never_negative(node.node.inputs[1], build.root.model_inputs):
         return indices
     return build.call("ops.wrap_indices", indices, size, hint="indices")
 
 
 _REARRANGING = {
-    *("Cast", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
-    *("Transpose", "Unsqueeze"),
+    *("Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice"),
+    *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
 }
 """Ops whose elements are elements of their first input."""
 
 
-def _is_never_negative(value: Any) -> bool:
-    """Whether integers of the graph cannot be negative, by the ops that compute them."""
+def _is_never_negative(value: Any, ids: Collection[Any]) -> bool:
+    """Whether integers of the graph cannot be negative, by the ops that compute them, or are `ids`."""
     for _ in range(32):
+        if value in ids:
+            return True
         if value is None:
             return False
         if value.const_value is not None and value.producer() is None and not value.is_graph_input():
@@ -257,9 +240,9 @@ def _is_never_negative(value: Any) -> bool:
             attribute = node.attributes.get("value")
             return attribute is not None and bool((attribute.value.numpy() >= 0).all())
         if node.op_type == "Range":
-            return all(_is_never_negative(node.inputs[i]) for i in (0, 2))
+            return all(_is_never_negative(node.inputs[i], ids) for i in (0, 2))
         if node.op_type == "Concat":
-            return all(_is_never_negative(part) for part in node.inputs)
+            return all(_is_never_negative(part, ids) for part in node.inputs)
         if node.op_type not in _REARRANGING:
             return False
         value = node.inputs[0]
