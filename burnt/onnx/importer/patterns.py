@@ -42,10 +42,15 @@ def rewrite_patterns(model: ir.Model) -> None:
         for pattern, make in _PATTERNS:
             found: Found = {}
             new = make(found) if _match(pattern, node.outputs[0], found) else None
-            if new is not None:
+            if new is not None and _keeps_rank(new, node.outputs[0]):
                 _replace(node, new)
                 break
     RemoveUnusedNodesPass()(model)
+
+
+def _keeps_rank(new: _New, output: ir.Value) -> bool:
+    """Whether a new node's output has as many axes as the old one's: constants ``[1, 1, 1]`` add some."""
+    return _rank(output) in (None, _rank(new[2][0]))
 
 
 def _remove_no_ops(model: ir.Model) -> None:
@@ -229,9 +234,9 @@ def _match(pattern: Pattern, value: ir.Value | None, found: Found) -> bool:
     for order in (parts, parts[::-1]) if op in ("Add", "Mul") else (parts,):
         trial = dict(found)
         if all(_match(part, one, trial) for part, one in zip(order, node.inputs, strict=False)):
+            if name and not _same(trial.setdefault(name, node).outputs[0], node.outputs[0]):
+                continue  # a pattern's node in two places: the mean of x over one axis, and over another
             found.update(trial)
-            if name:
-                found[name] = node
             return True
     return False
 
@@ -248,16 +253,26 @@ def _silu(found: Found) -> _New:
     return DOMAIN, "Silu", [found["x"]], {}
 
 
+def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
+    """Whether a vector may be the scale of a norm of the last axis: as long as that, not broadcast."""
+    if _rank(scale) != 1 or scale.shape is None:
+        return False
+    length, size = scale.shape[0], x.shape[-1] if x.shape is not None and len(x.shape) else None
+    if isinstance(length, int) and isinstance(size, int):
+        return length == size
+    return length != 1
+
+
 def _rms_norm(found: Found) -> _New | None:
     x, scale, eps = found["x"], found["scale"], _number(found["eps"])
-    if eps is None or _rank(scale) != 1 or not _is_last_mean(found["mean"], x):
+    if eps is None or not _is_scale(scale, x) or not _is_last_mean(found["mean"], x):
         return None
     return "", "RMSNormalization", [x, scale], {"axis": -1, "epsilon": eps}
 
 
 def _layer_norm(found: Found) -> _New | None:
     x, scale, bias, eps = found["x"], found["scale"], found["bias"], _number(found["eps"])
-    if eps is None or _rank(scale) != 1 or _rank(bias) != 1:
+    if eps is None or not _is_scale(scale, x) or not _is_scale(bias, x):
         return None
     if not (_is_last_mean(found["mean"], x) and _is_last_mean(found["variance"], x)):
         return None
