@@ -16,6 +16,7 @@ __all__ = [
     "argmin",
     "cumprod",
     "cumsum",
+    "divide",
     "equal",
     "hard_sigmoid",
     "hardmax",
@@ -47,6 +48,15 @@ def power_unsigned(x: Tensor, exponent: Tensor) -> Tensor:
     """Raise to a power, in the dtype of `x` and wrapping around, where an operand is uint16, 32 or 64."""
     base, power_ = x.numpy(force=True), exponent.numpy(force=True)
     return torch.from_numpy(np.asarray(np.power(base, power_)).astype(base.dtype)).to(x.device)
+
+
+def divide(x: Tensor, y: Tensor | float) -> Tensor:
+    """Divide; integers are rounded towards zero, as ONNX does.
+
+    >>> divide(torch.tensor([7, -7]), torch.tensor(2)), divide(torch.tensor(7.0), 2)
+    (tensor([ 3, -3]), tensor(3.5000))
+    """
+    return torch.div(x, y) if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
 def equal(x: Any, y: Any, device: torch.device | None = None) -> Tensor:

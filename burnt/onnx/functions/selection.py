@@ -36,14 +36,32 @@ def full(
     return torch.full(_sizes(shape), value, dtype=dtype, device=device)
 
 
-def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-    """Return numbers from `start` up to `limit`, without it, in the dtype of `start`."""
-    first, last, step = (np.float64(t.double().item()) for t in (start, limit, delta))
-    if not start.is_floating_point():
-        return torch.arange(int(start), int(limit), int(delta), dtype=start.dtype, device=start.device)
-    count = max(int(np.ceil((last - first) / step)), 0)
-    steps = torch.arange(count, device=start.device, dtype=torch.float64)
-    return (first + steps * step).to(start.dtype)
+def arange(
+    start: Tensor | int, limit: Tensor | int, delta: Tensor | int, device: torch.device | None = None
+) -> Tensor:
+    """Return numbers from `start` up to `limit`, without it; none if that is not in the direction of `delta`.
+
+    Args:
+        start: the dtype of the result; int64 for a number.
+        limit: of the same dtype.
+        delta: likewise, not 0.
+        device: of the result, where `start` is a number.
+
+    >>> arange(5, 2, 1), arange(5, 2, -2)
+    (tensor([], dtype=torch.int64), tensor([5, 3]))
+    """
+    if isinstance(start, Tensor) and start.is_floating_point():
+        first, last, step = (np.float64(torch.as_tensor(t).double().item()) for t in (start, limit, delta))
+        count = max(int(np.ceil((last - first) / step)), 0)
+        steps = torch.arange(count, device=start.device, dtype=torch.float64)
+        return (first + steps * step).to(start.dtype)
+    dtype = torch.int64
+    if isinstance(start, Tensor):
+        dtype, device, start = start.dtype, start.device, int(start)
+    limit = int(limit) if isinstance(limit, Tensor) else limit
+    delta = int(delta) if isinstance(delta, Tensor) else delta
+    count = max(-((start - limit) // delta), 0)
+    return start + delta * torch.arange(count, dtype=dtype, device=device)
 
 
 def eye_like(x: Tensor, k: int, dtype: torch.dtype) -> Tensor:

@@ -91,6 +91,8 @@ def _binary(build: Build, node: Node) -> Any:
         return build.call("ops.unsigned", wide, left, right, hint=node.op)
     if node.op == "Equal" and is_strings(node, 0):
         return build.call("ops.equal", left, right, device=build.device(), hint="equal")
+    if node.op == "Div" and dtype is None:
+        return build.call("ops.divide", left, right, hint="div")
     if node.op == "Div" and dtype is not None and not dtype.is_floating_point:
         return build.call(function, left, right, rounding_mode="trunc", hint="div")
     return build.call(function, left, right, hint=node.op)
@@ -108,7 +110,7 @@ def _on_sizes(build: Build, node: Node, symbol: str | None) -> Ints | None:
     left, right = build.ints(node, 0), build.ints(node, 1)
     if left is None or right is None or not (len(left) == len(right) or 1 in (len(left), len(right))):
         return None
-    if symbol == "//" and not (all(map(_is_positive, right)) and not any(map(_may_be_negative, left))):
+    if symbol == "//" and not (all(map(_is_positive, right)) and not any(map(may_be_negative, left))):
         return None  # ONNX rounds towards zero
     count = max(len(left), len(right))
     left, right = (part * count if len(part) == 1 else part for part in (left, right))
@@ -123,10 +125,10 @@ def _is_positive(size: Any) -> bool:
     return type(size) is not int or size > 0
 
 
-def _may_be_negative(size: Any) -> bool:
+def may_be_negative(size: Any) -> bool:
     """Whether arithmetic on sizes can have a negative result."""
     if isinstance(size, Arithmetic):
-        return size.symbol == "-" or _may_be_negative(size.left) or _may_be_negative(size.right)
+        return size.symbol == "-" or may_be_negative(size.left) or may_be_negative(size.right)
     return type(size) is int and size < 0
 
 
@@ -148,7 +150,8 @@ def is_strings(node: Node, index: int) -> bool:
 def operands(build: Build, node: Node) -> tuple[Any, Any]:
     """Return two inputs that are broadcast; a constant number on the right is a literal."""
     left = build.tensor(node, 0)
-    number = literal(build, node, 1)
+    takes_numbers = node.op not in ("And", "Or", "Xor")
+    number = literal(build, node, 1) if takes_numbers else None
     right = build.tensor(node, 1) if number is None else number
     axis = node.attr("axis")
     if axis is not None and node.attr("broadcast", 0) and number is None:  # versions below 7

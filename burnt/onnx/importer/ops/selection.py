@@ -10,6 +10,8 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build, Ints, Node
 from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.ops.elementwise import may_be_negative
+from burnt.onnx.importer.program import Arithmetic
 from burnt.onnx.importer.registry import handler
 
 
@@ -55,8 +57,22 @@ def _range(build: Build, node: Node) -> Any:
     if build.dtype(node, 0) == torch.int64 and all(end is not None and len(end) == 1 for end in ends):
         start, limit, delta = (end[0] for end in ends if end)
         device = build.device(start, limit, delta)
-        return build.call("torch.arange", start, limit, delta, device=device, hint="range")
+        return build.call(
+            "torch.arange" if _is_upwards(start, limit, delta) else "ops.arange",
+            *(start, limit, delta),
+            device=device,
+            hint="range",
+        )
     return build.call("ops.arange", *build.tensors_of(node), hint="range")
+
+
+def _is_upwards(start: Any, limit: Any, delta: Any) -> bool:
+    """Whether a range of sizes cannot end before it starts, which torch refuses and ONNX allows."""
+    if type(delta) is not int or delta < 1:
+        return False
+    if isinstance(limit, Arithmetic) and limit.symbol == "+" and start in (limit.left, limit.right):
+        limit, start = (limit.right if start == limit.left else limit.left), 0
+    return start == 0 and type(start) is int and not may_be_negative(limit)
 
 
 @handler("EyeLike")
