@@ -123,6 +123,16 @@ def test_outputs_of_one_value_keep_their_names_and_weights_stay_one() -> None:
     assert len(list(module.parameters())) == 1
 
 
+def test_weights_of_several_layers_stay_one_parameter() -> None:
+    text = """g (float[N, 3] x) => (float[N, 3] y) {
+        a = MatMul(x, v)  b = Add(a, bias)  c = MatMul(b, w)  d = Add(c, bias)  e = PRelu(d, slope)
+        y = Mul(e, slope)
+    }"""
+    constants = {"v": _floats(3, 3), "w": _floats(3, 3), "bias": _floats(3), "slope": _floats(3)}
+    module = _check(_model(text, constants), {"x": _floats(2, 3)})
+    assert sum(p.numel() for p in module.parameters()) == 3 * 3 * 2 + 3 + 3
+
+
 # --- ops --------------------------------------------------------------------------------------------------
 
 
