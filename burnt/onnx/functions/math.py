@@ -28,6 +28,7 @@ __all__ = [
     "reduce",
     "selu",
     "shrink",
+    "sign",
     "softmax_2d",
     "swish",
     "where",
@@ -72,6 +73,15 @@ def where(condition: Tensor, x: Any, y: Any) -> Any:
 def hard_sigmoid(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """Return ``clamp(alpha * x + beta, 0, 1)``."""
     return torch.clamp(alpha * x + beta, 0, 1)
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return -1, 0 or 1; NaN stays NaN, which `torch.sign` makes 0.
+
+    >>> sign(torch.tensor([-2.0, torch.nan]))
+    tensor([-1., nan])
+    """
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:

@@ -141,6 +141,26 @@ def test_logic_with_a_constant_truth_value() -> None:
     _check(_model(text, {"t": np.array(True)}), {"x": np.array([True, False])})
 
 
+def test_the_sign_of_nan_is_nan() -> None:
+    _check(
+        _model("g (float[N] x) => (float[N] y) { y = Sign(x) }"), {"x": np.array([np.nan, -2], np.float32)}
+    )
+
+
+def test_an_embedding_without_segments_is_of_the_first_one() -> None:
+    names = ["ids", "", "words", "places", "kinds", "scale", "shift"]
+    node = helper.make_node("EmbedLayerNormalization", names, ["y", "m"], domain="com.microsoft")
+    shapes = [(7, 4), (5, 4), (2, 4), (4,), (4,)]
+    tables = [numpy_helper.from_array(_floats(*s), n) for n, s in zip(names[2:], shapes, strict=True)]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT32, ["B", "T"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "T", 4])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", [ids], [y], tables)
+    _check(
+        helper.make_model(graph, opset_imports=opsets, ir_version=8), {"ids": np.array([[1, 2, 3]], np.int32)}
+    )
+
+
 def test_gathernd_of_single_elements() -> None:
     text = "g (float[N] x, int64[1] i) => (float y) { y = GatherND(x, i) }"
     _check(_model(text), {"x": _floats(4), "i": np.array([-1])})

@@ -38,7 +38,7 @@ _UNARY = {
     "Reciprocal": "torch.reciprocal",
     "Round": "torch.round",
     "Sigmoid": "torch.sigmoid",
-    "Sign": "torch.sign",
+    "Sign": "ops.sign",
     "Sin": "torch.sin",
     "Sinh": "torch.sinh",
     "Sqrt": "torch.sqrt",
