@@ -293,6 +293,16 @@ def _rotary(found: Found) -> _New | None:
     return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {}
 
 
+def _widens(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
+    """Whether a mask repeats scores, along axes where they have one element; torch's attention refuses that."""
+    if mask.shape is None or query.shape is None or key.shape is None:
+        return False
+    sizes = [b if a == 1 else a for a, b in zip(query.shape[:2], key.shape[:2], strict=True)]
+    sizes += [query.shape[2], key.shape[3]]
+    pairs = zip(reversed(sizes), reversed(list(mask.shape)), strict=False)
+    return any(size == 1 and other != 1 for size, other in pairs)
+
+
 def _attention(found: Found) -> _New | None:
     axis, value = found["softmax"].attributes.get("axis"), found["v"]
     default = -1 if version_of(found["softmax"]) >= 13 else 1
@@ -307,6 +317,8 @@ def _attention(found: Found) -> _New | None:
     if any(_rank(part) != 4 for part in (query, key, value)) or not math.isfinite(scale):
         return None
     if any((_rank(mask) or 0) < 2 or mask.dtype != query.dtype for mask in masks):
+        return None
+    if any(_widens(mask, query, key) for mask in masks):
         return None
     return DOMAIN, "Attention", [query, key, value, *masks], {"scale": scale}
 

@@ -81,6 +81,15 @@ def test_a_scale_of_one_number_is_broadcast(op: str) -> None:
     _check(_model(text, constants), {"x": _floats(3, 4, 4)})
 
 
+def test_a_mask_may_repeat_the_scores() -> None:
+    text = """g (float[1, 2, L, 4] q, float[1, 2, 4, S] k, float[1, 2, S, 4] v, float[B, 1, L, S] mask)
+        => (float[B, 2, L, 4] y) {
+        s = MatMul(q, k)  u = Add(s, mask)  w = Softmax<axis = -1>(u)  y = MatMul(w, v)
+    }"""
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 4, 5), "v": (1, 2, 5, 4), "mask": (2, 1, 3, 5)}
+    _check(_model(text), {name: _floats(*shape) for name, shape in shapes.items()})
+
+
 # --- blocks and identities --------------------------------------------------------------------------------
 
 
