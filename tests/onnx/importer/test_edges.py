@@ -145,6 +145,14 @@ def test_weights_of_several_layers_stay_one_parameter() -> None:
 # --- ops --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
+def test_a_global_pool_of_an_input_without_a_shape(op: str) -> None:
+    x = _floats(2, 3, 2, 3, 4)
+    model = _model(f"g (float[N, C, D, H, W] x) => (float[a, b, c, d, e] y) {{ y = {op}(x) }}")
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    _check(model, {"x": x})
+
+
 def test_logic_with_a_constant_truth_value() -> None:
     text = "g (bool[N] x) => (bool[N] a, bool[N] b, bool[N] c) { a = And(x, t)  b = Or(x, t)  c = Xor(x, t) }"
     _check(_model(text, {"t": np.array(True)}), {"x": np.array([True, False])})
