@@ -294,7 +294,7 @@ def _rotary(found: Found) -> _New | None:
 
 
 def _widens(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
-    """Whether a mask repeats scores, along axes where they have one element; torch's attention refuses that."""
+    """Whether a mask repeats scores along axes of size 1, which torch's attention refuses."""
     if mask.shape is None or query.shape is None or key.shape is None:
         return False
     sizes = [b if a == 1 else a for a, b in zip(query.shape[:2], key.shape[:2], strict=True)]

@@ -145,6 +145,21 @@ def test_weights_of_several_layers_stay_one_parameter() -> None:
 # --- ops --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scale", [0.4, 0.6, 1.5])
+def test_the_first_resize_rounds_up_where_it_reduces(scale: float) -> None:
+    model = _model("g (float[1, 1, 1, 5] x) => (float[a, b, c, d] y) { y = Resize(x, scales) }")
+    model.opset_import[0].version, model.ir_version = 10, 5
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 1, scale], np.float32), "scales"))
+    _check(model, {"x": _floats(1, 1, 1, 5)})
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_half_pixels_of_one_element(mode: str) -> None:
+    options = f'mode = "{mode}", coordinate_transformation_mode = "pytorch_half_pixel"'
+    text = f"g (float[1, 1, 4, 3] x) => (float[a, b, c, d] y) {{ y = Resize<{options}>(x, , scales) }}"
+    _check(_model(text, {"scales": np.array([1, 1, 1, 0.5], np.float32)}), {"x": _floats(1, 1, 4, 3)})
+
+
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
 def test_a_global_pool_of_an_input_without_a_shape(op: str) -> None:
     x = _floats(2, 3, 2, 3, 4)
