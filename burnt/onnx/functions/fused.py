@@ -79,8 +79,8 @@ def embed_layer_norm(
     """Return the layer norm of the sum of embeddings, the number of tokens that the mask has, and the sum."""
     place = torch.arange(tokens.shape[1], device=tokens.device) if places is None else places
     total = words[tokens] + positions[place]
-    if segments is not None and kinds is not None:
-        total = total + kinds[segments]
+    if kinds is not None:
+        total = total + (kinds[0] if segments is None else kinds[segments])
     lengths = tokens.new_zeros(tokens.shape[0], dtype=torch.int32)
     if mask is not None:
         lengths = mask.sum(-1).to(torch.int32)

@@ -16,6 +16,7 @@ __all__ = [
     "argmin",
     "cumprod",
     "cumsum",
+    "divide",
     "equal",
     "hard_sigmoid",
     "hardmax",
@@ -27,6 +28,7 @@ __all__ = [
     "reduce",
     "selu",
     "shrink",
+    "sign",
     "softmax_2d",
     "swish",
     "where",
@@ -49,6 +51,15 @@ def power_unsigned(x: Tensor, exponent: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(np.power(base, power_)).astype(base.dtype)).to(x.device)
 
 
+def divide(x: Tensor, y: Tensor | float) -> Tensor:
+    """Divide; integers are rounded towards zero, as ONNX does.
+
+    >>> divide(torch.tensor([7, -7]), torch.tensor(2)), divide(torch.tensor(7.0), 2)
+    (tensor([ 3, -3]), tensor(3.5000))
+    """
+    return torch.div(x, y) if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+
+
 def equal(x: Any, y: Any, device: torch.device | None = None) -> Tensor:
     """Compare arrays of strings."""
     return torch.from_numpy(np.asarray(np.equal(x, y), dtype=np.bool_)).to(device)
@@ -62,6 +73,15 @@ def where(condition: Tensor, x: Any, y: Any) -> Any:
 def hard_sigmoid(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """Return ``clamp(alpha * x + beta, 0, 1)``."""
     return torch.clamp(alpha * x + beta, 0, 1)
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return -1, 0 or 1; NaN stays NaN, which `torch.sign` makes 0.
+
+    >>> sign(torch.tensor([-2.0, torch.nan]))
+    tensor([-1., nan])
+    """
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
 
 
 def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:

@@ -32,6 +32,8 @@ __all__ = [
 
 def post_transform(scores: Tensor, kind: str) -> Tensor:
     """Apply NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO (zeros stay) or PROBIT to scores ``[N, C]``."""
+    if kind.startswith("SOFTMAX") and scores.shape[-1] == 1:
+        return scores  # as ONNX Runtime: a softmax of one score would be 1
     if kind == "SOFTMAX":
         return torch.softmax(scores, -1)
     if kind == "LOGISTIC":
@@ -47,7 +49,8 @@ def post_transform(scores: Tensor, kind: str) -> Tensor:
 
 def linear_scores(x: Tensor, coefficients: Tensor, intercepts: Tensor | None = None) -> Tensor:
     """Return ``[N, C]`` of inputs ``[N, F]`` and coefficients ``[C, F]``."""
-    scores = x.to(coefficients.dtype).reshape(x.shape[0] if x.dim() > 1 else 1, -1) @ coefficients.t()
+    rows = x.flatten(1) if x.dim() > 1 else x.reshape(1, -1)
+    scores = rows.to(coefficients.dtype) @ coefficients.t()
     return scores if intercepts is None else scores + intercepts
 
 

@@ -65,9 +65,9 @@ def rms_norm(x: Tensor, scale: Tensor, axis: int = -1, eps: float = 1e-5) -> Ten
 def group_norm(x: Tensor, scale: Tensor, bias: Tensor, groups: int, eps: float = 1e-5) -> Tensor:
     """Group normalization; scale and bias are per channel, or per group as before opset 21."""
     if scale.numel() == x.shape[1]:
-        return F.group_norm(x, groups, scale, bias, eps)
+        return torch.group_norm(x, groups, scale, bias, eps)
     repeats = x.shape[1] // groups
-    return F.group_norm(x, groups, scale.repeat_interleave(repeats), bias.repeat_interleave(repeats), eps)
+    return torch.group_norm(x, groups, scale.repeat_interleave(repeats), bias.repeat_interleave(repeats), eps)
 
 
 def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, bias: float) -> Tensor:
@@ -87,7 +87,8 @@ def lp_normalize(x: Tensor, axis: int = -1, p: int = 2) -> Tensor:
 def mean_variance_normalize(x: Tensor, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
     """Subtract the mean and divide by the standard deviation plus 1e-9."""
     centred = x - x.mean(list(axes), keepdim=True)
-    std = torch.sqrt(x.square().mean(list(axes), keepdim=True) - x.mean(list(axes), keepdim=True).square())
+    # Not mean(x^2) - mean(x)^2, as in ONNX's definition: rounding makes that negative, and the root NaN.
+    std = centred.square().mean(list(axes), keepdim=True).sqrt()
     return centred / (std + 1e-9)
 
 

@@ -44,7 +44,7 @@ def resize(
         axes: all if None.
         mode: nearest, linear or cubic.
         coordinates: how places of the result are mapped to the input.
-        nearest: how they are rounded.
+        nearest: how they are rounded; ``simple``: up where the size is reduced, else down.
         cubic: the coefficient of cubic kernels.
         antialias: widen the kernel where the size is reduced.
         exclude_outside: give elements outside the input no weight.
@@ -74,7 +74,8 @@ def resize(
             continue
         place = _places(size, old[i], factor, coordinates, region)
         if mode == "nearest":
-            index = _ROUND[nearest](place).clamp(0, old[i] - 1).long()
+            rounding = ("ceil" if factor < 1 else "floor") if nearest == "simple" else nearest
+            index = _ROUND[rounding](place).clamp(0, old[i] - 1).long()
             x = x.index_select(axis, index.to(x.device))
         else:
             weights = _weights(place, old[i], factor, mode, cubic, antialias, exclude_outside)
@@ -111,8 +112,8 @@ def _places(size: int, old: int, factor: float, kind: str, region: tuple[float, 
         start, end = region
         step = (end - start) * (old - 1)
         return start * (old - 1) + (y * 0 + step / 2 if length == 1 else y * step / (length - 1))
-    if kind == "pytorch_half_pixel" and length == 1:
-        return y * 0 - 0.5
+    if kind == "pytorch_half_pixel" and size == 1:
+        return y * 0
     offset = old / 2 * (1 - size / length) if kind == "half_pixel_symmetric" else 0.0
     return offset + (y + 0.5) / factor - 0.5
 

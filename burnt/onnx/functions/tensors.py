@@ -192,7 +192,7 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
     index = _nd_index(x.shape[batch_dims:], rows)
     number = torch.arange(flat.shape[0], device=x.device).reshape(-1, *[1] * (rows.dim() - 2))
     taken = flat[(number.expand(rows.shape[:-1]), *index)]
-    return taken.reshape(*indices.shape[:-1], *taken.shape[rows.dim() - 1 :])
+    return taken.reshape((*indices.shape[:-1], *taken.shape[rows.dim() - 1 :]))
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}

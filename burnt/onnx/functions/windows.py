@@ -17,6 +17,7 @@ __all__ = [
     "conv",
     "conv_transpose",
     "deform_conv",
+    "global_pool",
     "lp_pool",
     "max_pool",
     "max_roi_pool",
@@ -234,6 +235,17 @@ def lp_pool(
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     taken, inside, _ = _windows(x, kernel, strides, pads or [0] * 2 * rank, dilations, ceil_mode, auto_pad)
     return taken.masked_fill(~inside, 0).abs().pow(p).sum(-1).pow(1 / p)
+
+
+def global_pool(x: Tensor, kind: str, p: float = 2) -> Tensor:
+    """Return the mean (``avg``), maximum (``max``) or p-norm (``lp``) of each plane of ``[N, C, ...]``."""
+    axes = list(range(2, x.dim()))
+    if not axes:
+        return x.abs() if kind == "lp" else x
+    if kind == "lp":
+        norm: Tensor = torch.linalg.vector_norm(x, p, axes, keepdim=True)
+        return norm
+    return x.mean(axes, keepdim=True) if kind == "avg" else x.amax(axes, keepdim=True)
 
 
 def max_unpool(

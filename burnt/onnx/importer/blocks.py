@@ -361,6 +361,8 @@ def _complete(
     is_layer = {names: names[0].removeprefix("self.") in layers for names in own}
     if not any(is_layer.values()):
         return None
+    if len({name for names in own for name in names}) < sum(len(set(names)) for names in own):
+        return None  # one layer in two places of a turn, where another turn has two layers
     found.is_single = all(len(set(names)) == 1 for names in own)
     for names in own:
         if found.is_single:
@@ -386,6 +388,9 @@ def _complete(
     found.arguments = [one for one, _ in ordered]
     if len({one[-1] for one in found.arguments}) < len(ordered):
         return None  # what is one value in the last turn are several in another
+    whole = {one[-1] for one in passed}
+    if any(isinstance(one[-1], Size) and one[-1].tensor in whole for one in found.arguments):
+        return None  # likewise, of a tensor and the size of one
     found.carried = {i: source for i, (_, source) in enumerate(ordered) if source is not None}
     sources = list(found.carried.values())
     later: set[tuple[int, int]] = set()

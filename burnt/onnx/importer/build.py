@@ -590,10 +590,7 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
-    from onnx_ir.passes.common import IdentityEliminationPass
-
     expand(model, where, MAX_NODES)
-    IdentityEliminationPass()(model)  # an initializer behind identities is one parameter
     rewrite_patterns(model)
     missing = unsupported_nodes(model)
     if missing:

@@ -42,10 +42,15 @@ def rewrite_patterns(model: ir.Model) -> None:
         for pattern, make in _PATTERNS:
             found: Found = {}
             new = make(found) if _match(pattern, node.outputs[0], found) else None
-            if new is not None:
+            if new is not None and _keeps_rank(new, node.outputs[0]):
                 _replace(node, new)
                 break
     RemoveUnusedNodesPass()(model)
+
+
+def _keeps_rank(new: _New, output: ir.Value) -> bool:
+    """Whether a new node's output has as many axes as the old one's: constants ``[1, 1, 1]`` add some."""
+    return _rank(output) in (None, _rank(new[2][0]))
 
 
 def _remove_no_ops(model: ir.Model) -> None:
@@ -229,9 +234,9 @@ def _match(pattern: Pattern, value: ir.Value | None, found: Found) -> bool:
     for order in (parts, parts[::-1]) if op in ("Add", "Mul") else (parts,):
         trial = dict(found)
         if all(_match(part, one, trial) for part, one in zip(order, node.inputs, strict=False)):
+            if name and not _same(trial.setdefault(name, node).outputs[0], node.outputs[0]):
+                continue  # a pattern's node in two places: the mean of x over one axis, and over another
             found.update(trial)
-            if name:
-                found[name] = node
             return True
     return False
 
@@ -248,16 +253,26 @@ def _silu(found: Found) -> _New:
     return DOMAIN, "Silu", [found["x"]], {}
 
 
+def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
+    """Whether a vector may be the scale of a norm of the last axis: as long as that, not broadcast."""
+    if _rank(scale) != 1 or scale.shape is None:
+        return False
+    length, size = scale.shape[0], x.shape[-1] if x.shape is not None and len(x.shape) else None
+    if isinstance(length, int) and isinstance(size, int):
+        return length == size
+    return length != 1
+
+
 def _rms_norm(found: Found) -> _New | None:
     x, scale, eps = found["x"], found["scale"], _number(found["eps"])
-    if eps is None or _rank(scale) != 1 or not _is_last_mean(found["mean"], x):
+    if eps is None or not _is_scale(scale, x) or not _is_last_mean(found["mean"], x):
         return None
     return "", "RMSNormalization", [x, scale], {"axis": -1, "epsilon": eps}
 
 
 def _layer_norm(found: Found) -> _New | None:
     x, scale, bias, eps = found["x"], found["scale"], found["bias"], _number(found["eps"])
-    if eps is None or _rank(scale) != 1 or _rank(bias) != 1:
+    if eps is None or not _is_scale(scale, x) or not _is_scale(bias, x):
         return None
     if not (_is_last_mean(found["mean"], x) and _is_last_mean(found["variance"], x)):
         return None
@@ -278,6 +293,16 @@ def _rotary(found: Found) -> _New | None:
     return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {}
 
 
+def _widens(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
+    """Whether a mask repeats scores along axes of size 1, which torch's attention refuses."""
+    if mask.shape is None or query.shape is None or key.shape is None:
+        return False
+    sizes = [b if a == 1 else a for a, b in zip(query.shape[:2], key.shape[:2], strict=True)]
+    sizes += [query.shape[2], key.shape[3]]
+    pairs = zip(reversed(sizes), reversed(list(mask.shape)), strict=False)
+    return any(size == 1 and other != 1 for size, other in pairs)
+
+
 def _attention(found: Found) -> _New | None:
     axis, value = found["softmax"].attributes.get("axis"), found["v"]
     default = -1 if version_of(found["softmax"]) >= 13 else 1
@@ -292,6 +317,8 @@ def _attention(found: Found) -> _New | None:
     if any(_rank(part) != 4 for part in (query, key, value)) or not math.isfinite(scale):
         return None
     if any((_rank(mask) or 0) < 2 or mask.dtype != query.dtype for mask in masks):
+        return None
+    if any(_widens(mask, query, key) for mask in masks):
         return None
     return DOMAIN, "Attention", [query, key, value, *masks], {"scale": scale}
 

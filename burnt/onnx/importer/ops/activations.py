@@ -74,7 +74,8 @@ def _shrink(build: Build, node: Node) -> Any:
 @handler("PRelu")
 def _prelu(build: Build, node: Node) -> Any:
     x, slope, rank = build.tensor(node, 0), build.constant(node, 1), build.rank(node, 0)
-    if slope is not None and slope.dtype.name == "float32" and rank is not None and rank >= 2:
+    is_slope = slope is not None and slope.dtype.name == "float32" and build.is_weight(node, 1)
+    if slope is not None and is_slope and rank is not None and rank >= 2:
         per_channel = slope.ndim == rank - 1 and slope.size == slope.shape[0]
         if slope.size == 1 or per_channel or (node.version < 7 and slope.ndim == 1):
             layer = nn.Prelu(slope.size)

@@ -37,7 +37,7 @@ _UNARY = {
     "Reciprocal": "torch.reciprocal",
     "Round": "torch.round",
     "Sigmoid": "torch.sigmoid",
-    "Sign": "torch.sign",
+    "Sign": "ops.sign",
     "Sin": "torch.sin",
     "Sinh": "torch.sinh",
     "Sqrt": "torch.sqrt",
@@ -96,6 +96,8 @@ def _binary(build: Build, node: Node) -> Any:
         return build.call("ops.equal", left, right, device=build.device(), hint="equal")
     if function in _MIRRORED and not isinstance(left, Name):
         function, left, right = _MIRRORED[function], right, left
+    if node.op == "Div" and dtype is None:
+        return build.call("ops.divide", left, right, hint="div")
     if node.op == "Div" and dtype is not None and not dtype.is_floating_point:
         return build.call(function, left, right, rounding_mode="trunc", hint="div")
     return build.call(function, left, right, hint=node.op)

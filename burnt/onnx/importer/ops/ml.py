@@ -50,6 +50,8 @@ def _scaler(build: Build, node: Node) -> Any:
     offset, scale = (
         np.array(_list(node, name) or [d], np.float32) for name, d in (("offset", 0), ("scale", 1))
     )
+    if build.dtype(node, 0) == torch.float64:
+        x = build.call("ops.cast", x, torch.float32, hint="x")  # the op returns float32
     centred = build.call("torch.sub", x, build.parameter(offset, "offset", is_trained=False), hint="centred")
     return build.call("torch.mul", centred, build.parameter(scale, "scale", is_trained=False), hint="scaled")
 
@@ -125,6 +127,9 @@ def _label_encoder(build: Build, node: Node) -> Any:
         return build.call("ops.lookup", build.tensor(node, 0), *table, device=build.device(), hint="encoded")
     keys = _list(node, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
     values = _list(node, "values_strings", "values_int64s", "values_floats", "values_tensor")
+    if node.version < 4:  # whose keys a NaN never equals
+        pairs = [(k, v) for k, v in zip(keys, values, strict=True) if k == k]
+        keys, values = [k for k, _ in pairs], [v for _, v in pairs]
     tensor = node.attr("default_tensor")
     kinds = {"values_strings": None, "values_int64s": torch.int64, "values_floats": torch.float32}
     given = next((name for name in kinds if node.attr(name) is not None), "values_tensor")
@@ -254,15 +259,24 @@ def _tree_regressor(build: Build, node: Node) -> Any:
 def _tree_classifier(build: Build, node: Node) -> Any:
     labels, kind = _labels(node), node.text("post_transform", "NONE")
     targets = _list(node, "class_ids")
-    is_binary = len(labels) == 2 and len(set(targets)) == 1
+    is_single = len(labels) == 2 and len(set(targets)) == 1
+    is_binary = is_single and set(targets) == {0}  # the score of the second class alone
     count, targets = (1, [0] * len(targets)) if is_binary else (len(labels), targets)
     tables, positive = _old_trees(build, node, "class", count, targets)
     base = _list(node, "base_values", "base_values_as_tensor")
+    if is_binary and len(base) > 1:
+        raise UnsupportedError(
+            "a TreeEnsembleClassifier of one score has more base values",
+            where=node.name,
+            expected="one base value",
+            found=f"{len(base)}",
+        )
     scores = build.call("ops.tree_ensemble", build.tensor(node, 0), *tables, "SUM", base, hint="scores")
+    threshold = ((0.5 if positive else 0.0),) if is_single else ()
+    label = build.call("ops.classify", scores, labels, *threshold, hint="label")
     if not is_binary:
-        return build.call("ops.classify", scores, labels, hint="label"), _post(build, node, scores)
-    label = build.call("ops.classify", scores, labels, 0.5 if positive else 0.0, hint="label")
-    both = "PROBABILITY" if positive else kind
+        return label, _post(build, node, scores)
+    both = "PROBABILITY" if positive and kind != "LOGISTIC" else kind
     return label, build.call("ops.binary_scores", scores, both, hint="scores")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.ops.shapes import sizes_of
@@ -47,6 +49,7 @@ def _layer_norm(build: Build, node: Node) -> Any:
         and only_y
         and rank is not None
         and scale.ndim == (-axis if axis < 0 else rank - axis)
+        and not _is_broadcast(node, scale)
     ):
         if bias is None and not node.has(2):
             layer = set_weights(nn.LayerNorm(scale.shape, eps, bias=False), weight=scale)
@@ -60,12 +63,24 @@ def _layer_norm(build: Build, node: Node) -> Any:
     return build.calls("ops.layer_norm_statistics", *arguments, count=3, hint="norm")
 
 
+def _is_broadcast(node: Node, scale: np.ndarray[Any, Any]) -> bool:
+    """Whether a scale may be shorter than the axes that are normalized, which a layer's weight may not."""
+    x = node.node.inputs[0]
+    sizes = None if x is None or x.shape is None else list(x.shape)[-scale.ndim :]
+    return sizes != list(scale.shape) if sizes and all(map(_is_int, sizes)) else 1 in scale.shape
+
+
+def _is_int(size: Any) -> bool:
+    return isinstance(size, int)
+
+
 @handler("RMSNormalization", "SimplifiedLayerNormalization")
 @handler("SimplifiedLayerNormalization", domain="com.microsoft")
 def _rms_norm(build: Build, node: Node) -> Any:
     axis, eps = node.attr("axis", -1), node.attr("epsilon", 1e-5)
     scale, rank = float_constant(build, node, 1), build.rank(node, 0)
-    if scale is not None and scale.ndim == 1 and (axis == -1 or (rank is not None and axis == rank - 1)):
+    is_last = axis == -1 or (rank is not None and axis == rank - 1)
+    if scale is not None and scale.ndim == 1 and is_last and not _is_broadcast(node, scale):
         layer = set_weights(nn.RmsNorm(scale.shape[0], eps), weight=scale)
         return build.layer(layer, build.tensor(node, 0), hint="norm")
     return build.call("ops.rms_norm", build.tensor(node, 0), build.tensor(node, 1), axis, eps, hint="norm")

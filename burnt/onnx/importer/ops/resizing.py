@@ -44,5 +44,6 @@ def _resize(build: Build, node: Node) -> Any:
 def _upsample(build: Build, node: Node) -> Any:
     scales = node.attr("scales") or _numbers(build, node, 1)
     mode = node.text("mode", "nearest")
-    extra = {"mode": mode, "coordinates": "asymmetric"} | ({"nearest": "floor"} if mode == "nearest" else {})
+    nearest = "floor" if node.op == "Upsample" else "simple"  # ONNX Runtime's Resize of version 10
+    extra = {"mode": mode, "coordinates": "asymmetric"} | ({"nearest": nearest} if mode == "nearest" else {})
     return build.call("ops.resize", build.tensor(node, 0), scales=scales, hint="resized", **extra)

@@ -57,8 +57,7 @@ def _size(build: Build, node: Node) -> Any:
 
 @handler("Identity")
 def _identity(build: Build, node: Node) -> Any:
-    constant = build.constant(node, 0)
-    return build.value(node, 0) if constant is None else constant
+    return build.value(node, 0)  # a weight that is an output too stays one parameter
 
 
 @handler("Reshape")

@@ -211,14 +211,11 @@ def _lp_pool(build: Build, node: Node) -> Any:
 def _global_pool(build: Build, node: Node) -> Any:
     x = build.tensor(node, 0)
     rank = build.rank(node, 0)
-    if node.op == "GlobalLpPool":
-        axes = tuple(range(2, rank or 4))
-        return build.call("torch.linalg.vector_norm", x, node.attr("p", 2), axes, True, hint="pooled")
-    kind = "avg" if node.op == "GlobalAveragePool" else "max"
-    if rank in (3, 4, 5):
+    kind = {"GlobalAveragePool": "avg", "GlobalMaxPool": "max"}.get(node.op, "lp")
+    if kind != "lp" and rank in (3, 4, 5):
         return build.call(f"F.adaptive_{kind}_pool{rank - 2}d", x, 1, hint="pooled")
-    axes = tuple(range(2, rank or 4))
-    return build.call("torch.mean" if kind == "avg" else "torch.amax", x, axes, True, hint="pooled")
+    extra = (node.attr("p", 2),) if kind == "lp" else ()
+    return build.call("ops.global_pool", x, kind, *extra, hint="pooled")
 
 
 @handler("MaxUnpool")
