@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import inspect
 import io
 import json
 import logging
@@ -159,11 +160,15 @@ def export(
     require_numbers(model)
     dtype = _WEIGHTS[weights]
     with _in_evaluation_mode(model):
-        signature = example if isinstance(example, Signature) else _signature(model, example, batch)
+        open_axes = open_axes or {}
+        if isinstance(example, Signature):
+            signature = example
+        else:
+            signature = _signature(model, example, batch, open_axes)
         _require_tensors(signature)
         if batch is not None:
             signature = _with_batch(signature, batch)
-        signature, axes = _with_open_axes(signature, open_axes or {})
+        signature, axes = _with_open_axes(signature, open_axes)
         source = _copy_for_export(model, dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
         if opset is None:
@@ -196,19 +201,44 @@ class _Flat(nn.Module):
         return self._signature.call(self.model, tensors)
 
 
-def _signature(model: nn.Module, example: Any, batch: int | None) -> Signature:
+def _signature(
+    model: nn.Module, example: Any, batch: int | None, open_axes: Mapping[str, Mapping[int, str]]
+) -> Signature:
     args: tuple[Any, ...] = example if isinstance(example, tuple) else (example,)
     kwargs: dict[str, Any] = {}
     if isinstance(example, Mapping):
         args, kwargs = (), dict(example)
+    size = _size_of_batch(model, args, kwargs, open_axes) if batch is None else batch
     try:
-        return signature_of(model, *args, batch_sizes=None if batch is None else (batch,), **kwargs)
+        return signature_of(model, *args, batch_sizes=None if size is None else (size,), **kwargs)
     except ShapeError as error:
         if error.hint is not None:
             error.hint = re.sub(
                 r"If .*: batch_sizes=\((\d+),\)", r"Or fix it here, too: batch=\1", error.hint
             )
         raise
+
+
+def _size_of_batch(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    open_axes: Mapping[str, Mapping[int, str]],
+) -> int | None:
+    """Return the example's size along an axis that is opened as the batch, such as the second of a state.
+
+    Another size of all leading axes alone, which `signature_of` tries by default, would not fit the model.
+    """
+    try:
+        arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # `signature_of` says what is wrong
+    for name, names in open_axes.items():
+        tensor = arguments.get(name)
+        for axis, symbol in names.items():
+            if symbol == "batch" and isinstance(tensor, Tensor) and axis < tensor.dim():
+                return tensor.shape[axis]
+    return None
 
 
 def _with_batch(signature: Signature, batch: int) -> Signature:
