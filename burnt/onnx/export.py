@@ -40,8 +40,9 @@ from burnt.inspect.signature import Signature, signature_of
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.comparison import compare, first_line
-from burnt.onnx.translations import OPSET_4_BITS, store_packed_weights, translations
+from burnt.onnx.translations import FLOAT8, OPSET_4_BITS, OPSET_FLOAT8, store_packed_weights, translations
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
+from burnt.scheme import QuantScheme
 
 __all__ = ["Exported", "export"]
 
@@ -118,7 +119,8 @@ def export(
             own ops instead of several; layer norms are since 17, GELU since 20.
 
     Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
-    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. From opset 21 on,
+    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. Weights of float8 stay
+    float8, from opset 19 on, or 21 with blocks. From opset 21 on,
     ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session
     option
     ``session.qdq_matmulnbits_accuracy_level`` is 1, as it is in the comparison here.
@@ -171,8 +173,9 @@ def export(
         signature, axes = _with_open_axes(signature, open_axes)
         source = _copy_for_export(model, dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
+        _require_schemes(model, opset)
         if opset is None:
-            opset = OPSET_4_BITS if any(layer.scheme.type.bits < 8 for layer in layers) else OPSET
+            opset = max([OPSET, *(_first_opset(layer.scheme) for layer in layers)])
         if tolerance is None:
             has_quantized_inputs = any(layer.scheme.activations for layer in layers)
             tolerance = _TOLERANCE_QUANTIZED if has_quantized_inputs else _TOLERANCE
@@ -495,6 +498,39 @@ def _user_line(error: Exception) -> str | None:
         if not frame.filename.startswith((*libraries, "<"))
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+
+
+def _require_schemes(model: nn.Module, opset: int | None) -> None:
+    """Check that ONNX Runtime computes with the schemes of quantized layers.
+
+    Raises:
+        UnsupportedError: the first scheme with which it does not.
+    """
+    for name, layer in model.named_modules():
+        scheme = layer.scheme if isinstance(layer, Quantized) else None
+        if scheme is None or not scheme.type.is_float:
+            continue
+        if scheme.value not in FLOAT8 or scheme.activations:
+            raise UnsupportedError(
+                "a quantization scheme cannot be exported to ONNX",
+                where=name,
+                expected="int8, int4, int2, or float8 without quantized inputs",
+                found=scheme.name,
+            )
+        if opset is not None and opset < _first_opset(scheme):
+            raise UnsupportedError(
+                f"the scheme {scheme.name} cannot be exported in this opset",
+                where=name,
+                expected=f"at least {_first_opset(scheme)}",
+                found=opset,
+            )
+
+
+def _first_opset(scheme: QuantScheme) -> int:
+    """Return the first opset with the types of a scheme; older ones store integers in 8 bits."""
+    if scheme.type.bits < 8 or (scheme.type.is_float and scheme.block):
+        return OPSET_4_BITS
+    return OPSET_FLOAT8 if scheme.type.is_float else OPSETS[0]
 
 
 def _require_packages() -> None:
