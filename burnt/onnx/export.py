@@ -115,22 +115,21 @@ def export(
             None for 1e-4, or 2e-2 where layers quantize their inputs: a number halfway between two integers
             may be rounded to either, as the sums before it are rounded.
         opset: the version of ONNX's operators, 18 to 23. None for 20, which all the runtimes in docs/ship.md
-            read, or 21 for weights of 4 bits. With 23, RMS norms, rotary embeddings and attention are ONNX's
+            read, or 21 for weights of 4 bits or blocks of float8. With 23, RMS norms, rotary embeddings and attention are ONNX's
             own ops instead of several; layer norms are since 17, GELU since 20.
 
     Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
-    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. Weights of float8 stay
-    float8, from opset 19 on, or 21 with blocks. From opset 21 on,
-    ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session
-    option
-    ``session.qdq_matmulnbits_accuracy_level`` is 1, as it is in the comparison here.
+    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. Weights of float8
+    need opset 19, with blocks 21. From opset 21 on, ONNX Runtime may round the inputs of matmuls to 8 bits,
+    too (errors of about 0.5 %), unless its session option ``session.qdq_matmulnbits_accuracy_level`` is 1, as
+    it is in the comparison here.
 
     Returns:
         What was written, and how far the file's outputs are from the module's.
 
     Raises:
-        UnsupportedError: a package is missing, the module cannot be traced, ops have no translation, or the
-            file would be larger than 2 GB.
+        UnsupportedError: a package is missing, the module cannot be traced, ops or a quantization scheme have
+            no translation, or the file would be larger than 2 GB.
         InputRuntimeError: an open axis cannot stay open, or the file computes something else.
         InputValueError: an option is invalid, or a weight is NaN or does not fit the dtype.
         OSError: the file cannot be written.

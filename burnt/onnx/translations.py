@@ -4,7 +4,8 @@ A translation is a function of the op's arguments that calls `torch.onnx.ops.sym
 it in place of the op's reference. Where an op's arguments do not fit ONNX's op, the reference is traced.
 
 Quantized weights become DequantizeLinear with the values as initializers. torch has no tensors of 4 bits, and
-burnt has float8 as bytes: `burnt::Packed` stands for such a weight, until `store_packed_weights` replaces it by an initializer.
+burnt keeps float8 as bytes: `burnt::Packed` stands for such a weight, until `store_packed_weights` replaces
+it by an initializer.
 """
 
 from __future__ import annotations
