@@ -115,8 +115,8 @@ def export(
             None for 1e-4, or 2e-2 where layers quantize their inputs: a number halfway between two integers
             may be rounded to either, as the sums before it are rounded.
         opset: the version of ONNX's operators, 18 to 23. None for 20, which all the runtimes in docs/ship.md
-            read, or 21 for weights of 4 bits or blocks of float8. With 23, RMS norms, rotary embeddings and attention are ONNX's
-            own ops instead of several; layer norms are since 17, GELU since 20.
+            read, or 21 for weights of 4 bits or blocks of float8. With 23, RMS norms, rotary embeddings and
+            attention are ONNX's own ops instead of several; layer norms are since 17, GELU since 20.
 
     Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
     the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. Weights of float8
