@@ -17,9 +17,7 @@ __all__ = ["run_program"]
 _NAMESPACES = {"torch": torch, "F": F, "ops": functions}
 
 
-def run_program(
-    program: Program, inputs: tuple[Any, ...], outer: Callable[[str], Any]
-) -> tuple[Any, ...]:
+def run_program(program: Program, inputs: tuple[Any, ...], outer: Callable[[str], Any]) -> tuple[Any, ...]:
     """Run a program.
 
     Args:
