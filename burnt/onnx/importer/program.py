@@ -304,32 +304,3 @@ def getter(expr: Expr) -> Callable[[Mapping[str, Any]], Any]:
         parts = [getter(part) for part in expr]
         return lambda names: [part(names) for part in parts]
     return lambda names: expr
-
-
-def source(expr: Expr) -> str:
-    """Return an expression as Python."""
-    if isinstance(expr, Name):
-        return expr.name
-    if isinstance(expr, Size):
-        return f"{expr.tensor.name}.shape[{expr.axis}]"
-    if isinstance(expr, Device):
-        return f"{expr.tensor.name}.device"
-    if isinstance(expr, Arithmetic):
-        return f"{_operand(expr.left)} {expr.symbol} {_operand(expr.right)}"
-    if isinstance(expr, tuple):
-        return f"({', '.join(map(source, expr))}{',' if len(expr) == 1 else ''})"
-    if isinstance(expr, list):
-        return f"[{', '.join(map(source, expr))}]"
-    if isinstance(expr, float) and not math.isfinite(expr):
-        return f"float('{expr}')"
-    return repr(expr)
-
-
-def _operand(expr: Expr) -> str:
-    return f"({source(expr)})" if isinstance(expr, Arithmetic) else source(expr)
-
-
-def call_source(call: Call) -> str:
-    """Return a call as Python."""
-    arguments = [*map(source, call.args), *(f"{name}={source(value)}" for name, value in call.kwargs.items())]
-    return f"{call.function}({', '.join(arguments)})"
