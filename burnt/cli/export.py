@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from burnt.cli.output import Page, UsageError, print_json
 from burnt.cli.run_model import RunArguments, load_run_model
 
-__all__ = ["run"]
+__all__ = ["ExportArguments", "run"]
 
 
-def run(args: RunArguments, out: str, batch: int | None, weights: str, as_json: bool) -> int:
+@dataclass(frozen=True)
+class ExportArguments:
+    """The arguments of `burnt export` beside the run's: those of `burnt.onnx.export`.
+
+    Args:
+        out: the file to write.
+        batch: a fixed number of items; None leaves the batch axis open.
+        open_axes: further axes of any size, as ``INPUT:AXIS=NAME``.
+        opset: the version of ONNX's operators; None for the default.
+        weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        fold: whether weights may be computed anew.
+        tolerance: the largest difference from the model that is accepted; None for the default.
+    """
+
+    out: str
+    batch: int | None = None
+    open_axes: Sequence[str] = ()
+    opset: int | None = None
+    weights: str = "float32"
+    fold: bool = True
+    tolerance: float | None = None
+
+
+def run(of_run: RunArguments, args: ExportArguments, as_json: bool) -> int:
     """Export a run's model and print what was written.
 
     Args:
-        args: which model.
-        out: the file to write.
-        batch: a fixed number of items; None leaves the batch axis open.
-        weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        of_run: which model.
+        args: the file.
         as_json: whether to print JSON.
 
     Returns:
         The exit code 0.
 
     Raises:
-        UsageError: there is no such run, `out` is no path for a file, or `batch` is below 1.
+        UsageError: there is no such run, `out` is no path for a file, or another argument is invalid.
         BurntError: the model cannot be loaded or exported.
     """
     from burnt import onnx
+    from burnt.onnx.export import OPSETS
 
-    if batch is not None and batch < 1:
-        raise UsageError("--batch is invalid", expected="at least 1", found=batch)
-    if not Path(out).parent.is_dir():
-        raise UsageError("there is no folder for the file", found=out)
-    shipped = load_run_model(args)
+    if args.batch is not None and args.batch < 1:
+        raise UsageError("--batch is invalid", expected="at least 1", found=args.batch)
+    if args.opset is not None and args.opset not in OPSETS:
+        raise UsageError("--opset is invalid", expected=f"{OPSETS[0]} to {OPSETS[-1]}", found=args.opset)
+    if args.tolerance is not None and not (args.tolerance > 0 and math.isfinite(args.tolerance)):
+        raise UsageError("--tolerance is invalid", expected="a number above 0", found=args.tolerance)
+    open_axes = parse_open_axes(args.open_axes)
+    if not Path(args.out).parent.is_dir():
+        raise UsageError("there is no folder for the file", found=args.out)
+    shipped = load_run_model(of_run)
     exported = onnx.export(
-        shipped.model, shipped.signature, out, batch=batch, weights=weights, metadata=shipped.metadata
+        shipped.model,
+        shipped.signature,
+        args.out,
+        batch=args.batch,
+        open_axes=open_axes,
+        weights=args.weights,
+        fold=args.fold,
+        metadata=shipped.metadata,
+        tolerance=args.tolerance,
+        opset=args.opset,
     )
     if as_json:
         print_json(
@@ -54,3 +94,28 @@ def run(args: RunArguments, out: str, batch: int | None, weights: str, as_json: 
     for line in str(exported).splitlines():
         page.line(line)
     return 0
+
+
+def parse_open_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Return names of open axes by input and axis, for `burnt.onnx.export`.
+
+    Raises:
+        UsageError: a text is not ``INPUT:AXIS=NAME``, or two are about one axis.
+
+    >>> parse_open_axes(["tokens:1=length", "mask:1=length"])
+    {'tokens': {1: 'length'}, 'mask': {1: 'length'}}
+    """
+    axes: dict[str, dict[int, str]] = {}
+    for text in texts:
+        match = re.fullmatch(r"(.+):(\d{1,3})=(\w+)", text)
+        if match is None:
+            raise UsageError(
+                "--open-axis is invalid", expected="INPUT:AXIS=NAME, such as tokens:1=length", found=text
+            )
+        names, axis = axes.setdefault(match[1], {}), int(match[2])
+        if axis in names:
+            raise UsageError(
+                "--open-axis names an axis twice", found=f"{match[1]}:{axis}={names[axis]} and {text}"
+            )
+        names[axis] = match[3]
+    return axes

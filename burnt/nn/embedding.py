@@ -66,6 +66,11 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
             dtype=dtype,
         )
 
+    def reset_parameters(self) -> None:
+        """Draw the weights anew; those on the meta device have no values, and `normal_` of them is slow."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
         as_torch = self.max_norm is not None or self.scale_grad_by_freq or self.sparse

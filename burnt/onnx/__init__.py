@@ -6,6 +6,7 @@
     weights.py      checks of the weights; weights stored in 16 bits
     importer/       load: an ONNX model becomes a module, or a Python file
     functions/      what imported models call beside torch
+    backend.py      ONNX's own backend interface: prepare(model).run(inputs)
 
 The packages it needs come with ``pip install burnt[onnx]`` and are imported when they are used.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import inspect
 import io
 import json
 import logging
@@ -39,8 +40,9 @@ from burnt.inspect.signature import Signature, signature_of
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.comparison import compare, first_line
-from burnt.onnx.translations import OPSET_4_BITS, store_packed_weights, translations
+from burnt.onnx.translations import FLOAT8, OPSET_4_BITS, OPSET_FLOAT8, store_packed_weights, translations
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
+from burnt.scheme import QuantScheme
 
 __all__ = ["Exported", "export"]
 
@@ -113,21 +115,21 @@ def export(
             None for 1e-4, or 2e-2 where layers quantize their inputs: a number halfway between two integers
             may be rounded to either, as the sums before it are rounded.
         opset: the version of ONNX's operators, 18 to 23. None for 20, which all the runtimes in docs/ship.md
-            read, or 21 for weights of 4 bits. With 23, RMS norms, rotary embeddings and attention are ONNX's
-            own ops instead of several; layer norms are since 17, GELU since 20.
+            read, or 21 for weights of 4 bits or blocks of float8. With 23, RMS norms, rotary embeddings and
+            attention are ONNX's own ops instead of several; layer norms are since 17, GELU since 20.
 
     Quantized layers become QuantizeLinear, DequantizeLinear and MatMulInteger. Their weights stay integers in
-    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. From opset 21 on,
-    ONNX Runtime may round the inputs of matmuls to 8 bits, too (errors of about 0.5 %), unless its session
-    option
-    ``session.qdq_matmulnbits_accuracy_level`` is 1, as it is in the comparison here.
+    the file: of 8 bits, or 4 for 4- and 2-bit weights, which opsets below 21 store in 8. Weights of float8
+    need opset 19, with blocks 21. From opset 21 on, ONNX Runtime may round the inputs of matmuls to 8 bits,
+    too (errors of about 0.5 %), unless its session option ``session.qdq_matmulnbits_accuracy_level`` is 1, as
+    it is in the comparison here.
 
     Returns:
         What was written, and how far the file's outputs are from the module's.
 
     Raises:
-        UnsupportedError: a package is missing, the module cannot be traced, ops have no translation, or the
-            file would be larger than 2 GB.
+        UnsupportedError: a package is missing, the module cannot be traced, ops or a quantization scheme have
+            no translation, or the file would be larger than 2 GB.
         InputRuntimeError: an open axis cannot stay open, or the file computes something else.
         InputValueError: an option is invalid, or a weight is NaN or does not fit the dtype.
         OSError: the file cannot be written.
@@ -159,15 +161,20 @@ def export(
     require_numbers(model)
     dtype = _WEIGHTS[weights]
     with _in_evaluation_mode(model):
-        signature = example if isinstance(example, Signature) else _signature(model, example, batch)
+        open_axes = open_axes or {}
+        if isinstance(example, Signature):
+            signature = example
+        else:
+            signature = _signature(model, example, batch, open_axes)
         _require_tensors(signature)
         if batch is not None:
             signature = _with_batch(signature, batch)
-        signature, axes = _with_open_axes(signature, open_axes or {})
+        signature, axes = _with_open_axes(signature, open_axes)
         source = _copy_for_export(model, dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
+        _require_schemes(model, opset)
         if opset is None:
-            opset = OPSET_4_BITS if any(layer.scheme.type.bits < 8 for layer in layers) else OPSET
+            opset = max([OPSET, *(_first_opset(layer.scheme) for layer in layers)])
         if tolerance is None:
             has_quantized_inputs = any(layer.scheme.activations for layer in layers)
             tolerance = _TOLERANCE_QUANTIZED if has_quantized_inputs else _TOLERANCE
@@ -196,19 +203,44 @@ class _Flat(nn.Module):
         return self._signature.call(self.model, tensors)
 
 
-def _signature(model: nn.Module, example: Any, batch: int | None) -> Signature:
+def _signature(
+    model: nn.Module, example: Any, batch: int | None, open_axes: Mapping[str, Mapping[int, str]]
+) -> Signature:
     args: tuple[Any, ...] = example if isinstance(example, tuple) else (example,)
     kwargs: dict[str, Any] = {}
     if isinstance(example, Mapping):
         args, kwargs = (), dict(example)
+    size = _size_of_batch(model, args, kwargs, open_axes) if batch is None else batch
     try:
-        return signature_of(model, *args, batch_sizes=None if batch is None else (batch,), **kwargs)
+        return signature_of(model, *args, batch_sizes=None if size is None else (size,), **kwargs)
     except ShapeError as error:
         if error.hint is not None:
             error.hint = re.sub(
                 r"If .*: batch_sizes=\((\d+),\)", r"Or fix it here, too: batch=\1", error.hint
             )
         raise
+
+
+def _size_of_batch(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    open_axes: Mapping[str, Mapping[int, str]],
+) -> int | None:
+    """Return the example's size along an axis that is opened as the batch, such as the second of a state.
+
+    Another size of all leading axes alone, which `signature_of` tries by default, would not fit the model.
+    """
+    try:
+        arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # `signature_of` says what is wrong
+    for name, names in open_axes.items():
+        tensor = arguments.get(name)
+        for axis, symbol in names.items():
+            if symbol == "batch" and isinstance(tensor, Tensor) and axis < tensor.dim():
+                return tensor.shape[axis]
+    return None
 
 
 def _with_batch(signature: Signature, batch: int) -> Signature:
@@ -465,6 +497,39 @@ def _user_line(error: Exception) -> str | None:
         if not frame.filename.startswith((*libraries, "<"))
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
+
+
+def _require_schemes(model: nn.Module, opset: int | None) -> None:
+    """Check that ONNX Runtime computes with the schemes of quantized layers.
+
+    Raises:
+        UnsupportedError: the first scheme with which it does not.
+    """
+    for name, layer in model.named_modules():
+        scheme = layer.scheme if isinstance(layer, Quantized) else None
+        if scheme is None or not scheme.type.is_float:
+            continue
+        if scheme.value not in FLOAT8 or scheme.activations:
+            raise UnsupportedError(
+                "a quantization scheme cannot be exported to ONNX",
+                where=name,
+                expected="int8, int4, int2, or float8 without quantized inputs",
+                found=scheme.name,
+            )
+        if opset is not None and opset < _first_opset(scheme):
+            raise UnsupportedError(
+                f"the scheme {scheme.name} cannot be exported in this opset",
+                where=name,
+                expected=f"at least {_first_opset(scheme)}",
+                found=opset,
+            )
+
+
+def _first_opset(scheme: QuantScheme) -> int:
+    """Return the first opset with the types of a scheme; older ones store integers in 8 bits."""
+    if scheme.type.bits < 8 or (scheme.type.is_float and scheme.block):
+        return OPSET_4_BITS
+    return OPSET_FLOAT8 if scheme.type.is_float else OPSETS[0]
 
 
 def _require_packages() -> None:

@@ -3,8 +3,9 @@
 A translation is a function of the op's arguments that calls `torch.onnx.ops.symbolic`; `torch.export` traces
 it in place of the op's reference. Where an op's arguments do not fit ONNX's op, the reference is traced.
 
-Quantized weights become DequantizeLinear with the integers as initializers. torch has no tensors of 4 bits:
-`burnt::Packed` stands for a packed weight, until `store_packed_weights` replaces it by an initializer.
+Quantized weights become DequantizeLinear with the values as initializers. torch has no tensors of 4 bits, and
+burnt keeps float8 as bytes: `burnt::Packed` stands for such a weight, until `store_packed_weights` replaces
+it by an initializer.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from burnt.kernels.ops.quantized.scaled import finish_linear
 from burnt.kernels.ops.quantized.values import unpack
 from burnt.scheme import VALUES
 
-__all__ = ["OPSET_4_BITS", "store_packed_weights", "translations"]
+__all__ = ["FLOAT8", "OPSET_4_BITS", "OPSET_FLOAT8", "store_packed_weights", "translations"]
+
+OPSET_FLOAT8 = 19
+"""The first opset with tensors of float8."""
 
 OPSET_4_BITS = 21
 """The first opset with tensors of 4 bits and with scales for blocks."""
 
 _OPSET_RMS_NORM = 23  # RMSNormalization, RotaryEmbedding and Attention came together
+FLOAT8 = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 _PACKED = "burnt"  # the domain of the op that stands for a packed weight
 
 
@@ -164,31 +169,28 @@ class _Translations:
         self, values: Tensor, scale: Tensor, zero_point: Tensor | None, value: str, block: int
     ) -> Tensor:
         """Return the dequantized matrix ``[rows, columns]`` with all columns that are stored."""
-        if value not in ("int8", "int4", "int2"):
-            raise UnsupportedError(
-                "ONNX Runtime computes with no weights of this type",
-                expected="int8, int4 or int2",
-                found=value,
-            )
         codes, (rows, columns) = values, values.shape
-        if value != "int8":
+        has_blocks = block > 0 and self._opset >= OPSET_4_BITS  # as ONNX's op has them
+        shape = scale.shape if has_blocks else () if scale.numel() == 1 else (scale.numel(),)
+        if value in FLOAT8:
+            attributes: dict[str, Any] = {"value": value, "bits": 8}
+            codes = self._call(f"{_PACKED}::Packed", (values,), attributes, values.shape, FLOAT8[value])
+        elif value != "int8":
             columns *= VALUES[value].per_byte
             attributes = {"value": value, "bits": 4 if self._opset >= OPSET_4_BITS else 8}
             codes = self._call(f"{_PACKED}::Packed", (values,), attributes, (rows, columns), torch.int8)
             if zero_point is not None:
                 attributes |= {"value": "int8"}
-                zero_point = self._call(
-                    f"{_PACKED}::Packed", (zero_point,), attributes, zero_point.shape, torch.int8
-                )
-        scale = scale.float()
-        if block and self._opset >= OPSET_4_BITS:
+                zero_point = self._call(f"{_PACKED}::Packed", (zero_point,), attributes, shape, torch.int8)
+        scale = scale.float()  # ONNX Runtime lacks ops for bfloat16
+        if has_blocks:
             attributes = {"axis": 1, "block_size": block}
             return self._call("DequantizeLinear", (codes, scale, zero_point), attributes, (rows, columns))
         # Each block is a row, since older opsets have one scale for each index of an axis.
         codes = codes.reshape(-1, block) if block else codes
-        inputs = [codes, *(None if t is None else t.reshape(-1) for t in (scale, zero_point))]
-        if scale.numel() == 1:
-            inputs[1:] = [None if t is None else t.reshape(()) for t in inputs[1:]]
+        if zero_point is not None and zero_point.shape != shape:  # ONNX Runtime cannot reshape 4 bits
+            zero_point = zero_point.reshape(shape)
+        inputs = (codes, scale.reshape(shape), zero_point)
         out = self._call("DequantizeLinear", inputs, {"axis": 0}, codes.shape)
         return out.reshape(rows, columns)
 
@@ -218,14 +220,13 @@ class _Translations:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Gathered rows are dequantized by arithmetic: their scales are no constants."""
-        flat = indices.reshape(-1)
+        flat, scale = indices.reshape(-1), scale.float()  # ONNX Runtime lacks ops for bfloat16
         rows = F.embedding(flat, values)
         if value in ("int4", "int2"):
             value, rows = "int8", self._unpack(rows, VALUES[value].bits)
-        elif value != "int8":
-            return kernels.quantized_embedding.reference(
-                indices, values, scale, zero_point, value, block, columns, dtype
-            )
+        elif value in FLOAT8:  # the whole table: there is no Gather of float8
+            table = self._weight(values, scale, zero_point, value, block)[:, :columns]
+            return F.embedding(indices, table).to(dtype or torch.float32)
         is_shared = scale.shape[0] == 1 and values.shape[0] != 1
         row_scale = scale if is_shared else F.embedding(flat, scale)
         row_zero = zero_point if zero_point is None or is_shared else F.embedding(flat, zero_point)
@@ -343,7 +344,7 @@ def _angles(table: Tensor, x: Tensor) -> Tensor | None:
 
 
 def store_packed_weights(model: Any) -> None:
-    """Replace each `burnt::Packed` of an `onnx_ir.Model` by an initializer of 4 or 8 bits."""
+    """Replace each `burnt::Packed` of an `onnx_ir.Model` by an initializer of 4 bits, 8 bits or float8."""
     import onnx_ir as ir
 
     graph = model.graph
@@ -356,11 +357,15 @@ def store_packed_weights(model: Any) -> None:
             source = reshapes[-1].inputs[0]
         packed = torch.from_numpy(source.const_value.numpy().copy())
         rows = packed.reshape(packed.shape[0], -1)
-        codes = unpack(rows, node.attributes["value"].as_string()).numpy()
-        name = source.name
+        value = node.attributes["value"].as_string()
         output = node.outputs[0]
+        codes = (rows if value in FLOAT8 else unpack(rows, value)).numpy().reshape(output.shape.numpy())
+        name = source.name
         new = ir.Value(name=f"{name}.unpacked", shape=ir.Shape(codes.shape))
-        if node.attributes["bits"].as_int() == 4:
+        if value in FLOAT8:
+            kind = ir.DataType.FLOAT8E4M3FN if value == "float8_e4m3" else ir.DataType.FLOAT8E5M2
+            new.const_value = ir.Tensor(codes.view(kind.numpy()), dtype=kind, name=new.name)
+        elif node.attributes["bits"].as_int() == 4:
             data = np.ascontiguousarray(codes).astype(ir.DataType.INT4.numpy())
             new.const_value = ir.Tensor(data, dtype=ir.DataType.INT4, name=new.name)
         else:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import burnt
+import burnt.onnx
 from burnt.cli import main
+from burnt.errors import InputValueError
 from burnt.train.loading import RunFiles
 from tests import forked
 from tests.onnx.translations import translations_parsed_once
@@ -129,12 +131,53 @@ def test_json_and_options(run, capsys):
     )
 
 
+def test_options_are_those_of_the_export(run, monkeypatch):
+    given = {}
+
+    def export(model, signature, out, **options):
+        given.update(options)
+        raise InputValueError("not now")
+
+    monkeypatch.setattr(burnt.onnx, "export", export)
+    words = ("--tolerance", "0.5", "--no-fold", "--opset", "22", "--open-axis", "x:1=a", "--batch", "2")
+    assert exported("net", "-o", "net.onnx", *words) == 1
+    del given["metadata"]
+    assert given == {
+        "batch": 2,
+        "open_axes": {"x": {1: "a"}},
+        "weights": "float32",
+        "fold": False,
+        "tolerance": 0.5,
+        "opset": 22,
+    }
+
+
+def test_the_opset_and_open_axes_are_in_the_file(run):
+    words = ("--model", "shipped.py:Net", "--example", "4x5x2", "--opset", "23", "--open-axis", "x:1=length")
+    change(run)
+    assert exported("net", "-o", "net.onnx", *words) == 0
+    model = onnx.load("net.onnx")
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 23)]
+    dims = [dim.dim_param or dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    assert dims == ["batch", "length", 2]
+
+
 WRONG = {
     "run": (["nett", "-o", "m.onnx"], 2, "did you mean runs/net?"),
     "no run": (["runs", "-o", "m.onnx"], 2, "contains no run"),
     "folder": (["net", "-o", "no/such/m.onnx"], 2, "there is no folder for the file"),
     "a folder": (["net", "-o", "runs"], 1, "it is a folder or a device"),
     "batch": (["net", "-o", "m.onnx", "--batch", "0"], 2, "expected  at least 1"),
+    "opset": (["net", "-o", "m.onnx", "--opset", "17"], 2, "expected  18 to 23\n  found     17"),
+    "opset 24": (["net", "-o", "m.onnx", "--opset", "24"], 2, "--opset is invalid"),
+    "tolerance": (["net", "-o", "m.onnx", "--tolerance", "nan"], 2, "expected  a number above 0"),
+    "open axis": (["net", "-o", "m.onnx", "--open-axis", "x=1"], 2, "expected  INPUT:AXIS=NAME"),
+    "twice": (
+        ["net", "-o", "m.onnx", "--open-axis", "x:1=a", "--open-axis", "x:1=b"],
+        2,
+        "found     x:1=a and x:1=b",
+    ),
+    "no input": (["net", "-o", "m.onnx", "--open-axis", "y:1=a"], 1, "open_axes= names no input"),
     "checkpoint": (["net", "-o", "m.onnx", "--checkpoint", "bst"], 1, "did you mean 'best'?"),
     "no name": (["net", "-o", "m.onnx", "--model", "shipped"], 2, "module:name or path/file.py:name"),
     "module": (["net", "-o", "m.onnx", "--model", "shiped:Net"], 2, "did you mean 'shipped'?"),

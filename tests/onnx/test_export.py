@@ -128,6 +128,21 @@ def test_further_axes_can_be_open(tmp_path: Path, run_file: Callable[..., Any]) 
         torch.testing.assert_close(torch.from_numpy(found), model(x, mask))
 
 
+class _Stateful(torch.nn.Module):
+    """A state whose second axis is the batch, as that of a recurrent layer."""
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        return x + state[0]
+
+
+def test_the_batch_of_a_state_is_opened(tmp_path: Path) -> None:
+    example = (torch.randn(4, 3), torch.randn(1, 4, 3))
+    exported = export(_Stateful(), example, tmp_path / "m.onnx", open_axes={"state": {1: "batch"}})
+    text = "x: float32[batch, 3], state: float32[1, batch, 3] -> output: float32[batch, 3]"
+    assert str(exported.signature) == text
+    assert set(exported.errors) == {1, 3}
+
+
 def test_the_batch_can_be_fixed(tmp_path: Path) -> None:
     model = Forward(lambda x: x.view(2, -1) * 2)
     exported = export(model, torch.rand(2, 3), tmp_path / "m.onnx", batch=2)

@@ -57,6 +57,10 @@ NOT_EXPORTED = {
         ("AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AdaptiveMaxPool3d-indices"),
         "torch translates no adaptive max pooling",
     ),
+    **dict.fromkeys(
+        ("CosineEmbedding", "HingeEmbedding", "SoftMargin"),
+        "the file is compared with random targets, and these losses take 1 and -1 alone",
+    ),
     "AdaptiveAvgPool3d": "torch translates an adaptive mean of volumes only to a single element",
     "Ctc": "steps come first, so that no leading axis is open",
     "Lstm-projection": "the LSTM of ONNX has no projection",

@@ -131,13 +131,18 @@ STORED: dict[tuple[str, int | None], set[str]] = {
     ("int4-block32-asymmetric", None): {"INT4", "UINT8"},
     ("int4-block32", 20): {"INT8", "UINT8"},
     ("int2-block32", None): {"INT4", "UINT8"},
+    ("int2-channel-asymmetric", 21): {"INT4", "UINT8"},
+    ("int4-block32-bfloat16", None): {"INT4", "UINT8"},
+    ("fp8", 20): {"FLOAT8E4M3FN"},
+    ("fp8-block32", None): {"FLOAT8E4M3FN"},
+    ("float8_e5m2-tensor", 19): {"FLOAT8E5M2"},
 }
 
 
 @torch.no_grad()
-@pytest.mark.sample(keep=("int8-dynamic",))
+@pytest.mark.sample(keep=("int8-dynamic", "fp8"))
 @pytest.mark.parametrize(("scheme", "opset"), STORED)
-def test_weights_are_integers_in_the_file(scheme: str, opset: int | None, tmp_path: Path) -> None:
+def test_weights_are_stored_in_their_type(scheme: str, opset: int | None, tmp_path: Path) -> None:
     model, x = Layers().eval(), tokens()
     burnt.quantize(model, scheme, calibrate=[x] if "static" in scheme else None)
     exported = export(model, x, tmp_path / "m.onnx", opset=opset)
@@ -162,11 +167,24 @@ def test_dequantized_weights_are_exact(tmp_path: Path, run_file: Callable[..., A
     torch.testing.assert_close(torch.from_numpy(found).T, model[0].weight, atol=1e-6, rtol=1e-6)
 
 
-def test_what_has_no_translation(tmp_path: Path) -> None:
+def test_an_opset_that_is_not_written(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(32, 8))
     with pytest.raises(InputValueError, match=r"(?s)opset= is invalid.*18 to 23, or None.*17"):
         export(model, torch.randn(4, 32), tmp_path / "m.onnx", opset=17)
-    burnt.quantize(model, "fp4-block32")
-    with pytest.raises(UnsupportedError, match=r"(?s)weights of this type.*int8, int4 or int2.*float4_e2m1"):
-        export(model, torch.randn(4, 32), tmp_path / "m.onnx")
+
+
+SCHEMES_REFUSED: dict[tuple[str, int | None], str] = {
+    ("fp4-block32", None): r"in        0\n  expected  int8, int4, int2, or float8.*found     fp4-block32",
+    ("fp8-dynamic", 23): r"without quantized inputs\n  found     fp8-dynamic",
+    ("fp8", 18): r"the scheme fp8 cannot be exported in this opset.*expected  at least 19\n  found     18",
+    ("fp8-block32", 20): r"the scheme fp8-block32 cannot.*expected  at least 21\n  found     20",
+}
+
+
+@pytest.mark.parametrize(("scheme", "opset"), SCHEMES_REFUSED)
+def test_schemes_that_onnx_runtime_lacks(scheme: str, opset: int | None, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8))
+    burnt.quantize(model, scheme)
+    with pytest.raises(UnsupportedError, match="(?s)" + SCHEMES_REFUSED[scheme, opset]):
+        export(model, torch.randn(4, 32), tmp_path / "m.onnx", opset=opset)
     assert not (tmp_path / "m.onnx").exists()

@@ -12,6 +12,7 @@ _EXPORT_EXAMPLES = """\
 examples:
   burnt export digits -o digits.onnx
   burnt export digits -o digits.onnx --weights float16 --checkpoint last
+  burnt export gpt -o gpt.onnx --opset 23 --open-axis tokens:1=length
   burnt export runs/old -o old.onnx --model nets.py:Net --example 1x3x32x32
 
 The file is run in ONNX Runtime beside the model before the command returns.
@@ -112,6 +113,28 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     shipped.add_argument("-o", "--out", required=True, metavar="FILE", help="the .onnx file to write")
     shipped.add_argument(
         "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
+    )
+    shipped.add_argument(
+        "--open-axis",
+        action="append",
+        metavar="INPUT:AXIS=NAME",
+        help="a further axis of any size, such as tokens:1=length; may be repeated",
+    )
+    shipped.add_argument(
+        "--opset",
+        type=int,
+        metavar="N",
+        help="the version of ONNX's operators, 18 to 23; default: 20, or 21 where weights need it",
+    )
+    shipped.add_argument(
+        "--no-fold", action="store_true", help="do not fold batch norms and other constants into weights"
+    )
+    shipped.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="ERROR",
+        help="largest accepted error, relative to the largest output; "
+        "default: 1e-4, or 0.02 with quantized inputs",
     )
     add_json(shipped)
     imported = add_parser(
@@ -309,7 +332,16 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _export(args: argparse.Namespace) -> int:
     from burnt.cli import export, run_model
 
-    return export.run(run_model.arguments(args), args.out, args.batch, args.weights, args.json)
+    given = export.ExportArguments(
+        args.out,
+        args.batch,
+        args.open_axis or (),
+        args.opset,
+        args.weights,
+        not args.no_fold,
+        args.tolerance,
+    )
+    return export.run(run_model.arguments(args), given, args.json)
 
 
 def _import(args: argparse.Namespace) -> int:

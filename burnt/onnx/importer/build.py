@@ -75,6 +75,7 @@ class Build:
         ranks: the numbers of axes of tensors, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
+        unread: how often nodes that are still to come read a large constant.
     """
 
     program: Program
@@ -93,6 +94,7 @@ class Build:
     ranks: dict[Name, int] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
+    unread: dict[Any, int] = field(default_factory=dict)
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -360,6 +362,7 @@ class Build:
                 self.main_input = name
         for node in graph:
             self.add_node(node)
+            self._free_weights(node)
         self.program.outputs = [self.as_tensor(self._find(value)) for value in graph.outputs]
 
     def add_node(self, node: ir.Node) -> None:
@@ -396,6 +399,23 @@ class Build:
         results = results if isinstance(results, tuple) else (results,)
         return tuple(self.call("ops.take_strings", strings, result, hint="text") for result in results)
 
+    def _free_weights(self, node: ir.Node) -> None:
+        """Forget the large constants that no later node reads: parameters and layers have copies of them.
+
+        Those of nodes that quantize stay, since the layer after such a node reads them, and those of nested
+        graphs.
+        """
+        if node.op_type in ("DequantizeLinear", "QuantizeLinear"):
+            return
+        for value in node.inputs:
+            array = self.constants.get(value)
+            if value is None or array is None or array.nbytes < _MIN_FREED or value.is_graph_output():
+                continue
+            self.unread[value] = self.unread.get(value, len(value.uses())) - 1
+            if not self.unread[value] and array.dtype.kind not in "iubOSU":
+                del self.constants[value]
+                value.const_value = None
+
     def _is_foldable(self, node: Node) -> bool:
         """Whether all inputs are constant and few, and the op computes the same each time."""
         if not node.num_inputs or node.op in _NOT_FOLDED or node.node.domain not in ("", "ai.onnx"):
@@ -430,7 +450,7 @@ class Build:
         names: dict[str, Any] = {f"self.{name}": tensor for name, tensor in build.tensors.items()}
         names |= {f"self.{name}": layer for name, layer in build.layers.items()}
         with torch.inference_mode():
-            outputs = run_program(build.program, (), names)
+            outputs = run_program(build.program, (), names.__getitem__)
         if all(
             isinstance(output, Tensor | np.ndarray)
             and (_size(output) <= _MAX_FOLDED or node.op == "Transpose")
@@ -536,6 +556,8 @@ _WITH_WEIGHTS = {
     *("RMSNormalization", "SimplifiedLayerNormalization"),
 }
 
+
+_MIN_FREED = 1024  # bytes
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings
 _MAX_FOLDED_FLOATS = 64  # of floating-point numbers: more are weights
 _NOT_FOLDED = {

@@ -74,7 +74,8 @@ def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(np.array(array.view(bits), order="C")).view(dtype)
     if name in _SMALL:
         return torch.from_numpy(array.astype(_SMALL[name]))
-    return torch.from_numpy(np.array(array, order="C"))  # a copy: arrays of files are read-only
+    # A copy: arrays of files are read-only. It keeps the layout, since torch transposes faster than numpy.
+    return torch.from_numpy(np.array(array)).contiguous()
 
 
 def to_array(value: Any) -> Any:

@@ -2,89 +2,134 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from burnt.onnx import functions
-from burnt.onnx.importer.program import Define, Program, Repeat, evaluate
+from burnt.onnx.importer.program import Define, Name, Program, Repeat, getter
 
 __all__ = ["run_program"]
 
 _NAMESPACES = {"torch": torch, "F": F, "ops": functions}
 
 
-def run_program(program: Program, inputs: tuple[Any, ...], outer: Mapping[str, Any]) -> tuple[Any, ...]:
+def run_program(program: Program, inputs: tuple[Any, ...], outer: Callable[[str], Any]) -> tuple[Any, ...]:
     """Run a program.
 
     Args:
         program: the statements.
         inputs: their values, in order.
-        outer: values of names around the program, such as ``self.weight``.
+        outer: returns the value of a name around the program, such as ``self.weight``.
 
     Returns:
         The values of the outputs.
     """
     names = _Scope(outer)
     names.update(zip(program.inputs, inputs, strict=True))
-    for statement, dead in zip(program.statements, program.last_uses(), strict=True):
+    if program.plan is None:
+        program.plan = _steps(program), [getter(output) for output in program.outputs]
+    steps, results = program.plan
+    for function, name, args, kwargs, outputs, dead in steps:
+        function = function or names[name]
+        if kwargs:
+            result = function(*args(names), **{key: value(names) for key, value in kwargs.items()})
+        else:
+            result = function(*args(names))
+        if len(outputs) == 1:
+            names[outputs[0]] = result
+        elif outputs:
+            names.update(zip(outputs, result, strict=True))
+        for used in dead:
+            del names[used]
+    return tuple([value(names) for value in results])
+
+
+class _Step(NamedTuple):
+    """A statement, prepared to be run often.
+
+    Args:
+        function: what is called; None for a layer or a nested function, which is looked up by its name.
+        name: of the function.
+        args: returns the tuple of positional arguments for the values of names.
+        kwargs: functions that likewise return the keyword arguments.
+        outputs: names of the results.
+        dead: names that no later statement reads.
+    """
+
+    function: Callable[..., Any] | None
+    name: str
+    args: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    kwargs: dict[str, Callable[[Mapping[str, Any]], Any]]
+    outputs: tuple[str, ...]
+    dead: list[str]
+
+
+def _steps(program: Program) -> list[_Step]:
+    own = set(program.inputs)
+    steps = []
+    for statement, names in zip(program.statements, program.last_uses(), strict=True):
         if isinstance(statement, Define):
-            names[statement.name] = _function(statement.program, names)
+            define = functools.partial(_function, statement.program)
+            step = _Step(define, statement.name, lambda names: (names,), {}, (statement.name,), [])
         elif isinstance(statement, Repeat):
-            names.update(zip(statement.outputs, _repeat(statement, names), strict=True))
+            repeat = functools.partial(_repeat, statement.count)
+            args = getter((Name(statement.modules), statement.initial, statement.args))
+            step = _Step(repeat, statement.modules, args, {}, statement.outputs, [])
         else:
             call = statement.call
-            function = _resolve(call.function, names)
-            args = [evaluate(arg, names) for arg in call.args]
-            kwargs = {key: evaluate(value, names) for key, value in call.kwargs.items()}
-            result = function(*args, **kwargs)
-            if len(statement.outputs) == 1:
-                names[statement.outputs[0]] = result
-            elif statement.outputs:
-                names.update(zip(statement.outputs, result, strict=True))
-        for name in dead:
-            names.pop(name, None)
-    return tuple(evaluate(output, names) for output in program.outputs)
+            step = _Step(
+                _find(call.function),
+                call.function,
+                getter(call.args),
+                {key: getter(value) for key, value in call.kwargs.items()},
+                statement.outputs,
+                [],
+            )
+        own.update(step.outputs)
+        step.dead.extend(name for name in names if name in own)  # others are of the program around it
+        own.difference_update(step.dead)
+        steps.append(step)
+    return steps
 
 
 class _Scope(dict[str, Any]):
     """Names of a function, with those around it."""
 
-    def __init__(self, outer: Mapping[str, Any]) -> None:
+    def __init__(self, outer: Callable[[str], Any]) -> None:
         super().__init__()
         self.outer = outer
 
     def __missing__(self, name: str) -> Any:
-        return self.outer[name]
+        return self.outer(name)
 
 
 def _function(program: Program, outer: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a nested function; its program has one output, a tuple."""
 
     def call(*inputs: Any) -> Any:
-        return run_program(program, inputs, outer)[0]
+        return run_program(program, inputs, outer.__getitem__)[0]
 
     return call
 
 
-def _repeat(repeat: Repeat, names: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the results of the last of the modules."""
-    found = names[repeat.modules]
-    args = [evaluate(arg, names) for arg in repeat.args]
-    values = tuple(evaluate(value, names) for value in repeat.initial)
-    for module in found if repeat.count is None else [found] * repeat.count:
+def _repeat(count: int | None, modules: Any, values: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+    """Return the result of the last of the modules: one value, or a tuple of several."""
+    result: Any = values
+    for module in modules if count is None else [modules] * count:
         result = module(*values, *args)
-        values = (result,) if len(repeat.outputs) == 1 else result
-    return values
+        values = result if len(values) > 1 else (result,)
+    return result
 
 
-def _resolve(path: str, names: Mapping[str, Any]) -> Callable[..., Any]:
-    if path.startswith("self."):
-        layer: Callable[..., Any] = names[path]
-        return layer
+def _find(path: str) -> Callable[..., Any] | None:
+    """Return a function of `_NAMESPACES`; None for layers and nested functions."""
     root, *rest = path.split(".")
+    if root not in _NAMESPACES:
+        return None
     found: Any = _NAMESPACES[root]
     for part in rest:
         found = getattr(found, part)

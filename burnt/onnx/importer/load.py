@@ -64,7 +64,7 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
     signature = _signature(parsed)
     build = build_program(parsed, where)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
-    inputs = [v.name or "" for v in parsed.graph.inputs if v not in build.constants]
+    inputs = [v.name or "" for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
     outputs = [v.name or "" for v in parsed.graph.outputs]
     module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs), signature)
     return module.eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,15 +65,14 @@ class Block(Module, init=False):
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the outputs of the program."""
-        outputs = run_program(self.program, inputs, dict(self._names()))
+        outputs = run_program(self.program, inputs, self._find)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _names(self) -> Iterator[tuple[str, Any]]:
-        for store in (self._parameters, self._buffers, self._modules):
-            for name, value in store.items():
-                yield f"self.{name}", value
-                if isinstance(value, torch.nn.ModuleList):
-                    yield from ((f"self.{name}[{i}]", layer) for i, layer in enumerate(value))
+    def _find(self, path: str) -> Any:
+        """Return what a program calls ``self.weight`` or ``self.layers[0]``."""
+        name, _, index = path.removeprefix("self.").partition("[")
+        found = getattr(self, name)
+        return found[int(index.removesuffix("]"))] if index else found
 
 
 class ImportedModule(Block, init=False):

@@ -27,7 +27,7 @@ __all__ = [
     "Repeat",
     "Size",
     "Statement",
-    "evaluate",
+    "getter",
     "leaves",
     "names_in",
     "names_read",
@@ -142,12 +142,16 @@ class Program:
         inputs: names of the arguments.
         outputs: what is returned: one expression, or several as a tuple.
         statements: in order; complete before the program runs.
+        plan: the statements and outputs as `run_program` runs them, from its first run on.
     """
 
     inputs: list[str]
     outputs: list[Expr] = field(default_factory=list)
     statements: list[Statement | Define | Repeat] = field(default_factory=list)
-    _last_uses: list[tuple[str, ...]] | None = field(default=None, init=False, repr=False, compare=False)
+    plan: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"plan": None}  # it has functions that cannot be pickled
 
     def free_names(self) -> set[str]:
         """Return the names that the program reads from around it."""
@@ -208,11 +212,6 @@ class Program:
 
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return after each statement the names that are not used any more, so that memory can be freed."""
-        if self._last_uses is None:  # the body of a loop runs often
-            self._last_uses = self._find_last_uses()
-        return self._last_uses
-
-    def _find_last_uses(self) -> list[tuple[str, ...]]:
         bodies = {s.name: s.program.free_names() for s in self.statements if isinstance(s, Define)}
 
         def with_bodies(names: set[str]) -> set[str]:
@@ -292,19 +291,31 @@ _SYMBOLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def evaluate(expr: Expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of an expression, given those of names."""
+def getter(expr: Expr) -> Callable[[Mapping[str, Any]], Any]:
+    """Return a function that gives the value of an expression for the values of names.
+
+    >>> getter(Arithmetic("+", Name("n"), 1))({"n": 2})
+    3
+    """
     if isinstance(expr, Name):
-        return names[expr.name]
+        return operator.itemgetter(expr.name)
     if isinstance(expr, Size):
-        shape = names[expr.tensor.name].shape
-        return shape if expr.axis is None else shape[expr.axis]
+        tensor, axis = expr.tensor.name, expr.axis
+        if axis is None:
+            return lambda names: names[tensor].shape
+        return lambda names: names[tensor].shape[axis]
     if isinstance(expr, Device):
-        return names[expr.tensor.name].device
+        tensor = expr.tensor.name
+        return lambda names: names[tensor].device
     if isinstance(expr, Arithmetic):
-        return _SYMBOLS[expr.symbol](evaluate(expr.left, names), evaluate(expr.right, names))
-    if isinstance(expr, tuple):
-        return tuple(evaluate(part, names) for part in expr)
-    if isinstance(expr, list):
-        return [evaluate(part, names) for part in expr]
-    return expr
+        compute, left, right = _SYMBOLS[expr.symbol], getter(expr.left), getter(expr.right)
+        return lambda names: compute(left(names), right(names))
+    if isinstance(expr, tuple) and len(expr) > 1 and all(isinstance(part, Name) for part in expr):
+        return operator.itemgetter(*names_in(expr))
+    if isinstance(expr, tuple) and any(names_in(expr)):
+        parts = [getter(part) for part in expr]
+        return lambda names: tuple([part(names) for part in parts])
+    if isinstance(expr, list):  # always a new one
+        parts = [getter(part) for part in expr]
+        return lambda names: [part(names) for part in parts]
+    return lambda names: expr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from pathlib import Path
 
@@ -17,6 +19,8 @@ import burnt.onnx
 from burnt.errors import InputIndexError
 from burnt.onnx import functions
 from burnt.onnx.importer import registry
+from burnt.onnx.importer.build import build_program
+from burnt.onnx.importer.source import read_model
 from tests.onnx.importer_files import read, tensor
 
 _OPS = Path(registry.__file__).with_name("ops")
@@ -157,3 +161,41 @@ def test_biases_behind_a_scaler_are_in_the_layers() -> None:
     assert [name for name, _ in module.named_parameters()] == [
         f"{layer}.{kind}" for layer in ("linear", "linear_3", "linear_5") for kind in ("weight", "bias")
     ]
+
+
+def test_weights_are_freed_once_they_are_read() -> None:
+    """What a later node reads, or the body of a branch, stays until then; values are those of numpy."""
+    body = """(float[n, 32] x, bool c) => (float[32, 32] y) {
+        h = MatMul(x, w) k = MatMul(h, v) s = ReduceSum(k) a = Add(s, v) b = Mul(a, u)
+        y = If(c) <then_branch = t () => (float[32, 32] t1) { t1 = Add(b, u) },
+                   else_branch = e () => (float[32, 32] e1) { e1 = Sub(b, z) }> }"""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.integers(-2, 3, (32, 32)).astype(np.float32) for name in "wvuz"}  # exact sums
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
+    proto.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
+    parsed, where = read_model(proto)
+    build = build_program(parsed, where)
+    assert {value.name for value in build.constants if build.constants[value].nbytes >= 4096} == {"u", "z"}
+    assert parsed.graph.initializers["w"].const_value is None
+    w, v, u, z = arrays.values()
+    x = np.ones((2, 32), np.float32)
+    module = burnt.onnx.load(proto)
+    for condition, last in ((True, u), (False, -z)):
+        found = module(torch.from_numpy(x), torch.tensor(condition))
+        assert torch.equal(found, torch.from_numpy(((x @ w @ v).sum() + v) * u + last))
+
+
+def test_a_module_that_has_run_is_copied_and_pickled() -> None:
+    body = """(float[n, 3] x, bool c) => (float[m, 3] y) { h = MatMul(x, w)
+        y = If(c) <then_branch = t () => (float[n, 3] t1) { t1 = Add(h, x) },
+                   else_branch = e () => (float[n, 3] e1) { e1 = Identity(h) }> }"""
+    module = _load(body, w=np.eye(3, dtype=np.float32))
+    inputs = torch.ones(2, 3), torch.tensor(True)
+    expected = module(*inputs)
+    assert expected.tolist() == [[2.0] * 3] * 2
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(*inputs), expected)
+        with torch.no_grad():
+            next(twin.parameters()).zero_()
+        assert torch.equal(twin(*inputs), inputs[0])
+    assert torch.equal(module(*inputs), expected)
