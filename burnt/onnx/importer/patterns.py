@@ -301,6 +301,16 @@ def _group_norm(found: Found) -> _New | None:
     return DOMAIN, "GroupNorm", [x, *weights], attributes
 
 
+def _integer_product(found: Found) -> _New | None:
+    """Match the product of dynamically quantized values with a weight, and what makes floats of it."""
+    product, bias = found["product"], found.get("bias")
+    if bias is not None and rank_of(bias) != 1:
+        return None
+    zeros = [*product.inputs[2:], None, None][:2]
+    inputs = [found["a"], found["b"], found["a_scale"], found["b_scale"], *zeros]
+    return "com.microsoft", "MatMulIntegerToFloat", inputs if bias is None else [*inputs, bias], {}
+
+
 def _is_shape_of(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether a value is the shape of another."""
     node, known = producer_of(value, "Shape"), integers_of(value)
@@ -404,6 +414,11 @@ _LAYER_NORMS = [
     for square in (("Pow", _CENTRED, 2.0), ("Mul", _CENTRED, _CENTRED))
     for normalized in _normalized(_CENTRED, _roots(square, "variance"))
 ]
+_INTEGER_PRODUCT: Pattern = (
+    "Mul",
+    ("Cast", ("MatMulInteger:product", "a", "b")),
+    ("Mul", "a_scale", "b_scale"),
+)
 _GROUPS: Pattern = ("Reshape:whole", ("InstanceNormalization:norm", ("Reshape:groups", "x"), "ones", "zeros"))
 _SLICES: tuple[Pattern, Pattern] = ("Slice:first", "x"), ("Slice:second", "x")
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
@@ -431,6 +446,8 @@ _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
         ("Add", ("Mul", "x", "cos"), ("Mul", ("Concat:rotated", ("Neg", _SLICES[1]), _SLICES[0]), "sin")),
         _rotary,
     ),
+    (("Add", _INTEGER_PRODUCT, "bias"), _integer_product),
+    (_INTEGER_PRODUCT, _integer_product),
     (("MatMul", _WEIGHTS, "v"), _attention),
     (("MatMul", ("Where", ("IsNaN", _WEIGHTS), 0.0, _WEIGHTS), "v"), _attention),
 ]
