@@ -98,7 +98,9 @@ def is_internal(value: ir.Value) -> bool:
 def producer_of(value: ir.Value | None, *ops: str) -> ir.Node | None:
     """Return the node that computes a value, if it is one of some ops of ONNX, or of `DOMAIN`."""
     node = None if value is None else value.producer()
-    return node if node is not None and node.op_type in ops and node.domain in ("", "ai.onnx", DOMAIN) else None
+    return (
+        node if node is not None and node.op_type in ops and node.domain in ("", "ai.onnx", DOMAIN) else None
+    )
 
 
 def insert(

@@ -1,9 +1,9 @@
 """Patterns: several nodes that exporters write for one layer become one node again.
 
-Norms, activations, gated units, rotary embedding and attention. The results differ from the file's in rounding
-alone, but for two cases: attention whose mask is minus infinity for all keys of a query returns zeros, as
-PyTorch does, where the file's softmax computes NaN; and a softplus that is written as ``log(1 + exp(x))`` does
-not overflow.
+Norms, activations, gated units, rotary embedding and attention. The results differ from the file's in
+rounding alone, but for two cases: attention whose mask is minus infinity for all keys of a query returns
+zeros, as PyTorch does, where the file's softmax computes NaN; and a softplus that is written as
+``log(1 + exp(x))`` does not overflow.
 
 The same patterns as rules of onnxscript's rewriter, which expands each order of the operands of each rule,
 took about 3 seconds a file for those of tests/onnx/files. Here the operands are swapped where a node fits.
@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
 
 from burnt.onnx.importer.expand import version_of
 from burnt.onnx.importer.matching import (
@@ -47,8 +45,10 @@ def rewrite_patterns(model: ir.Model) -> None:
 
     _remove_no_ops(model)
     for patterns in (_PATTERNS, _PATTERNS_OF_PATTERNS):
-        roots = {pattern[0] for pattern, _ in patterns if isinstance(pattern, tuple)}
-        for node in reversed(list(model.graph.all_nodes())):  # from the outside: RMSNorm is a part of LayerNorm
+        roots = {pattern[0].partition(":")[0] for pattern, _ in patterns if isinstance(pattern, tuple)}
+        for node in reversed(
+            list(model.graph.all_nodes())
+        ):  # from the outside: RMSNorm is a part of LayerNorm
             if node.op_type not in roots or node.domain not in ("", "ai.onnx"):
                 continue
             for pattern, make in patterns:
@@ -77,7 +77,7 @@ def _remove_no_ops(model: ir.Model) -> None:
 
 
 def _mean_axis(node: ir.Node, value: ir.Value) -> int | None:
-    """Return the axis over which ReduceMean takes the mean and keeps it, -1 for the last; None if it does not."""
+    """Return the axis that ReduceMean reduces and keeps, -1 for the last; None for several."""
     axes, keeps, rank = node.attributes.get("axes"), node.attributes.get("keepdims"), rank_of(value)
     found = list(axes.value) if axes is not None else None
     if found is None and len(node.inputs) > 1:
@@ -89,7 +89,7 @@ def _mean_axis(node: ir.Node, value: ir.Value) -> int | None:
 
 
 def _sizes(value: ir.Value | None) -> list[Any]:
-    """Return the sizes of a value: numbers, names of sizes that differ, or None; empty if nothing is known."""
+    """Return the sizes of a value: numbers, names, or None for open ones; empty if the rank is unknown."""
     if value is None or value.shape is None:
         return []
     return [size if isinstance(size, int) else size.value for size in value.shape]
@@ -102,7 +102,7 @@ def _fits_last(weight: ir.Value, x: ir.Value) -> bool:
 
 
 def _per_channel(value: ir.Value, x: ir.Value) -> ir.Value | None:
-    """Return a weight ``[C, 1, 1]``, or the ``[C]`` that it was made of, of a value ``[N, C, H, W]``; else None."""
+    """Return a weight ``[C, 1, 1]`` of a value ``[N, C, H, W]``, or the ``[C]`` it was made of, else None."""
     sizes, rank = _sizes(value), rank_of(x)
     while sizes[:1] == [1] and rank is not None and len(sizes) >= rank:
         sizes = sizes[1:]
@@ -287,7 +287,13 @@ def _group_norm(found: Found) -> _New | None:
     x, sizes = found["x"], _sizes(found["x"])
     groups = integers_of(found["groups"].inputs[1])
     ones, zeros = (array_of(found[name], 4096) for name in ("ones", "zeros"))
-    if groups is None or len(groups) != 3 or groups[0] not in (0, *sizes[:1]) or ones is None or zeros is None:
+    if (
+        groups is None
+        or len(groups) != 3
+        or groups[0] not in (0, *sizes[:1])
+        or ones is None
+        or zeros is None
+    ):
         return None
     if len(sizes) < 3 or not isinstance(sizes[1], int) or groups[1] < 1 or sizes[1] % groups[1]:
         return None

@@ -24,17 +24,16 @@ _MOST = 2**31  # elements: any constant
 
 
 def expand_qoperators(model: ir.Model) -> None:
-    """Rewrite the ops in a model and its functions, in place. Shapes and dtypes need not be known."""
-    for graph in (model.graph, *model.functions.values()):
-        nodes = list(graph.all_nodes())
-        for node in nodes:
-            rule = _RULES.get((node.domain, node.op_type))
-            if rule is not None and rule(node):
-                assert node.graph is not None
-                node.graph.remove(node, safe=True)
-        for node in nodes:
-            if node.graph is not None and node.op_type in _COMMUTING and node.domain in ("", "ai.onnx"):
-                _quantize_later(node)
+    """Rewrite the ops in a model, in place. Shapes and dtypes need not be known."""
+    nodes = list(model.graph.all_nodes())
+    for node in nodes:
+        rule = _RULES.get((node.domain, node.op_type))
+        if rule is not None and rule(node):
+            assert node.graph is not None
+            node.graph.remove(node, safe=True)
+    for node in nodes:
+        if node.graph is not None and node.op_type in _COMMUTING and node.domain in ("", "ai.onnx"):
+            _quantize_later(node)
 
 
 def _inputs(node: ir.Node, count: int) -> list[ir.Value | None]:
@@ -75,16 +74,13 @@ def _bias(node: ir.Node, index: int, factor: float = 1.0) -> tuple[bool, ir.Valu
     bias, x_scale, weight_scale = (array_of(v, _MOST) for v in (value, node.inputs[1], node.inputs[4]))
     if bias is None or x_scale is None or weight_scale is None or node.graph is None:
         return False, None
-    array = (bias.astype(np.float64) * (x_scale.astype(np.float64) * weight_scale.reshape(-1) * factor)).astype(
-        np.float32
-    )
+    array = (
+        bias.astype(np.float64) * (x_scale.astype(np.float64) * weight_scale.reshape(-1) * factor)
+    ).astype(np.float32)
     name = f"{value.name}_dequantized"
-    graph = node.graph
-    if not isinstance(graph, ir.Graph):  # a function has no initializers
-        return True, insert(node, "", "Constant", [], {"value": ir.tensor(array)})
     new = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(array.shape))
     new.const_value = ir.tensor(array, name=name)
-    graph.initializers[name] = new
+    node.graph.initializers[name] = new
     return True, new
 
 

@@ -68,7 +68,9 @@ def _flat_weights(build: Build, node: Node) -> list[Any]:
     """Return the weights of channels with one axis."""
     ranks = {index: build.rank(node, index) for index in range(1, node.num_inputs)}
     return [
-        build.tensor(node, i) if rank == 1 else build.call("torch.flatten", build.tensor(node, i), hint="flat")
+        build.tensor(node, i)
+        if rank == 1
+        else build.call("torch.flatten", build.tensor(node, i), hint="flat")
         for i, rank in ranks.items()
     ]
 

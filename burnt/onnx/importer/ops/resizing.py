@@ -97,7 +97,9 @@ def _for_torch(build: Build, node: Node, x: Any, found: dict[str, Any]) -> dict[
         mode = _MODES.get((kind, rank - 2), "")
         if not mode or found.get("cubic", -0.75) != -0.75:
             return None
-        if coordinates == "pytorch_half_pixel" and not all(n > 1 for n in factors or [_least(s) for s in sizes]):
+        if coordinates == "pytorch_half_pixel" and not all(
+            n > 1 for n in factors or [_least(s) for s in sizes or []]
+        ):
             return None
         if coordinates not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
             return None
@@ -118,7 +120,8 @@ def _spatial(x: Name, shape: list[Any], found: dict[str, Any]) -> tuple[list[flo
     sizes, scales = found.get("sizes"), found.get("scales")
     if isinstance(sizes, list) and len(sizes) == len(named):
         for axis, size in zip(named, sizes, strict=True):
-            if axis < 2 and size != Size(x, axis) and (type(size) is not int or size != shape[axis]):
+            is_kept = _multiple_of(size, Size(x, axis)) == 1 or (type(size) is int and size == shape[axis])
+            if axis < 2 and not is_kept:
                 return None, None
         sizes = sizes[-(rank - 2) :]
         multiples = [_multiple_of(size, Size(x, axis)) for axis, size in enumerate(sizes, 2)]
@@ -128,7 +131,9 @@ def _spatial(x: Name, shape: list[Any], found: dict[str, Any]) -> tuple[list[flo
         factors = [float(str(np.float32(scale))) for scale in scales]
         lengths = np.arange(1, 1025)
         is_same = factors[: len(named) - rank + 2] in ([], [1.0, 1.0]) and all(
-            np.array_equal(np.floor(lengths * factor), np.floor(lengths.astype(np.float32) * np.float32(factor)))
+            np.array_equal(
+                np.floor(lengths * factor), np.floor(lengths.astype(np.float32) * np.float32(factor))
+            )
             for factor in factors
         )
         return (factors[-(rank - 2) :], None) if is_same else (None, None)
@@ -153,7 +158,9 @@ def _has_same_nearest(shape: list[Any], factors: list[float] | None, sizes: list
     if factors is not None:
         return all(
             factor.is_integer()
-            or all(_is_same_nearest(n, int(np.float32(n) * np.float32(factor)), factor) for n in range(1, 513))
+            or all(
+                _is_same_nearest(n, int(np.float32(n) * np.float32(factor)), factor) for n in range(1, 513)
+            )
             for factor in factors
         )
     return all(

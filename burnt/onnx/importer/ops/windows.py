@@ -117,7 +117,9 @@ def _finish(build: Build, node: Node, y: Any, bias: Any, last: Any) -> Any:
 def _with_affine(
     build: Build, node: Node, weight: Any, bias: Any, axis: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, Any]:
-    """Fold a product and a sum with constants per channel that follow a convolution: a batch norm, taken apart.
+    """Fold a product and a sum with constants per channel into the convolution before them.
+
+    This is how some exporters write a batch norm.
 
     Args:
         build: of the node.
@@ -147,7 +149,7 @@ def _with_affine(
 
 
 def _constant_after(build: Build, node: Any, op: str, channels: int, rank: int) -> tuple[Any, Any]:
-    """Return a constant per channel that the only reader of a node combines with its result, and that reader."""
+    """Return the constant per channel that a node's only reader combines with its result, and that reader."""
     output = node.outputs[0]
     if len(output.uses()) != 1 or output.is_graph_output():
         return None, None
@@ -176,7 +178,9 @@ def _conv_transpose(build: Build, node: Node) -> Any:
         extra = extra or [0] * rank
         spans = [d * (k - 1) + 1 for d, k in zip(dilations, weight.shape[2:], strict=True)]
         ends = [span - s + e for span, s, e in zip(spans, strides, extra, strict=True)]
-        if auto_pad.startswith("SAME"):  # so many elements that the result has stride times those of the input
+        if auto_pad.startswith(
+            "SAME"
+        ):  # so many elements that the result has stride times those of the input
             less, more = [n // 2 for n in ends], [n - n // 2 for n in ends]
             pads = [*less, *more] if auto_pad == "SAME_UPPER" else [*more, *less]
         elif auto_pad == "VALID" or not pads:
