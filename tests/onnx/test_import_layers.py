@@ -1,4 +1,4 @@
-"""What exporters take apart, or write as functions, becomes layers and calls again, and equals ONNX Runtime."""
+"""What exporters take apart becomes layers and single calls again, and equals ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ _NET = """
     c = Conv<pads=[1,1,1,1]>(x, w1, b1) r = Relu(c) d = Conv<group=2, pads=[1,1,1,1]>(r, w2)
     e = Add(r, d) p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(e) s = Sigmoid(p)
     f = Reshape(s, sizes) g = MatMul(f, w3) h = Add(g, b3) k = Reshape(h, tokens)
-    t = Transpose<perm=[0,2,1]>(k) a = MatMul(k, t) q = Softmax<axis=-1>(a) v = MatMul(q, k) y = Gemm<transB=1>(h, w4, b4)
+    t = Transpose<perm=[0,2,1]>(k)
+    a = MatMul(k, t) q = Softmax<axis=-1>(a) v = MatMul(q, k) y = Gemm<transB=1>(h, w4, b4)
 """
 
 
