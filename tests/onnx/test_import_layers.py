@@ -138,7 +138,7 @@ def test_a_gated_unit_runs_the_kernel_and_has_gradients() -> None:
     torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), gate)[0])
 
 
-_FLAT = "sizes = Shape(x) a = Reshape(x, groups) b = InstanceNormalization<epsilon=0.001>(a, ones, zeros) "
+_FLAT = "sizes = Shape<start=0>(x) a = Reshape(x, groups) b = InstanceNormalization<epsilon=0.001>(a, ones, zeros) "
 _GROUPS = {"groups": np.array([0, 2, -1]), "ones": np.ones(2), "zeros": np.zeros(2)}
 _PER_CHANNEL = {"w": weights(6, 1, 1), "bias": weights(6, 1, 1)}
 _AXIS_1 = _NUMBERS | {"axes": np.array([1])} | _PER_CHANNEL
@@ -293,6 +293,12 @@ def test_convolutions_that_share_a_bias_are_layers() -> None:
     add = ["ops.align", "torch.add"]
     assert check(model, weights(2, 4, 9)) == ["Conv1d", *add, "torch.relu", "Conv1d", *add]
     assert sum(p.numel() for p in burnt.onnx.load(model).parameters()) == 4 * 4 * 4 + 4
+
+
+def test_gemms_that_share_a_bias_are_layers() -> None:
+    body = "c = Gemm(x, w, b) y = Gemm<transB=1>(c, v, b)"
+    model = model_of(body, "float[n,4] x", {"w": weights(4, 4), "v": weights(4, 4), "b": weights(4)})
+    assert check(model, weights(2, 4)) == ["Linear", "torch.add", "Linear", "torch.add"]
 
 
 def test_quantize_folds_a_batch_norm() -> None:

@@ -321,7 +321,8 @@ def _is_shape_of(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether a value is the shape of another."""
     node, known = producer_of(value, "Shape"), integers_of(value)
     if node is not None:
-        return node.inputs[0] is x and not {"start", "end"} & set(node.attributes)
+        start = node.attributes.get("start")
+        return node.inputs[0] is x and "end" not in node.attributes and (start is None or start.value == 0)
     sizes = _sizes(x)
     if known is None or len(known) != len(sizes) or known.count(-1) > 1:
         return False
