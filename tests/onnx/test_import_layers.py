@@ -138,7 +138,8 @@ def test_a_gated_unit_runs_the_kernel_and_has_gradients() -> None:
     torch.testing.assert_close(grad, torch.autograd.grad(want.sum(), gate)[0])
 
 
-_FLAT = "sizes = Shape<start=0>(x) a = Reshape(x, groups) b = InstanceNormalization<epsilon=0.001>(a, ones, zeros) "
+_FLAT = "sizes = Shape<start=0>(x) a = Reshape(x, groups) "
+_FLAT += "b = InstanceNormalization<epsilon=0.001>(a, ones, zeros) "
 _GROUPS = {"groups": np.array([0, 2, -1]), "ones": np.ones(2), "zeros": np.zeros(2)}
 _PER_CHANNEL = {"w": weights(6, 1, 1), "bias": weights(6, 1, 1)}
 _AXIS_1 = _NUMBERS | {"axes": np.array([1])} | _PER_CHANNEL

@@ -18,6 +18,7 @@ __all__ = [
     "insert",
     "integers_of",
     "is_internal",
+    "is_same",
     "match",
     "number_of",
     "producer_of",
@@ -54,9 +55,9 @@ def match(pattern: Pattern, value: ir.Value | None, found: Found) -> bool:
     for order in (parts, parts[::-1]) if op in _COMMUTATIVE else (parts,):
         trial = dict(found)
         if all(match(part, one, trial) for part, one in zip(order, node.inputs, strict=False)):
+            if name and not is_same(trial.setdefault(name, node).outputs[0], node.outputs[0]):
+                continue  # a pattern's node in two places: the mean of x over one axis, and over another
             found.update(trial)
-            if name:
-                found[name] = node
             return True
     return False
 
@@ -93,6 +94,26 @@ def rank_of(value: ir.Value | None) -> int | None:
 def is_internal(value: ir.Value) -> bool:
     """Whether one node alone reads a value."""
     return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def is_same(one: ir.Value | None, other: ir.Value | None, depth: int = 6) -> bool:
+    """Whether two values are equal: one value, equal constants, or results of the same op on equal inputs."""
+    if one is other:
+        return True
+    if one is None or other is None or depth == 0:
+        return False
+    if (numbers := integers_of(one)) is not None:
+        return numbers == integers_of(other)
+    first, second = one.producer(), other.producer()
+    if first is None or second is None or len(first.outputs) != 1:
+        return False
+    return (
+        first.op_identifier() == second.op_identifier()
+        and len(first.inputs) == len(second.inputs)
+        and {k: str(v) for k, v in first.attributes.items()}
+        == {k: str(v) for k, v in second.attributes.items()}
+        and all(is_same(a, b, depth - 1) for a, b in zip(first.inputs, second.inputs, strict=True))
+    )
 
 
 def producer_of(value: ir.Value | None, *ops: str) -> ir.Node | None:

@@ -24,6 +24,7 @@ from burnt.onnx.importer.matching import (
     insert,
     integers_of,
     is_internal,
+    is_same,
     match,
     number_of,
     producer_of,
@@ -54,10 +55,15 @@ def rewrite_patterns(model: ir.Model) -> None:
             for pattern, make in patterns:
                 found: Found = {}
                 new = make(found) if match(pattern, node.outputs[0], found) else None
-                if new is not None:
+                if new is not None and _keeps_rank(new, node.outputs[0]):
                     _replace(node, new)
                     break
         RemoveUnusedNodesPass()(model)
+
+
+def _keeps_rank(new: _New, output: ir.Value) -> bool:
+    """Whether a new node's output has as many axes as the old one's: constants ``[1, 1, 1]`` add some."""
+    return rank_of(output) in (None, rank_of(new[2][0]))
 
 
 def _remove_no_ops(model: ir.Model) -> None:
@@ -95,10 +101,14 @@ def _sizes(value: ir.Value | None) -> list[Any]:
     return [size if isinstance(size, int) else size.value for size in value.shape]
 
 
-def _fits_last(weight: ir.Value, x: ir.Value) -> bool:
-    """Whether a weight has an element for each of the last axis of a value."""
-    sizes = [*_sizes(weight), *_sizes(x)[-1:]]
-    return rank_of(weight) == 1 and len({size for size in sizes if isinstance(size, int)}) <= 1
+def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
+    """Whether a vector may be the scale of a norm of the last axis: as long as that, not broadcast."""
+    if rank_of(scale) != 1 or scale.shape is None:
+        return False
+    length, size = scale.shape[0], x.shape[-1] if x.shape is not None and len(x.shape) else None
+    if isinstance(length, int) and isinstance(size, int):
+        return length == size
+    return length != 1
 
 
 def _per_channel(value: ir.Value, x: ir.Value) -> ir.Value | None:
@@ -155,26 +165,6 @@ def _scores(value: ir.Value) -> tuple[ir.Value, ir.Value, float, list[ir.Value]]
     return None
 
 
-def _same(one: ir.Value | None, other: ir.Value | None, depth: int = 6) -> bool:
-    """Whether two values are equal: one value, equal constants, or results of the same op on equal inputs."""
-    if one is other:
-        return True
-    if one is None or other is None or depth == 0:
-        return False
-    if (numbers := integers_of(one)) is not None:
-        return numbers == integers_of(other)
-    first, second = one.producer(), other.producer()
-    if first is None or second is None or len(first.outputs) != 1:
-        return False
-    return (
-        first.op_identifier() == second.op_identifier()
-        and len(first.inputs) == len(second.inputs)
-        and {k: str(v) for k, v in first.attributes.items()}
-        == {k: str(v) for k, v in second.attributes.items()}
-        and all(_same(a, b, depth - 1) for a, b in zip(first.inputs, second.inputs, strict=True))
-    )
-
-
 def _is_half(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether an index is half of the size of the last axis of a value."""
     size = x.shape[-1] if x.shape is not None and len(x.shape) else None
@@ -188,7 +178,7 @@ def _is_half(value: ir.Value | None, x: ir.Value) -> bool:
         return False
     gather = producer_of(node.inputs[0], "Gather")
     shape = None if gather is None else producer_of(gather.inputs[0], "Shape")
-    if gather is None or shape is None or shape.attributes or not _same(shape.inputs[0], x):
+    if gather is None or shape is None or shape.attributes or not is_same(shape.inputs[0], x):
         return False
     index, rank = number_of(gather.inputs[1]), rank_of(x)
     return index == -1 or (rank is not None and index == rank - 1)
@@ -263,7 +253,7 @@ def _relu6(found: Found) -> _New:
 
 def _rms_norm(found: Found) -> _New | None:
     x, scale, eps = found["x"], found["scale"], number_of(found["eps"])
-    if eps is None or not _fits_last(scale, x) or _mean_axis(found["mean"], x) != -1:
+    if eps is None or not _is_scale(scale, x) or _mean_axis(found["mean"], x) != -1:
         return None
     return "", "RMSNormalization", [x, scale], {"axis": -1, "epsilon": eps}
 
@@ -274,7 +264,7 @@ def _layer_norm(found: Found) -> _New | None:
     axis = _mean_axis(found["mean"], x)
     if eps is None or axis is None or axis != _mean_axis(found["variance"], x):
         return None
-    if axis == -1 and all(_fits_last(weight, x) for weight in weights):
+    if axis == -1 and all(_is_scale(weight, x) for weight in weights):
         return "", "LayerNormalization", [x, *weights], {"axis": -1, "epsilon": eps}
     channels = [_per_channel(weight, x) for weight in weights]
     if axis == 1 and all(weight is not None for weight in channels):
@@ -352,7 +342,7 @@ def _rotary(found: Found) -> _New | None:
     low, high = _bounds(found["first"]), _bounds(found["second"])
     if low is None or high is None or not (axis == -1 or (rank is not None and axis == rank - 1)):
         return None
-    if number_of(low[0]) != 0 or not _is_half(low[1], x) or not _same(low[1], high[0]):
+    if number_of(low[0]) != 0 or not _is_half(low[1], x) or not is_same(low[1], high[0]):
         return None
     end, size = number_of(high[1]), x.shape[-1] if x.shape is not None else None
     if end is None or end < (size if isinstance(size, int) else 2**31 - 1):
