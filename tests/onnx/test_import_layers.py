@@ -405,5 +405,5 @@ def test_the_written_python_computes_the_same(tmp_path: Path) -> None:
     x = torch.randn(2, 6, 5, 4)
     assert torch.equal(written.load()(x), module(x))
     text = path.read_text()
-    assert "scale_factor=[1.5, 2.0], mode='bicubic')" in text
+    assert 'scale_factor=[1.5, 2.0], mode="bicubic")' in text
     assert "nn.GroupNorm(2, 6, eps=" in text
