@@ -141,6 +141,7 @@ class Prelu(Module, torch.nn.PReLU):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_parameters, alpha, device, dtype)
+        self.alpha = alpha
 
 
 class Rrelu(Module, torch.nn.RReLU):

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt.nn.gated import gated
+
 __all__ = [
     "attention",
     "attention_details",
     "flex_attention",
+    "geglu",
     "linear_attention",
     "merge_heads",
     "rotary_embedding",
@@ -291,6 +294,15 @@ def tensor_scatter(
     return cache.scatter(axis, place.reshape(view).expand(update.shape), update)
 
 
-def swiglu(x: Tensor, gated: Tensor, alpha: float = 1.0) -> Tensor:
-    """Return ``x * sigmoid(alpha * x) * gated``."""
-    return x * torch.sigmoid(alpha * x) * gated
+def swiglu(gate: Tensor, up: Tensor, alpha: float = 1.0) -> Tensor:
+    """Return ``gate * sigmoid(alpha * gate) * up``; SwiGLU for an `alpha` of 1."""
+    if alpha == 1.0:
+        return gated(gate, up, "silu") if gate.shape == up.shape else F.silu(gate) * up
+    return gate * torch.sigmoid(alpha * gate) * up
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    """Return ``gelu(gate) * up``; `approximate` is GELU's, none or tanh."""
+    if gate.shape != up.shape:
+        return F.gelu(gate, approximate=approximate) * up
+    return gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu")

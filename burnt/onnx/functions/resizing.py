@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,6 +37,8 @@ def resize(
 ) -> Tensor:
     """Resize axes of a tensor, one after the other, see the arguments of ONNX's Resize.
 
+    Sizes and places are computed in float32, as in ONNX Runtime: 5 times 1.4 is 7, not just below.
+
     Args:
         x: any shape.
         sizes: new sizes of the axes, or
@@ -63,7 +66,7 @@ def resize(
     else:
         assert scales is not None
         factors = [float(s) for s in (scales.tolist() if isinstance(scales, Tensor) else scales)]
-        new = [math.floor(o * f) for o, f in zip(old, factors, strict=True)]
+        new = [int(np.float32(o) * np.float32(f)) for o, f in zip(old, factors, strict=True)]
     regions = [0.0, 1.0] if roi is None else roi.tolist() if isinstance(roi, Tensor) else list(roi)
     is_crop = coordinates == "tf_crop_and_resize"
     dtype = x.dtype
@@ -101,13 +104,14 @@ _ROUND: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _places(size: int, old: int, factor: float, kind: str, region: tuple[float, float]) -> Tensor:
-    """Return the place in the input of each element of the result, in float64."""
-    y = torch.arange(size, dtype=torch.float64)
+    """Return the place in the input of each element of the result, in float32."""
+    y = torch.arange(size, dtype=torch.float32)
+    ratio = torch.tensor(factor, dtype=torch.float32)
     length = factor * old
     if kind == "align_corners":
         return y * 0 if length == 1 else y * (old - 1) / (length - 1)
     if kind == "asymmetric":
-        return y / factor
+        return y / ratio
     if kind == "tf_crop_and_resize":
         start, end = region
         step = (end - start) * (old - 1)
@@ -115,7 +119,7 @@ def _places(size: int, old: int, factor: float, kind: str, region: tuple[float, 
     if kind == "pytorch_half_pixel" and size == 1:
         return y * 0
     offset = old / 2 * (1 - size / length) if kind == "half_pixel_symmetric" else 0.0
-    return offset + (y + 0.5) / factor - 0.5
+    return offset + (y + 0.5) / ratio - 0.5
 
 
 def _weights(
@@ -124,6 +128,7 @@ def _weights(
     """Return ``[new, old]``: the weight of each element of the input."""
     scale = min(factor, 1.0) if antialias else 1.0
     reach = math.ceil((1 if mode == "linear" else 2) / scale)
+    place = place.double()
     index = torch.floor(place)[:, None] + torch.arange(1 - reach - 1, reach + 2, dtype=torch.float64)
     distance = ((index - place[:, None]) * scale).abs()
     if mode == "linear":

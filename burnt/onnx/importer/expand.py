@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from burnt.errors import RecordError
+from burnt.onnx.importer.qoperators import expand_qoperators
 from burnt.onnx.importer.registry import find_handler
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
     """
     from onnx_ir.passes.common import InlinePass
 
+    expand_qoperators(model)
     _set_versions(model.graph)
     if model.functions:
         _check_size(model, where, max_nodes)

@@ -1,8 +1,9 @@
 """Patterns: several nodes that exporters write for one layer become one node again.
 
-LayerNorm, RMSNorm, GELU (erf and tanh), SiLU, rotary embedding and attention. The results differ from the
-file's in rounding alone, but for one case: attention whose mask is minus infinity for all keys of a query
-returns zeros, as PyTorch does, where the file's softmax computes NaN.
+Norms, activations, gated units, rotary embedding and attention. The results differ from the file's in
+rounding alone, but for two cases: attention whose mask is minus infinity for all keys of a query returns
+zeros, as PyTorch does, where the file's softmax computes NaN; and a softplus that is written as
+``log(1 + exp(x))`` does not overflow.
 
 The same patterns as rules of onnxscript's rewriter, which expands each order of the operands of each rule,
 took about 3 seconds a file for those of tests/onnx/files. Here the operands are swapped where a node fits.
@@ -14,17 +15,26 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from burnt.onnx.importer.expand import version_of
+from burnt.onnx.importer.matching import (
+    DOMAIN,
+    Found,
+    Pattern,
+    array_of,
+    insert,
+    integers_of,
+    is_internal,
+    is_same,
+    match,
+    number_of,
+    producer_of,
+    rank_of,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["DOMAIN", "rewrite_patterns"]
-
-DOMAIN = "burnt"
-"""Of the nodes that stand for what ONNX has no op for, or only in newer versions."""
+__all__ = ["rewrite_patterns"]
 
 _New: TypeAlias = tuple[str, str, list[Any], dict[str, Any]]  # domain, op, inputs, attributes
 _SWAPPED = [0, 1, 3, 2]
@@ -35,22 +45,25 @@ def rewrite_patterns(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     _remove_no_ops(model)
-    roots = {pattern[0] for pattern, _ in _PATTERNS if isinstance(pattern, tuple)}
-    for node in reversed(list(model.graph.all_nodes())):  # from the outside: RMSNorm is a part of LayerNorm
-        if node.op_type not in roots or node.domain not in ("", "ai.onnx"):
-            continue
-        for pattern, make in _PATTERNS:
-            found: Found = {}
-            new = make(found) if _match(pattern, node.outputs[0], found) else None
-            if new is not None and _keeps_rank(new, node.outputs[0]):
-                _replace(node, new)
-                break
-    RemoveUnusedNodesPass()(model)
+    for patterns in (_PATTERNS, _PATTERNS_OF_PATTERNS):
+        roots = {pattern[0].partition(":")[0] for pattern, _ in patterns if isinstance(pattern, tuple)}
+        for node in reversed(
+            list(model.graph.all_nodes())
+        ):  # from the outside: RMSNorm is a part of LayerNorm
+            if node.op_type not in roots or node.domain not in ("", "ai.onnx"):
+                continue
+            for pattern, make in patterns:
+                found: Found = {}
+                new = make(found) if match(pattern, node.outputs[0], found) else None
+                if new is not None and _keeps_rank(new, node.outputs[0]):
+                    _replace(node, new)
+                    break
+        RemoveUnusedNodesPass()(model)
 
 
 def _keeps_rank(new: _New, output: ir.Value) -> bool:
     """Whether a new node's output has as many axes as the old one's: constants ``[1, 1, 1]`` add some."""
-    return _rank(output) in (None, _rank(new[2][0]))
+    return rank_of(output) in (None, rank_of(new[2][0]))
 
 
 def _remove_no_ops(model: ir.Model) -> None:
@@ -69,79 +82,74 @@ def _remove_no_ops(model: ir.Model) -> None:
         node.graph.remove(node, safe=True)
 
 
-def _array(value: ir.Value | None, most: int) -> np.ndarray[Any, Any] | None:
-    """Return a constant of few elements."""
-    import onnx_ir as ir
-
-    if value is None or (value.const_value is None and _producer(value, "Constant") is None):
+def _mean_axis(node: ir.Node, value: ir.Value) -> int | None:
+    """Return the axis that ReduceMean reduces and keeps, -1 for the last; None for several."""
+    axes, keeps, rank = node.attributes.get("axes"), node.attributes.get("keepdims"), rank_of(value)
+    found = list(axes.value) if axes is not None else None
+    if found is None and len(node.inputs) > 1:
+        found = integers_of(node.inputs[1])
+    if found is None or len(found) != 1 or (keeps is not None and int(keeps.value) != 1):
         return None
-    tensor = ir.convenience.get_const_tensor(value)
-    return tensor.numpy() if tensor is not None and tensor.size <= most else None
+    (axis,) = found
+    return -1 if rank is not None and axis == rank - 1 else axis
 
 
-def _number(value: ir.Value | None) -> float | None:
-    """Return a constant of one element as a number."""
-    array = _array(value, 1)
-    if array is None or array.size != 1 or array.dtype.kind not in "iuf":
+def _sizes(value: ir.Value | None) -> list[Any]:
+    """Return the sizes of a value: numbers, names, or None for open ones; empty if the rank is unknown."""
+    if value is None or value.shape is None:
+        return []
+    return [size if isinstance(size, int) else size.value for size in value.shape]
+
+
+def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
+    """Whether a vector may be the scale of a norm of the last axis: as long as that, not broadcast."""
+    if rank_of(scale) != 1 or scale.shape is None:
+        return False
+    length, size = scale.shape[0], x.shape[-1] if x.shape is not None and len(x.shape) else None
+    if isinstance(length, int) and isinstance(size, int):
+        return length == size
+    return length != 1
+
+
+def _per_channel(value: ir.Value, x: ir.Value) -> ir.Value | None:
+    """Return a weight ``[C, 1, 1]`` of a value ``[N, C, H, W]``, or the ``[C]`` it was made of, else None."""
+    sizes, rank = _sizes(value), rank_of(x)
+    while sizes[:1] == [1] and rank is not None and len(sizes) >= rank:
+        sizes = sizes[1:]
+    if rank is None or rank < 3 or len(sizes) != rank - 1 or sizes[1:] != [1] * (rank - 2):
         return None
-    return float(array.reshape(()))
-
-
-def _ints(value: ir.Value | None) -> list[int] | None:
-    """Return a constant of few integers as a list."""
-    array = _array(value, 8)
-    return [int(v) for v in array.reshape(-1)] if array is not None and array.dtype.kind in "iu" else None
-
-
-def _rank(value: ir.Value | None) -> int | None:
-    return None if value is None or value.shape is None else len(value.shape)
-
-
-def _is_last_mean(node: ir.Node, value: ir.Value) -> bool:
-    """Whether ReduceMean takes the mean over the last axis, and keeps it."""
-    axes = node.attributes.get("axes")
-    found = list(axes.value) if axes is not None else _ints(node.inputs[1] if len(node.inputs) > 1 else None)
-    keeps = node.attributes.get("keepdims")
-    rank = _rank(value)
-    last = found == [-1] or (rank is not None and found == [rank - 1])
-    return last and (keeps is None or int(keeps.value) == 1)
-
-
-def _is_internal(value: ir.Value) -> bool:
-    """Whether one node alone reads a value."""
-    return len(value.uses()) == 1 and not value.is_graph_output()
-
-
-def _producer(value: ir.Value | None, *ops: str) -> ir.Node | None:
-    """Return the node that computes a value, if it is one of some ops of ONNX."""
-    node = None if value is None else value.producer()
-    return node if node is not None and node.op_type in ops and node.domain in ("", "ai.onnx") else None
+    if sizes[0] != _sizes(x)[1] or type(sizes[0]) is not int:
+        return None
+    inner = value
+    while (node := producer_of(inner, "Unsqueeze", "Reshape")) is not None and node.inputs[0] is not None:
+        inner = node.inputs[0]
+    return inner if rank_of(inner) == 1 else value
 
 
 def _scaled(value: ir.Value) -> tuple[ir.Value, float] | None:
     """Return a value and the number it is multiplied by, if it is a product or a quotient with a number."""
-    node = _producer(value, "Mul", "Div")
+    node = producer_of(value, "Mul", "Div")
     if node is None or len(node.inputs) != 2:
         return None
     left, right = node.inputs
-    number = _number(right)
-    if left is not None and number is not None and _rank(right) in {0, 1}:
+    number = number_of(right)
+    if left is not None and number is not None and rank_of(right) in {0, 1}:
         return left, (number if node.op_type == "Mul" else 1.0 / number if number else math.nan)
-    number = _number(left)
-    if node.op_type == "Mul" and right is not None and number is not None and _rank(left) in {0, 1}:
+    number = number_of(left)
+    if node.op_type == "Mul" and right is not None and number is not None and rank_of(left) in {0, 1}:
         return right, number
     return None
 
 
 def _scores(value: ir.Value) -> tuple[ir.Value, ir.Value, float, list[ir.Value]] | None:
     """Return query, transposed key, scale and masks of attention scores: ``(q @ k.T) * scale + mask``."""
-    if not _is_internal(value):
+    if not is_internal(value):
         return None
-    node = _producer(value, "MatMul")
+    node = producer_of(value, "MatMul")
     if node is not None:
         query, key = node.inputs
         return (query, key, 1.0, []) if query is not None and key is not None else None
-    node = _producer(value, "Add")
+    node = producer_of(value, "Add")
     if node is not None:
         for i in (0, 1):
             one, other = node.inputs[i], node.inputs[1 - i]
@@ -157,88 +165,35 @@ def _scores(value: ir.Value) -> tuple[ir.Value, ir.Value, float, list[ir.Value]]
     return None
 
 
-def _same(one: ir.Value | None, other: ir.Value | None, depth: int = 6) -> bool:
-    """Whether two values are equal: one value, equal constants, or results of the same op on equal inputs."""
-    if one is other:
-        return True
-    if one is None or other is None or depth == 0:
-        return False
-    if (numbers := _ints(one)) is not None:
-        return numbers == _ints(other)
-    first, second = one.producer(), other.producer()
-    if first is None or second is None or len(first.outputs) != 1:
-        return False
-    return (
-        first.op_identifier() == second.op_identifier()
-        and len(first.inputs) == len(second.inputs)
-        and {k: str(v) for k, v in first.attributes.items()}
-        == {k: str(v) for k, v in second.attributes.items()}
-        and all(_same(a, b, depth - 1) for a, b in zip(first.inputs, second.inputs, strict=True))
-    )
-
-
 def _is_half(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether an index is half of the size of the last axis of a value."""
     size = x.shape[-1] if x.shape is not None and len(x.shape) else None
-    number = _number(value)
+    number = number_of(value)
     if number is not None:
         return isinstance(size, int) and 2 * number == size
-    while (node := _producer(value, "Unsqueeze", "Cast", "Reshape", "Squeeze")) is not None:
+    while (node := producer_of(value, "Unsqueeze", "Cast", "Reshape", "Squeeze")) is not None:
         value = node.inputs[0]
-    node = _producer(value, "Div")
-    if node is None or _number(node.inputs[1]) != 2.0:
+    node = producer_of(value, "Div")
+    if node is None or number_of(node.inputs[1]) != 2.0:
         return False
-    gather = _producer(node.inputs[0], "Gather")
-    shape = None if gather is None else _producer(gather.inputs[0], "Shape")
-    if gather is None or shape is None or shape.attributes or not _same(shape.inputs[0], x):
+    gather = producer_of(node.inputs[0], "Gather")
+    shape = None if gather is None else producer_of(gather.inputs[0], "Shape")
+    if gather is None or shape is None or shape.attributes or not is_same(shape.inputs[0], x):
         return False
-    index, rank = _number(gather.inputs[1]), _rank(x)
+    index, rank = number_of(gather.inputs[1]), rank_of(x)
     return index == -1 or (rank is not None and index == rank - 1)
 
 
 def _bounds(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None] | None:
     """Return start and end of a slice of the last axis with step 1."""
     inputs = [*node.inputs, None, None][:5]
-    rank = None if node.inputs[0] is None else _rank(node.inputs[0])
-    axes, steps = _ints(inputs[3]), _ints(inputs[4])
+    rank = None if node.inputs[0] is None else rank_of(node.inputs[0])
+    axes, steps = integers_of(inputs[3]), integers_of(inputs[4])
     if axes is None or not (axes == [-1] or (rank is not None and axes == [rank - 1])):
         return None
     if inputs[4] is not None and steps != [1]:
         return None
     return inputs[1], inputs[2]
-
-
-Pattern: TypeAlias = "str | float | tuple[Any, ...]"
-Found: TypeAlias = dict[str, Any]
-
-
-def _match(pattern: Pattern, value: ir.Value | None, found: Found) -> bool:
-    """Match a pattern with what computes a value.
-
-    Args:
-        pattern: a name, which stands for one value; a number; or an op with patterns of its first inputs,
-            such as ``("Mul", "x", 0.5)``. ``"Slice:first"`` keeps the node as ``first``.
-        value: of the graph.
-        found: the values and nodes of names, extended where the pattern matches.
-    """
-    if isinstance(pattern, str):
-        return value is not None and found.setdefault(pattern, value) is value
-    if isinstance(pattern, float):
-        number = _number(value)
-        return number is not None and math.isclose(number, pattern, rel_tol=1e-4)
-    op, _, name = pattern[0].partition(":")
-    node = _producer(value, op)
-    if node is None or len(node.inputs) < len(pattern) - 1:
-        return False
-    parts = list(pattern[1:])
-    for order in (parts, parts[::-1]) if op in ("Add", "Mul") else (parts,):
-        trial = dict(found)
-        if all(_match(part, one, trial) for part, one in zip(order, node.inputs, strict=False)):
-            if name and not _same(trial.setdefault(name, node).outputs[0], node.outputs[0]):
-                continue  # a pattern's node in two places: the mean of x over one axis, and over another
-            found.update(trial)
-            return True
-    return False
 
 
 def _gelu(found: Found) -> _New:
@@ -253,41 +208,143 @@ def _silu(found: Found) -> _New:
     return DOMAIN, "Silu", [found["x"]], {}
 
 
-def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
-    """Whether a vector may be the scale of a norm of the last axis: as long as that, not broadcast."""
-    if _rank(scale) != 1 or scale.shape is None:
-        return False
-    length, size = scale.shape[0], x.shape[-1] if x.shape is not None and len(x.shape) else None
-    if isinstance(length, int) and isinstance(size, int):
-        return length == size
-    return length != 1
+def _quick_gelu(found: Found) -> _New:
+    return DOMAIN, "QuickGelu", [found["x"]], {}
+
+
+def _softplus(found: Found) -> _New:
+    return "", "Softplus", [found["x"]], {}
+
+
+def _mish(found: Found) -> _New:
+    return DOMAIN, "Mish", [found["x"]], {}
+
+
+def _clips_to_6(node: ir.Node) -> bool:
+    """Whether a Clip is one to 0 and 6."""
+    low, high = (node.attributes.get(name) for name in ("min", "max"))
+    if version_of(node) < 11:
+        return low is not None and high is not None and (low.value, high.value) == (0, 6)
+    inputs = [*node.inputs, None, None]
+    return (number_of(inputs[1]), number_of(inputs[2])) == (0, 6)
+
+
+def _hard_swish(found: Found) -> _New | None:
+    return (DOMAIN, "HardSwish", [found["x"]], {}) if _clips_to_6(found["clip"]) else None
+
+
+def _gated_hard_sigmoid(found: Found) -> _New | None:
+    alpha, beta = (found["gate"].attributes.get(name) for name in ("alpha", "beta"))
+    is_hard_swish = alpha is not None and math.isclose(alpha.value, 1 / 6, rel_tol=1e-6)
+    if not is_hard_swish or (beta is not None and beta.value != 0.5):
+        return None
+    return DOMAIN, "HardSwish", [found["x"]], {}
+
+
+def _hard_sigmoid(found: Found) -> _New | None:
+    if not _clips_to_6(found["clip"]):
+        return None
+    return "", "HardSigmoid", [found["x"]], {"alpha": 1 / 6, "beta": 0.5}
+
+
+def _relu6(found: Found) -> _New:
+    return DOMAIN, "Relu6", [found["x"]], {}
 
 
 def _rms_norm(found: Found) -> _New | None:
-    x, scale, eps = found["x"], found["scale"], _number(found["eps"])
-    if eps is None or not _is_scale(scale, x) or not _is_last_mean(found["mean"], x):
+    x, scale, eps = found["x"], found["scale"], number_of(found["eps"])
+    if eps is None or not _is_scale(scale, x) or _mean_axis(found["mean"], x) != -1:
         return None
     return "", "RMSNormalization", [x, scale], {"axis": -1, "epsilon": eps}
 
 
 def _layer_norm(found: Found) -> _New | None:
-    x, scale, bias, eps = found["x"], found["scale"], found["bias"], _number(found["eps"])
-    if eps is None or not _is_scale(scale, x) or not _is_scale(bias, x):
+    x, eps = found["x"], number_of(found["eps"])
+    weights = [found[name] for name in ("scale", "bias") if name in found]
+    axis = _mean_axis(found["mean"], x)
+    if eps is None or axis is None or axis != _mean_axis(found["variance"], x):
         return None
-    if not (_is_last_mean(found["mean"], x) and _is_last_mean(found["variance"], x)):
+    if axis == -1 and all(_is_scale(weight, x) for weight in weights):
+        return "", "LayerNormalization", [x, *weights], {"axis": -1, "epsilon": eps}
+    channels = [_per_channel(weight, x) for weight in weights]
+    if axis == 1 and all(weight is not None for weight in channels):
+        return DOMAIN, "ChannelsLayerNorm", [x, *channels], {"epsilon": eps}
+    return None
+
+
+def _group_norm(found: Found) -> _New | None:
+    """Match what is written for a GroupNorm: the groups are channels of an InstanceNormalization."""
+    x, sizes = found["x"], _sizes(found["x"])
+    groups = integers_of(found["groups"].inputs[1])
+    ones, zeros = (array_of(found[name], 4096) for name in ("ones", "zeros"))
+    if (
+        groups is None
+        or len(groups) != 3
+        or groups[0] not in (0, *sizes[:1])
+        or ones is None
+        or zeros is None
+    ):
         return None
-    return "", "LayerNormalization", [x, scale, bias], {"axis": -1, "epsilon": eps}
+    if len(sizes) < 3 or not isinstance(sizes[1], int) or groups[1] < 1 or sizes[1] % groups[1]:
+        return None
+    if not ((ones == 1).all() and (zeros == 0).all() and _is_shape_of(found["whole"].inputs[1], x)):
+        return None
+    weights = [_per_channel(found[name], x) for name in ("scale", "bias") if name in found]
+    if any(weight is None for weight in weights):
+        return None
+    eps = found["norm"].attributes.get("epsilon")
+    attributes = {"groups": groups[1], "channels": sizes[1], "epsilon": 1e-5 if eps is None else eps.value}
+    return DOMAIN, "GroupNorm", [x, *weights], attributes
+
+
+def _integer_product(found: Found) -> _New | None:
+    """Match the product of dynamically quantized values with a weight, and what makes floats of it."""
+    product, bias = found["product"], found.get("bias")
+    if bias is not None and rank_of(bias) != 1:
+        return None
+    zeros = [*product.inputs[2:], None, None][:2]
+    inputs = [found["a"], found["b"], found["a_scale"], found["b_scale"], *zeros]
+    return "com.microsoft", "MatMulIntegerToFloat", inputs if bias is None else [*inputs, bias], {}
+
+
+def _is_shape_of(value: ir.Value | None, x: ir.Value) -> bool:
+    """Whether a value is the shape of another."""
+    node, known = producer_of(value, "Shape"), integers_of(value)
+    if node is not None:
+        start = node.attributes.get("start")
+        return node.inputs[0] is x and "end" not in node.attributes and (start is None or start.value == 0)
+    sizes = _sizes(x)
+    if known is None or len(known) != len(sizes) or known.count(-1) > 1:
+        return False
+    # One size may be open; a size of 0 is the input's, which is the same only on the first axis.
+    places = enumerate(zip(known, sizes, strict=True))
+    return all(new in (-1, size) or (new == 0 and axis == 0) for axis, (new, size) in places)
+
+
+def _gated_unit(found: Found) -> _New | None:
+    gate, up, node = found["gate"], found["up"], found["activation"]
+    one, other = _sizes(gate), _sizes(up)
+    if not is_internal(node.outputs[0]) or not one or len(one) != len(other) or gate.dtype != up.dtype:
+        return None
+    if one[-1] != other[-1] or not isinstance(one[-1], int) or gate is up:
+        return None
+    if any(type(a) is type(b) is int and a != b for a, b in zip(one, other, strict=True)):
+        return None
+    if node.op_type == "Silu":
+        return DOMAIN, "SwiGlu", [gate, up], {}
+    approximate = node.attributes.get("approximate")
+    return DOMAIN, "GeGlu", [gate, up], {} if approximate is None else {"approximate": approximate.value}
 
 
 def _rotary(found: Found) -> _New | None:
     x = found["x"]
-    axis, rank = found["rotated"].attributes["axis"].value, _rank(x)
+    axis, rank = found["rotated"].attributes["axis"].value, rank_of(x)
     low, high = _bounds(found["first"]), _bounds(found["second"])
     if low is None or high is None or not (axis == -1 or (rank is not None and axis == rank - 1)):
         return None
-    if _number(low[0]) != 0 or not _is_half(low[1], x) or not _same(low[1], high[0]):
+    if number_of(low[0]) != 0 or not _is_half(low[1], x) or not is_same(low[1], high[0]):
         return None
-    end, size = _number(high[1]), x.shape[-1] if x.shape is not None else None
+    end, size = number_of(high[1]), x.shape[-1] if x.shape is not None else None
     if end is None or end < (size if isinstance(size, int) else 2**31 - 1):
         return None
     return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {}
@@ -314,9 +371,9 @@ def _attention(found: Found) -> _New | None:
         query, scale = scaled[0], scale * scaled[1]
     while (scaled := _scaled(key)) is not None:
         key, scale = scaled[0], scale * scaled[1]
-    if any(_rank(part) != 4 for part in (query, key, value)) or not math.isfinite(scale):
+    if any(rank_of(part) != 4 for part in (query, key, value)) or not math.isfinite(scale):
         return None
-    if any((_rank(mask) or 0) < 2 or mask.dtype != query.dtype for mask in masks):
+    if any((rank_of(mask) or 0) < 2 or mask.dtype != query.dtype for mask in masks):
         return None
     if any(_widens(mask, query, key) for mask in masks):
         return None
@@ -343,6 +400,13 @@ def _half_gated(gate: Pattern) -> list[Pattern]:
     ]
 
 
+_CLIP: Pattern = ("Clip:clip", ("Add", "x", 3.0))
+_HARD_SWISHES: list[Pattern] = [
+    ("Mul", "x", ("Div", _CLIP, 6.0)),
+    ("Mul", "x", ("Mul", _CLIP, 1 / 6)),
+    ("Div", ("Mul", "x", _CLIP), 6.0),
+    ("Mul", ("Mul", "x", _CLIP), 1 / 6),
+]
 _CENTRED: Pattern = ("Sub", "x", ("ReduceMean:mean", "x"))
 
 
@@ -354,28 +418,53 @@ def _normalized(x: Pattern, root: Pattern) -> list[Pattern]:
     return [("Div", x, root), ("Mul", x, ("Reciprocal", root)), ("Mul", x, ("Div", 1.0, root))]
 
 
+_LAYER_NORMS = [
+    ("Mul", normalized, "scale")
+    for square in (("Pow", _CENTRED, 2.0), ("Mul", _CENTRED, _CENTRED))
+    for normalized in _normalized(_CENTRED, _roots(square, "variance"))
+]
+_INTEGER_PRODUCT: Pattern = (
+    "Mul",
+    ("Cast", ("MatMulInteger:product", "a", "b")),
+    ("Mul", "a_scale", "b_scale"),
+)
+_GROUPS: Pattern = ("Reshape:whole", ("InstanceNormalization:norm", ("Reshape:groups", "x"), "ones", "zeros"))
 _SLICES: tuple[Pattern, Pattern] = ("Slice:first", "x"), ("Slice:second", "x")
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
-_PATTERNS: list[tuple[Pattern, Callable[[Found], _New | None]]] = [
+_Rule: TypeAlias = tuple[Pattern, Callable[[Found], _New | None]]
+_PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
     *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
     *((p, _tanh_gelu) for gate in _TANH_GATES for p in _half_gated(gate)),
     (("Mul", "x", ("Sigmoid", "x")), _silu),
+    (("Mul", "x", ("Sigmoid", ("Mul", "x", 1.702))), _quick_gelu),
+    (("Mul", "x", ("HardSigmoid:gate", "x")), _gated_hard_sigmoid),
+    *((pattern, _hard_swish) for pattern in _HARD_SWISHES),
+    *((pattern, _hard_sigmoid) for pattern in (("Div", _CLIP, 6.0), ("Mul", _CLIP, 1 / 6))),
+    (("Min", ("Relu", "x"), 6.0), _relu6),
+    (("Log", ("Add", ("Exp", "x"), 1.0)), _softplus),
+    *((("Add", scaled, "bias"), _layer_norm) for scaled in _LAYER_NORMS),
+    *((scaled, _layer_norm) for scaled in _LAYER_NORMS),  # before RMSNorm, of what is centred
     *(
         (("Mul", normalized, "scale"), _rms_norm)
         for square in (("Pow", "x", 2.0), ("Mul", "x", "x"))
         for normalized in _normalized("x", _roots(square, "mean"))
     ),
-    *(
-        (("Add", ("Mul", normalized, "scale"), "bias"), _layer_norm)
-        for square in (("Pow", _CENTRED, 2.0), ("Mul", _CENTRED, _CENTRED))
-        for normalized in _normalized(_CENTRED, _roots(square, "variance"))
-    ),
+    (("Add", ("Mul", _GROUPS, "scale"), "bias"), _group_norm),
+    (_GROUPS, _group_norm),
     (
         ("Add", ("Mul", "x", "cos"), ("Mul", ("Concat:rotated", ("Neg", _SLICES[1]), _SLICES[0]), "sin")),
         _rotary,
     ),
+    (("Add", _INTEGER_PRODUCT, "bias"), _integer_product),
+    (_INTEGER_PRODUCT, _integer_product),
     (("MatMul", _WEIGHTS, "v"), _attention),
     (("MatMul", ("Where", ("IsNaN", _WEIGHTS), 0.0, _WEIGHTS), "v"), _attention),
+]
+_PATTERNS_OF_PATTERNS: list[_Rule] = [
+    (("Mul", ("Silu:activation", "gate"), "up"), _gated_unit),
+    (("Mul", ("Gelu:activation", "gate"), "up"), _gated_unit),
+    (("Mul", "x", ("Tanh", ("Softplus", "x"))), _mish),
+    (("Where", ("Greater", "x", 20.0), "x", ("Softplus", "x")), _softplus),
 ]
 
 
@@ -386,34 +475,9 @@ def _replace(node: ir.Node, new: _New) -> None:
     domain, op, inputs, attributes = new
     if op == "Attention" and domain == DOMAIN:
         inputs = _attention_inputs(node, inputs)
-    _insert(node, domain, op, inputs, attributes, node.outputs[0])
+    insert(node, domain, op, inputs, attributes, node.outputs[0])
     assert isinstance(node.graph, ir.Graph | ir.Function)
     node.graph.remove(node, safe=True)
-
-
-def _insert(
-    before: ir.Node,
-    domain: str,
-    op: str,
-    inputs: list[Any],
-    attributes: dict[str, Any],
-    output: ir.Value | None = None,
-) -> ir.Value:
-    """Add a node; its output takes the place of another, if one is given."""
-    import onnx_ir as ir
-
-    node = ir.node(op, inputs, attributes, domain=domain, name=before.name)
-    node.version = before.version if domain == before.domain else 1
-    assert before.graph is not None
-    before.graph.insert_before(before, node)
-    if output is not None:
-        node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = (
-            output.name,
-            output.type,
-            output.shape,
-        )
-        output.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
-    return node.outputs[0]
 
 
 def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
@@ -421,7 +485,7 @@ def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
     import onnx_ir as ir
 
     query, key, value, *masks = inputs
-    transposed = _producer(key, "Transpose")
+    transposed = producer_of(key, "Transpose")
     perm = transposed.attributes.get("perm") if transposed is not None else None
     order = _SWAPPED
     if transposed is not None and perm is not None:
@@ -429,14 +493,14 @@ def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
         key = transposed.inputs[0]
     if order != [0, 1, 2, 3]:
         source = key
-        key = _insert(node, "", "Transpose", [source], {"perm": order})
+        key = insert(node, "", "Transpose", [source], {"perm": order})
         key.dtype = source.dtype
         if source.shape is not None:
             key.shape = ir.Shape([source.shape[axis] for axis in order])
     mask = masks[0] if masks else None
     for other in masks[1:]:
-        first, mask = mask, _insert(node, "", "Add", [mask, other], {})
+        first, mask = mask, insert(node, "", "Add", [mask, other], {})
         mask.dtype = query.dtype
-        ranks = _rank(first), _rank(other)
+        ranks = rank_of(first), rank_of(other)
         mask.shape = ir.Shape([None] * max(rank for rank in ranks if rank is not None))
     return [query, key, value] if mask is None else [query, key, value, mask]

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from burnt.onnx.importer import ops  # noqa: F401  # registers the handlers
+from burnt.onnx.importer.qoperators import MS, OPS
 from burnt.onnx.importer.registry import supported_ops
 
 __all__ = ["ops_table", "write_table"]
@@ -16,7 +17,8 @@ START, END = "<!-- ops: start -->", "<!-- ops: end -->"
 def ops_table() -> str:
     """Return the supported ops by domain, as Markdown; ``Clip (1, 11)``: where a handler begins."""
     domains: dict[str, list[str]] = {}
-    for (domain, op), versions in supported_ops().items():
+    rewritten = {(MS, op): [1] for op in OPS}
+    for (domain, op), versions in sorted({**supported_ops(), **rewritten}.items()):
         if domain.split(".")[0] == "burnt":  # what the importer writes itself
             continue
         since = "" if versions == [1] else f" ({', '.join(map(str, versions))})"

@@ -20,7 +20,7 @@ import burnt.onnx
 from burnt.onnx import functions
 from burnt.onnx.importer import integers
 from burnt.onnx.importer.printing import code_of
-from burnt.onnx.importer.program import Arithmetic, Name, Size, Statement
+from burnt.onnx.importer.program import Arithmetic, Name, Size, Statement, getter
 from burnt.onnx.importer.python import module_source
 from tests.onnx.importer_files import tensor
 

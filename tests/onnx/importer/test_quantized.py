@@ -18,6 +18,7 @@ import torch
 
 import burnt.onnx
 from burnt.nn.quantized import Quantized
+from burnt.onnx.importer.program import Statement
 from burnt.onnx.importer.python import write_package
 from tests.onnx.importer_files import tensor
 
@@ -146,3 +147,117 @@ def test_quantized_input_is_a_static_scheme(name: str, kind: str) -> None:
     assert layer.scheme.name == f"{scheme}-static"
     with torch.no_grad():
         np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), want, atol=1e-4 * np.abs(want).max())
+
+
+_NET = """
+    c = Conv<pads=[1,1,1,1]>(x, w1, b1) r = Relu(c) d = Conv<group=2, pads=[1,1,1,1]>(r, w2)
+    e = Add(r, d) p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(e) s = Sigmoid(p)
+    f = Reshape(s, sizes) g = MatMul(f, w3) h = Add(g, b3) k = Reshape(h, tokens)
+    t = Transpose<perm=[0,2,1]>(k)
+    a = MatMul(k, t) q = Softmax<axis=-1>(a) v = MatMul(q, k) y = Gemm<transB=1>(h, w4, b4)
+"""
+
+
+class _Batches:
+    """Inputs that the quantizer calibrates with."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.batches = [{"x": rng.standard_normal((2, 3, 6, 6)).astype(np.float32)} for _ in range(3)]
+
+    def get_next(self) -> dict[str, Any] | None:
+        return self.batches.pop() if self.batches else None
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 model with convolutions, a linear map, attention and pooling."""
+    text = '<ir_version: 8, opset_import: ["": 17]> m (float[n,3,6,6] x) => (float[n,5] y, float[n,4,3] v)'
+    model = onnx.parser.parse_model(f"{text} {{ {_NET} }}")
+    shapes = {"w1": (8, 3, 3, 3), "b1": (8,), "w2": (8, 4, 3, 3), "w3": (72, 12), "b3": (12,), "w4": (5, 12)}
+    rng = np.random.default_rng(2)
+    for name, shape in (shapes | {"b4": (5,)}).items():
+        model.graph.initializer.append(tensor(rng.standard_normal(shape).astype(np.float32) / 3, name=name))
+    for name, sizes in (("sizes", [-1, 72]), ("tokens", [-1, 4, 3])):
+        model.graph.initializer.append(tensor(np.array(sizes), name=name))
+    path = tmp_path_factory.mktemp("net") / "net.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(("activations", "per_channel"), [("QUInt8", True), ("QInt8", False)])
+def test_files_of_the_static_quantizer_are_quantized_layers(
+    net: Path, activations: str, per_channel: bool
+) -> None:
+    """QOperator format: results equal ONNX Runtime's, but for a quantization step where a tie is rounded."""
+    tools = pytest.importorskip("onnxruntime.quantization")
+    path = net.with_name("static.onnx")
+    tools.quantize_static(
+        net,
+        path,
+        _Batches(),
+        quant_format=tools.QuantFormat.QOperator,
+        per_channel=per_channel,
+        activation_type=tools.QuantType[activations],
+        weight_type=tools.QuantType.QInt8,
+    )
+    kinds = {node.op_type for node in onnx.load(path).graph.node}
+    assert {
+        "QLinearConv",
+        "QLinearMatMul",
+        "QGemm",
+        "QLinearAdd",
+        "QLinearSigmoid",
+        "QLinearSoftmax",
+    } <= kinds
+    module = burnt.onnx.load(path)
+    scheme = "int8-static" if per_channel else "int8-tensor-static"
+    assert [layer.scheme.name for layer in _layers(module)] == [scheme] * 4
+    x = np.random.default_rng(3).standard_normal((5, 3, 6, 6)).astype(np.float32)
+    wants = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    with torch.no_grad():
+        results = module(torch.from_numpy(x))
+    for found, want in zip(results, wants, strict=True):
+        levels = np.unique(want)
+        step = float(np.diff(levels).min())
+        error = np.abs(found.numpy() - want)
+        assert error.max() < 1.01 * step
+        assert (error < 0.01 * step).mean() > 0.9
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_files_of_the_dynamic_quantizer_are_exact(net: Path, per_channel: bool) -> None:
+    """One scale for a whole input, with a zero point, is no scheme of burnt's: functions compute it."""
+    tools = pytest.importorskip("onnxruntime.quantization")
+    path = net.with_name("dynamic.onnx")
+    tools.quantize_dynamic(net, path, per_channel=per_channel, weight_type=tools.QuantType.QInt8)
+    assert {"ConvInteger", "MatMulInteger"} <= {node.op_type for node in onnx.load(path).graph.node}
+    module = burnt.onnx.load(path)
+    calls = _calls(module)
+    assert {"ops.conv_integer", "ops.matmul_integer_to_float"} <= set(calls)
+    assert "ops.matmul_integer" not in calls
+    x = np.random.default_rng(3).standard_normal((5, 3, 6, 6)).astype(np.float32)
+    with torch.no_grad():
+        results = module(torch.from_numpy(x))
+    for found, want in zip(results, _run_all(path, x), strict=True):
+        np.testing.assert_allclose(found.numpy(), want, rtol=0, atol=1e-5 * float(np.abs(want).max()))
+
+
+def _calls(module: Any) -> list[str]:
+    """Return the functions that a module calls."""
+    return [s.call.function for s in module.program.statements if isinstance(s, Statement)]
+
+
+def _run_all(path: Path, x: Any) -> list[Any]:
+    outputs: list[Any] = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    return outputs
+
+
+def test_a_quantized_op_of_computed_weights_is_exact() -> None:
+    """QLinearConv and QLinearMatMul whose weights are no constants stay single functions."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    m (uint8[n,4] a, uint8[4,3] b, float s, uint8 z) => (uint8[n,3] y) {
+        y = QLinearMatMul(a, s, z, b, s, z, s, z)
+    }"""
+    module = burnt.onnx.load(onnx.parser.parse_model(text))
+    assert _calls(module) == ["ops.qlinear_matmul"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from burnt import nn
@@ -42,6 +43,8 @@ def _selu(build: Build, node: Node) -> Any:
 @handler("HardSigmoid")
 def _hard_sigmoid(build: Build, node: Node) -> Any:
     alpha, beta = node.attr("alpha", 0.2), node.attr("beta", 0.5)
+    if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
+        return build.call("F.hardsigmoid", build.tensor(node, 0), hint="hard_sigmoid")
     return build.call("ops.hard_sigmoid", build.tensor(node, 0), alpha, beta, hint="hard_sigmoid")
 
 
@@ -52,8 +55,9 @@ def _thresholded_relu(build: Build, node: Node) -> Any:
 
 @handler("Gelu")
 def _gelu(build: Build, node: Node) -> Any:
-    approximate = node.attr("approximate", "none")
-    return build.call("F.gelu", build.tensor(node, 0), approximate=approximate, hint="gelu")
+    approximate = node.text("approximate", "none")
+    extra = {} if approximate == "none" else {"approximate": approximate}
+    return build.call("F.gelu", build.tensor(node, 0), hint="gelu", **extra)
 
 
 @handler("Swish")

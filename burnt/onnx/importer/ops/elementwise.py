@@ -259,6 +259,8 @@ def _clip(build: Build, node: Node) -> Any:
         return build.call("ops.unsigned", "clip", x, *(build.tensor(node, i) for i in (1, 2)), hint="clip")
     if low is None and high is None:
         return x
+    if type(low) is type(high) is float and (low, high) == (0, 6):
+        return build.call("F.relu6", x, hint="relu6")
     if isinstance(low, int | float | None) is not isinstance(high, int | float | None):
         low, high = (build.tensor(node, i) for i in (1, 2))
     return build.call("torch.clamp", x, low, high, hint="clip")

@@ -131,6 +131,7 @@ def _gemm(build: Build, node: Node) -> Any:
             return _linear(build, a, rows, None)
         if _is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,):
             return _linear(build, a, rows, bias)
+        return build.call("torch.add", _linear(build, a, rows, None), build.tensor(node, 2), hint="linear")
     a = build.call("torch.t", a, hint="a_t") if node.attr("transA", 0) else a
     b = build.tensor(node, 1)
     b = build.call("torch.t", b, hint="b_t") if node.attr("transB", 0) else b

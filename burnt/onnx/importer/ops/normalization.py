@@ -33,6 +33,12 @@ def _batch_norm(build: Build, node: Node) -> Any:
 
 @handler("InstanceNormalization")
 def _instance_norm(build: Build, node: Node) -> Any:
+    arrays = [float_constant(build, node, index) for index in (1, 2)]
+    if all(array is not None and array.ndim == 1 for array in arrays):
+        assert arrays[0] is not None
+        layer = nn.InstanceNorm(arrays[0].shape[0], node.attr("epsilon", 1e-5), affine=True)
+        set_weights(layer, weight=arrays[0], bias=arrays[1])
+        return build.layer(layer, build.tensor(node, 0), hint="norm")
     x, scale, bias = build.tensors_of(node)[:3]
     arguments = (x, None, None, scale, bias, True, 0.0, node.attr("epsilon", 1e-5))
     return build.call("F.instance_norm", *arguments, hint="norm")

@@ -5,14 +5,74 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from burnt import nn
 from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.patterns import DOMAIN
+from burnt.onnx.importer.matching import DOMAIN
+from burnt.onnx.importer.ops.windows import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
 
+_ACTIVATIONS = {
+    "Silu": "F.silu",
+    "QuickGelu": "ops.quick_gelu",
+    "Mish": "F.mish",
+    "HardSwish": "F.hardswish",
+    "Relu6": "F.relu6",
+}
 
-@handler("Silu", domain=DOMAIN)
-def _silu(build: Build, node: Node) -> Any:
-    return build.call("F.silu", build.tensor(node, 0), hint="silu")
+
+@handler(*_ACTIVATIONS, domain=DOMAIN)
+def _activation(build: Build, node: Node) -> Any:
+    return build.call(_ACTIVATIONS[node.op], build.tensor(node, 0), hint=node.op)
+
+
+@handler("SwiGlu", domain=DOMAIN)
+def _swiglu(build: Build, node: Node) -> Any:
+    return build.call("ops.swiglu", *build.tensors_of(node), hint="gated")
+
+
+@handler("GeGlu", domain=DOMAIN)
+def _geglu(build: Build, node: Node) -> Any:
+    approximate = node.text("approximate", "none")
+    extra = {} if approximate == "none" else {"approximate": approximate}
+    return build.call("ops.geglu", *build.tensors_of(node), hint="gated", **extra)
+
+
+@handler("ChannelsLayerNorm", domain=DOMAIN)
+def _channels_layer_norm(build: Build, node: Node) -> Any:
+    """LayerNorm over the channels of images, as ConvNeXt has it."""
+    eps, x = node.attr("epsilon"), build.call("torch.movedim", build.tensor(node, 0), 1, -1, hint="x")
+    weights = [float_constant(build, node, i) for i in range(1, node.num_inputs)]
+    scale, bias = [*weights, None][:2]
+    if scale is not None and (bias is not None or node.num_inputs == 2):
+        layer = nn.LayerNorm(scale.size, eps, bias=bias is not None)
+        set_weights(layer, weight=scale.reshape(-1), bias=None if bias is None else bias.reshape(-1))
+        norm = build.layer(layer, x, hint="norm")
+    else:
+        norm = build.call("ops.layer_norm", x, *_flat_weights(build, node), eps=eps, hint="norm")
+    return build.call("torch.movedim", norm, -1, 1, hint="x")
+
+
+@handler("GroupNorm", domain=DOMAIN)
+def _group_norm(build: Build, node: Node) -> Any:
+    x, groups, eps = build.tensor(node, 0), node.attr("groups"), node.attr("epsilon")
+    weights = [float_constant(build, node, i) for i in range(1, node.num_inputs)]
+    if any(weight is None for weight in weights):
+        return build.call("F.group_norm", x, groups, *_flat_weights(build, node), eps=eps, hint="norm")
+    layer = nn.GroupNorm(groups, node.attr("channels"), eps, affine=bool(weights))
+    arrays = zip(("weight", "bias"), weights, strict=False)
+    set_weights(layer, **{name: None if array is None else array.reshape(-1) for name, array in arrays})
+    return build.layer(layer, x, hint="norm")
+
+
+def _flat_weights(build: Build, node: Node) -> list[Any]:
+    """Return the weights of channels with one axis."""
+    ranks = {index: build.rank(node, index) for index in range(1, node.num_inputs)}
+    return [
+        build.tensor(node, i)
+        if rank == 1
+        else build.call("torch.flatten", build.tensor(node, i), hint="flat")
+        for i, rank in ranks.items()
+    ]
 
 
 @handler("Rotary", domain=DOMAIN)

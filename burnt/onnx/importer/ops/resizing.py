@@ -1,12 +1,22 @@
-"""Resize and Upsample."""
+"""Resize and Upsample: F.interpolate where it computes the same places, else `ops.resize`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.ops.shapes import sizes_of
+from burnt.onnx.importer.program import Arithmetic, Name, Size
 from burnt.onnx.importer.registry import handler
+
+_MODES = {
+    ("linear", 1): "linear",
+    ("linear", 2): "bilinear",
+    ("linear", 3): "trilinear",
+    ("cubic", 2): "bicubic",
+}
 
 
 def _numbers(build: Build, node: Node, index: int) -> Any:
@@ -36,14 +46,133 @@ def _resize(build: Build, node: Node) -> Any:
     if node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         found["aspect"] = node.text("keep_aspect_ratio_policy", "stretch")
     found |= {name: True for name in ("antialias", "exclude_outside") if node.attr(name, 0)}
-    found = {key: value for key, value in found.items() if value is not None}
-    return build.call("ops.resize", build.tensor(node, 0), hint="resized", **found)
+    return _call(build, node, found)
 
 
 @handler("Upsample")
 def _upsample(build: Build, node: Node) -> Any:
-    scales = node.attr("scales") or _numbers(build, node, 1)
-    mode = node.text("mode", "nearest")
-    nearest = "floor" if node.op == "Upsample" else "simple"  # ONNX Runtime's Resize of version 10
-    extra = {"mode": mode, "coordinates": "asymmetric"} | ({"nearest": nearest} if mode == "nearest" else {})
-    return build.call("ops.resize", build.tensor(node, 0), scales=scales, hint="resized", **extra)
+    found: dict[str, Any] = {
+        "scales": node.attr("scales") or _numbers(build, node, 1),
+        "mode": node.text("mode", "nearest"),
+        "coordinates": "asymmetric",
+    }
+    if found["mode"] == "nearest":
+        # ONNX Runtime's Resize of version 10 is that of its own.
+        found["nearest"] = "floor" if node.op == "Upsample" else "simple"
+    return _call(build, node, found)
+
+
+def _call(build: Build, node: Node, found: dict[str, Any]) -> Any:
+    found = {key: value for key, value in found.items() if value is not None}
+    x = build.tensor(node, 0)
+    options = _for_torch(build, node, x, found)
+    if options is not None:
+        return build.call("F.interpolate", x, hint="resized", **options)
+    return build.call("ops.resize", x, hint="resized", **found)
+
+
+def _for_torch(build: Build, node: Node, x: Any, found: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments with which F.interpolate computes the same; None if there are none.
+
+    torch's places differ from ONNX's in rounding, which moves the nearest element for some scales, and where
+    a result has a single element.
+    """
+    rank, dtype = build.rank(node, 0), build.dtype(node, 0)
+    if rank not in (3, 4, 5) or dtype is None or not dtype.is_floating_point or not isinstance(x, Name):
+        return None
+    if {"antialias", "exclude_outside", "aspect", "roi"} & set(found):
+        return None
+    value = node.node.inputs[0]
+    assert value is not None
+    shape = [None] * rank if value.shape is None else [s if isinstance(s, int) else None for s in value.shape]
+    factors, sizes = _spatial(x, shape, found)
+    if factors is None and sizes is None:
+        return None
+    kind, coordinates = found["mode"], found["coordinates"]
+    if kind == "nearest":
+        is_same = (coordinates, found["nearest"]) == ("asymmetric", "floor")
+        if not is_same or not _has_same_nearest(shape[2:], factors, sizes):
+            return None
+        mode = "nearest"
+    else:
+        mode = _MODES.get((kind, rank - 2), "")
+        if not mode or found.get("cubic", -0.75) != -0.75:
+            return None
+        if coordinates == "pytorch_half_pixel" and not all(
+            n > 1 for n in factors or [_least(s) for s in sizes or []]
+        ):
+            return None
+        if coordinates not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+            return None
+    options: dict[str, Any] = {} if factors is None else {"scale_factor": factors}
+    options = options or {"size": sizes}
+    if factors is not None and len(set(factors)) == 1:
+        options["scale_factor"] = factors[0]
+    options["mode"] = mode
+    return options | ({"align_corners": True} if coordinates == "align_corners" else {})
+
+
+def _spatial(x: Name, shape: list[Any], found: dict[str, Any]) -> tuple[list[float] | None, list[Any] | None]:
+    """Return scales or sizes of the spatial axes, if the first two axes stay as they are."""
+    axes, rank = found.get("axes"), len(shape)
+    named = list(range(rank)) if axes is None else [axis % rank for axis in axes]
+    if named not in (list(range(rank)), list(range(2, rank))):
+        return None, None
+    sizes, scales = found.get("sizes"), found.get("scales")
+    if isinstance(sizes, list) and len(sizes) == len(named):
+        for axis, size in zip(named, sizes, strict=True):
+            is_kept = _multiple_of(size, Size(x, axis)) == 1 or (type(size) is int and size == shape[axis])
+            if axis < 2 and not is_kept:
+                return None, None
+        sizes = sizes[-(rank - 2) :]
+        multiples = [_multiple_of(size, Size(x, axis)) for axis, size in enumerate(sizes, 2)]
+        return (None, sizes) if None in multiples else ([float(n) for n in multiples if n is not None], None)
+    if not sizes and isinstance(scales, list) and len(scales) == len(named):
+        # The decimal that the float32 stands for, such as 1.4.
+        factors = [float(str(np.float32(scale))) for scale in scales]
+        lengths = np.arange(1, 1025)
+        is_same = factors[: len(named) - rank + 2] in ([], [1.0, 1.0]) and all(
+            np.array_equal(
+                np.floor(lengths * factor), np.floor(lengths.astype(np.float32) * np.float32(factor))
+            )
+            for factor in factors
+        )
+        return (factors[-(rank - 2) :], None) if is_same else (None, None)
+    return None, None
+
+
+def _multiple_of(size: Any, own: Size) -> int | None:
+    """Return by how much an axis grows, if its new size is a multiple of its own."""
+    if isinstance(size, Arithmetic) and size.symbol == "*":
+        for one, other in ((size.left, size.right), (size.right, size.left)):
+            if one == own and type(other) is int and other > 0:
+                return other
+    return 1 if size == own else None
+
+
+def _least(size: Any) -> int:
+    return size if type(size) is int else 1
+
+
+def _has_same_nearest(shape: list[Any], factors: list[float] | None, sizes: list[Any] | None) -> bool:
+    """Whether torch and ONNX Runtime take the same elements, each with its own rounding in float32."""
+    if factors is not None:
+        return all(
+            factor.is_integer()
+            or all(
+                _is_same_nearest(n, int(np.float32(n) * np.float32(factor)), factor) for n in range(1, 513)
+            )
+            for factor in factors
+        )
+    return all(
+        type(old) is type(new) is int and _is_same_nearest(old, new, None)
+        for old, new in zip(shape, sizes or [], strict=True)
+    )
+
+
+def _is_same_nearest(old: int, new: int, factor: float | None) -> bool:
+    place = np.arange(new, dtype=np.float32)
+    scale = np.float32(factor if factor is not None else new / old)
+    step = np.float32(1 / factor) if factor is not None else np.float32(old) / np.float32(new)
+    ours = place // 2 if new == 2 * old else place if new == old else np.floor(place * step)
+    return np.array_equal(ours.clip(max=old - 1), np.floor(place / scale).clip(max=old - 1))

@@ -10,10 +10,12 @@ import torch
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.expand import version_of
 from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
+FLOATS = ("float16", "float32", "float64", "bfloat16")
 _CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _CONV_TRANSPOSE: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
@@ -21,7 +23,7 @@ _CONV_TRANSPOSE: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d,
 def float_constant(build: Build, node: Node, index: int) -> np.ndarray[Any, Any] | None:
     """Return a constant input of floating-point type that is a weight of this node's layer, else None."""
     constant = build.constant(node, index)
-    if constant is None or constant.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
+    if constant is None or constant.dtype.name not in FLOATS:
         return None
     return constant if build.is_weight(node, index) else None
 
@@ -68,7 +70,7 @@ def _conv(build: Build, node: Node) -> Any:
         if result is not None:
             return result
     x = build.tensor(node, 0)
-    if weight is not None and weight.ndim - 2 in _CONV and (bias is not None or not node.has(2)):
+    if weight is not None and weight.ndim - 2 in _CONV:
         rank, kernel = weight.ndim - 2, weight.shape[2:]
         strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
         if auto_pad.startswith("SAME"):
@@ -85,6 +87,7 @@ def _conv(build: Build, node: Node) -> Any:
         if pads[:rank] != pads[rank:] or min(pads) < 0:
             numbers = tuple(n for i in range(rank - 1, -1, -1) for n in (pads[i], pads[rank + i]))
             x, pads = build.call("F.pad", x, numbers, hint="padded"), [0] * 2 * rank
+        weight, bias, last = _with_affine(build, node, weight, bias, 0)
         layer = _CONV[rank](
             weight.shape[1] * groups,
             weight.shape[0],
@@ -95,9 +98,71 @@ def _conv(build: Build, node: Node) -> Any:
             groups,
             bias is not None,
         )
-        return build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv")
+        y = build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv")
+        return _finish(build, node, y, bias, last)
     arguments = (x, build.tensor(node, 1), build.tensor(node, 2), strides, pads, dilations, groups, auto_pad)
     return build.call("ops.conv", *arguments, hint="conv")
+
+
+def _finish(build: Build, node: Node, y: Any, bias: Any, last: Any) -> Any:
+    """Add a bias that is not the layer's own; `last` has been computed by the layer too."""
+    if last is not None:
+        build.absorbed[last] = y
+    if bias is None and node.has(2):
+        aligned = build.call("ops.align", build.tensor(node, 2), y, 1, hint="bias")
+        y = build.call("torch.add", y, aligned, hint="conv")
+    return y
+
+
+def _with_affine(
+    build: Build, node: Node, weight: Any, bias: Any, axis: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, Any]:
+    """Fold a product and a sum with constants per channel into the convolution before them.
+
+    This is how some exporters write a batch norm.
+
+    Args:
+        build: of the node.
+        node: the convolution.
+        weight: of the convolution.
+        bias: its own; None if it has none, or a shared one.
+        axis: of the output channels in the weight.
+
+    Returns:
+        Weight and bias, and the node whose result the layer then computes; None if nothing follows.
+    """
+    is_own = node.is_only_use(1) and (bias is not None or not node.has(2))
+    if not is_own or node.op not in ("Conv", "ConvTranspose"):  # FusedConv has an activation before the rest
+        return weight, bias, None
+    channels, rank = weight.shape[axis], weight.ndim
+    scale, multiply = _constant_after(build, node.node, "Mul", channels, rank)
+    shift, add = _constant_after(build, node.node if multiply is None else multiply, "Add", channels, rank)
+    if shift is None or add is None:
+        return weight, bias, None
+    total = shift.astype(np.float64)
+    if bias is not None:
+        total = total + bias.astype(np.float64) * (1 if scale is None else scale)
+    if scale is not None:
+        factor = scale.astype(np.float64).reshape([-1 if i == axis else 1 for i in range(rank)])
+        weight = (weight.astype(np.float64) * factor).astype(weight.dtype)
+    return weight, total.astype(weight.dtype), add
+
+
+def _constant_after(build: Build, node: Any, op: str, channels: int, rank: int) -> tuple[Any, Any]:
+    """Return the constant per channel that a node's only reader combines with its result, and that reader."""
+    output = node.outputs[0]
+    if len(output.uses()) != 1 or output.is_graph_output():
+        return None, None
+    reader = output.uses()[0].node
+    if reader.op_type != op or reader.domain not in ("", "ai.onnx") or reader.graph is not node.graph:
+        return None, None
+    wrapped = Node(reader, version_of(reader))
+    index = 1 if reader.inputs[0] is output else 0
+    array = None if reader.attributes else build.constant(wrapped, index)
+    if array is None or array.dtype.name not in FLOATS or not wrapped.is_only_use(index):
+        return None, None
+    sizes = array.shape[1:] if array.ndim == rank and array.shape[0] == 1 else array.shape
+    return (array.reshape(-1), reader) if sizes == (channels, *[1] * (rank - 2)) else (None, None)
 
 
 @handler("ConvTranspose")
@@ -107,25 +172,41 @@ def _conv_transpose(build: Build, node: Node) -> Any:
     auto_pad, groups = node.text("auto_pad", "NOTSET"), node.attr("group", 1)
     strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
     extra, shape = node.attr("output_padding"), node.attr("output_shape")
-    plain = auto_pad == "NOTSET" and not shape and (bias is not None or not node.has(2))
-    if weight is not None and plain and weight.ndim - 2 in _CONV_TRANSPOSE:
+    if weight is not None and not shape and weight.ndim - 2 in _CONV_TRANSPOSE:
         rank = weight.ndim - 2
-        strides, dilations, pads = strides or [1] * rank, dilations or [1] * rank, pads or [0] * 2 * rank
+        strides, dilations = strides or [1] * rank, dilations or [1] * rank
         extra = extra or [0] * rank
-        fits = all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
-        if pads[:rank] == pads[rank:] and fits:
+        spans = [d * (k - 1) + 1 for d, k in zip(dilations, weight.shape[2:], strict=True)]
+        ends = [span - s + e for span, s, e in zip(spans, strides, extra, strict=True)]
+        if auto_pad.startswith(
+            "SAME"
+        ):  # so many elements that the result has stride times those of the input
+            less, more = [n // 2 for n in ends], [n - n // 2 for n in ends]
+            pads = [*less, *more] if auto_pad == "SAME_UPPER" else [*more, *less]
+        elif auto_pad == "VALID" or not pads:
+            pads = [0] * 2 * rank
+        # What one side has more is cut off; torch has no output padding without a stride above it.
+        crop = [n for i in range(rank - 1, -1, -1) for n in (-pads[i], extra[i] - pads[rank + i])]
+        is_plain = pads[:rank] == pads[rank:] and min(pads) >= 0
+        is_plain = is_plain and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
+        if is_plain or max(crop) <= 0:
+            last = None
+            if groups == 1:
+                weight, bias, last = _with_affine(build, node, weight, bias, 1)
             layer = _CONV_TRANSPOSE[rank](
                 weight.shape[0],
                 weight.shape[1] * groups,
                 tuple(weight.shape[2:]),
                 tuple(strides),
-                tuple(pads[:rank]),
-                tuple(extra),
+                tuple(pads[:rank]) if is_plain else (0,) * rank,
+                tuple(extra) if is_plain else (0,) * rank,
                 groups,
                 bias is not None,
                 tuple(dilations),
             )
-            return build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv_transpose")
+            y = build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv_transpose")
+            y = y if is_plain else build.call("F.pad", y, tuple(crop), hint="cut")
+            return _finish(build, node, y, bias, last)
     return build.call(
         "ops.conv_transpose",
         x,
