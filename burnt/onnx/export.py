@@ -36,10 +36,11 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
-from burnt.inspect.signature import Signature, signature_of
+from burnt.inspect.signature import Signature, TensorInfo, signature_of
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.comparison import compare, first_line
+from burnt.onnx.importer.module import ImportedModule
 from burnt.onnx.translations import FLOAT8, OPSET_4_BITS, OPSET_FLOAT8, store_packed_weights, translations
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 from burnt.scheme import QuantScheme
@@ -165,7 +166,7 @@ def export(
         if isinstance(example, Signature):
             signature = example
         else:
-            signature = _signature(model, example, batch, open_axes)
+            signature = _named_as_imported(model, _signature(model, example, batch, open_axes))
         _require_tensors(signature)
         if batch is not None:
             signature = _with_batch(signature, batch)
@@ -241,6 +242,23 @@ def _size_of_batch(
             if symbol == "batch" and isinstance(tensor, Tensor) and axis < tensor.dim():
                 return tensor.shape[axis]
     return None
+
+
+def _named_as_imported(model: nn.Module, signature: Signature) -> Signature:
+    """Give the inputs and outputs of an imported model the names that they have in its file."""
+    if not isinstance(model, ImportedModule):
+        return signature
+
+    def named(infos: tuple[TensorInfo, ...], names: list[str]) -> tuple[TensorInfo, ...]:
+        if len(set(names)) != len(infos) or not all(names):
+            return infos
+        return tuple(replace(info, name=name) for info, name in zip(infos, names, strict=True))
+
+    return replace(
+        signature,
+        inputs=named(signature.inputs, model.input_names),
+        outputs=named(signature.outputs, model.output_names),
+    )
 
 
 def _with_batch(signature: Signature, batch: int) -> Signature:

@@ -17,7 +17,7 @@ from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.program import Statement
 from burnt.onnx.importer.python import write_package
 from burnt.train import ClassificationOutput, Learner, SupervisedTraining
-from tests.onnx.importer_files import inputs_of, read
+from tests.onnx.importer_files import inputs_of, names, read
 from tests.onnx.test_import_files import check, import_package
 
 
@@ -110,22 +110,43 @@ def test_it_quantizes():
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["mlp.sklearn", pytest.param("convnext.legacy", marks=pytest.mark.full)])
+_MODELS = [name for name in names() if name.endswith((".dynamo", ".legacy"))]
+
+
+@pytest.mark.sample(keep=("mlp.sklearn", "bert.dynamo"))
+@pytest.mark.parametrize("name", ["mlp.sklearn", *_MODELS])
 def test_it_is_exported_again(name, tmp_path):
+    """The batch stays open, and the file is imported again."""
     module = burnt.onnx.load(read(name)).eval()
-    inputs = _ids(name)
     if name == "mlp.sklearn":  # labels and probabilities
         module = _Probabilities(module)
     path = tmp_path / "again.onnx"
-    burnt.onnx.export(module, tuple(inputs), path)
+    burnt.onnx.export(module, tuple(_ids(name)), path)
     session = onnxruntime.InferenceSession(str(path))
-    names = [value.name for value in session.get_inputs()]
-    found = session.run(None, dict(zip(names, (x.numpy() for x in inputs), strict=True)))
-    with torch.no_grad():
-        check(module(*inputs), found[0])
     again = burnt.onnx.load(path)
+    if name != "mlp.sklearn":
+        assert [value.name for value in session.get_inputs()] == module.input_names
+        assert [value.name for value in session.get_outputs()] == module.output_names
+    for batch in (2, 3):
+        inputs = [torch.cat([x, x.flip(0)])[:batch] for x in _ids(name)]
+        feeds = zip((value.name for value in session.get_inputs()), inputs, strict=True)
+        found = session.run(None, {key: x.numpy() for key, x in feeds})
+        with torch.no_grad():
+            check(module(*inputs), found[0])
+            check(again(*inputs), found[0])
+
+
+@pytest.mark.full
+def test_the_length_stays_open_in_the_export_where_it_is(tmp_path):
+    module = burnt.onnx.load(read("llama.dynamo"))
+    path = tmp_path / "again.onnx"
+    axes = {name: {1: "sequence"} for name in module.input_names}
+    burnt.onnx.export(module, tuple(_ids("llama.dynamo")), path, open_axes=axes)
+    inputs = _ids("llama.dynamo", 3)
+    assert inputs[0].shape[1] != _ids("llama.dynamo")[0].shape[1]
+    feeds = dict(zip(module.input_names, (x.numpy() for x in inputs), strict=True))
     with torch.no_grad():
-        check(again(*inputs), found[0])
+        check(module(*inputs), onnxruntime.InferenceSession(str(path)).run(None, feeds)[0])
 
 
 class _Probabilities(burnt.Module, init=False):

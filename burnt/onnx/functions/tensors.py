@@ -44,10 +44,17 @@ __all__ = [
 
 
 def to_ints(values: Sizes) -> list[int]:
-    """Return integers of a tensor or sequence as a list."""
+    """Return integers of a tensor or sequence as a list; sizes that are open in an export stay so."""
     if isinstance(values, Tensor):
         return [int(v) for v in values.reshape(-1).tolist()]
-    return [int(values)] if isinstance(values, int) else [int(v) for v in values]
+    if _is_open(values):
+        return [values]  # type: ignore[list-item]
+    return [int(values)] if isinstance(values, int) else [v if _is_open(v) else int(v) for v in values]
+
+
+def _is_open(value: object) -> bool:
+    """Whether a size is a variable of an export."""
+    return isinstance(value, torch.SymInt)
 
 
 def device_of(x: Any) -> torch.device | None:
