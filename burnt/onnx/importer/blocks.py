@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -67,7 +67,7 @@ def group_blocks(
         program: of the module; its results stay the same to the bit.
         tensors: of the module, by name; those of blocks are moved into them.
         layers: likewise; a ``ModuleList`` for each sequence of blocks is added.
-        used_names: of the program.
+        used_names: of its variables.
     """
     paths: dict[str, list[Block]] = {}
     for _ in range(_MOST_ROUNDS):
@@ -263,6 +263,11 @@ def _base(leaf: Leaf) -> Name:
     return leaf if isinstance(leaf, Name) else leaf.tensor
 
 
+def _is_member(name: str, members: Mapping[str, object]) -> bool:
+    """Whether a name is that of a layer or tensor; a variable may have the same one without ``self``."""
+    return name.startswith("self.") and name.removeprefix("self.") in members
+
+
 def _name(leaf: Leaf) -> str:
     return _base(leaf).name
 
@@ -318,14 +323,14 @@ def _flow(
 
     first = turns[0][0]
     assert isinstance(first, Statement)
-    found.begins_with_layer = first.call.function.removeprefix("self.") in layers
+    found.begins_with_layer = _is_member(first.call.function, layers)
     own: dict[tuple[str, ...], None] = {}
     arguments: dict[tuple[Leaf, ...], tuple[int, int] | None] = {}
     for same in zip(*turns, strict=True):
         for one in zip(*(_slots(s) for s in same if isinstance(s, Statement)), strict=True):
             names = tuple(_name(leaf) for leaf in one)
             places = [made.get(name) for name in names]
-            is_layer = names[0].removeprefix("self.") in layers
+            is_layer = _is_member(names[0], layers)
             if is_layer or (names[0].startswith("self.") and len(set(names)) == found.count):
                 own[names] = None
             elif all(place is not None and place[0] == k for k, place in enumerate(places)):
@@ -358,7 +363,7 @@ def _complete(
     start, period, count = found.start, found.period, found.count
     inside = [reads.within(start + k * period, start + (k + 1) * period) for k in range(count)]
     spanned = _sum(inside)
-    is_layer = {names: names[0].removeprefix("self.") in layers for names in own}
+    is_layer = {names: _is_member(names[0], layers) for names in own}
     if not any(is_layer.values()):
         return None
     if len({name for names in own for name in names}) < sum(len(set(names)) for names in own):
@@ -480,7 +485,7 @@ def _replace(
             )
         )
     hint = "block" if found.is_single else found.path or "blocks"
-    name = unique_name(hint, used_names)
+    name = unique_name(hint, {*tensors, *layers})
     layers[name] = blocks[0] if found.is_single else torch.nn.ModuleList(blocks)
     paths[name] = blocks
     module = f"self.{name}"

@@ -65,7 +65,8 @@ class Build:
         parent: the build of the graph around this one, for bodies of loops and branches.
         values: expressions of values of the graph.
         constants: arrays of values that are constant.
-        used_names: of the program.
+        used_names: of variables and functions of the program.
+        member_names: of layers and tensors of the module.
         shared_layers: names of layers by op and weights.
         prefix: of the names of all weights, which the names of layers leave out.
         node: whose statements are being added.
@@ -85,6 +86,7 @@ class Build:
     values: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
     used_names: set[str] = field(default_factory=set)
+    member_names: set[str] = field(default_factory=set)
     absorbed: dict[Any, Any] = field(default_factory=dict)
     shared_layers: dict[Any, str] = field(default_factory=dict)
     prefix: str = ""
@@ -234,7 +236,8 @@ class Build:
         name = None if key is None else root.shared_layers.get(key)
         if name is None:
             own = hint if path is None else root.without_prefix(path)
-            name = root.new_name(f"{hint}_{own}" if own[:1].isdigit() else own)  # a Sequential's have numbers
+            own = f"{hint}_{own}" if own[:1].isdigit() else own  # those of a Sequential are numbers
+            name = unique_name(own, root.member_names)
             root.layers[name] = module
             if key is not None:
                 root.shared_layers[key] = name
@@ -254,7 +257,7 @@ class Build:
             is_trained: whether it is a parameter; None: floating-point tensors with axes are.
         """
         root = self.root
-        name = root.new_name(tensor_hint(root.without_prefix(hint)))
+        name = unique_name(tensor_hint(root.without_prefix(hint)), root.member_names)
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
         if is_trained is None:
             is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
