@@ -44,7 +44,7 @@ __all__ = ["group_blocks"]
 _LEAST_PERIOD = 4  # statements of a block
 _MOST_PERIOD = 400
 _MOST_STATEMENTS = 50_000
-_MOST_ROUNDS = 64
+_MOST_READ = 500_000  # statements of all rounds: about 20 seconds
 _MOST_CANDIDATES = 16  # of a round
 _FIRST_TURNS = 3  # by which the places where a turn may begin are compared
 
@@ -73,9 +73,9 @@ def group_blocks(
         used_names: of its variables.
     """
     paths: dict[str, list[Block]] = {}
-    for _ in range(_MOST_ROUNDS):
-        if len(program.statements) > _MOST_STATEMENTS:
-            break
+    left = _MOST_READ
+    while len(program.statements) <= min(left, _MOST_STATEMENTS):
+        left -= len(program.statements)
         ids = _signatures(program, tensors, layers)
         found = _find(program, ids, layers)
         if found is None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["rewrite_patterns"]
 
 _New: TypeAlias = tuple[str, str, list[Any], dict[str, Any]]  # domain, op, inputs, attributes
+_Rule: TypeAlias = tuple[Pattern, Callable[[Found], _New | None]]
 _SWAPPED = [0, 1, 3, 2]
 _MOST_STEPS = 8  # from the product of query and key to softmax: scales and masks
 
@@ -48,8 +49,9 @@ def rewrite_patterns(model: ir.Model) -> None:
     _remove_no_ops(model)
     for patterns in (_PATTERNS, _PATTERNS_OF_PATTERNS):
         by_op: dict[str, list[_Rule]] = {}
-        for rule in patterns:
-            by_op.setdefault(rule[0][0], []).append(rule)
+        for root, make in patterns:
+            assert isinstance(root, tuple)
+            by_op.setdefault(root[0].partition(":")[0], []).append((root, make))
         nodes = list(model.graph.all_nodes())
         for node in reversed(nodes):  # from the outside: RMSNorm is a part of LayerNorm
             if node.domain not in ("", "ai.onnx"):
@@ -435,7 +437,6 @@ _INTEGER_PRODUCT: Pattern = (
 _GROUPS: Pattern = ("Reshape:whole", ("InstanceNormalization:norm", ("Reshape:groups", "x"), "ones", "zeros"))
 _SLICES: tuple[Pattern, Pattern] = ("Slice:first", "x"), ("Slice:second", "x")
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
-_Rule: TypeAlias = tuple[Pattern, Callable[[Found], _New | None]]
 _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
     *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
     *((p, _tanh_gelu) for gate in _TANH_GATES for p in _half_gated(gate)),
