@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnt
 from burnt.errors import BurntError, RecordError, UnsupportedError
+from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.python import module_source
 
 FLOAT = TensorProto.FLOAT
@@ -163,6 +166,45 @@ def test_many_nodes():
     with pytest.raises(RecordError, match="at most 200,000 nodes"):
         burnt.onnx.load(model)
     assert time.perf_counter() - start < 10
+
+
+def test_a_long_sum_before_a_softmax():
+    """The pattern of attention, with a thousand masks."""
+    names = ["s", *(f"a{i}" for i in range(1200))]
+    adds = [helper.make_node("Add", [before, "x"], [name]) for before, name in itertools.pairwise(names)]
+    ends = [helper.make_node("Softmax", [names[-1]], ["p"]), helper.make_node("MatMul", ["p", "x"], ["y"])]
+    model = _model([helper.make_node("MatMul", ["x", "x"], ["s"]), *adds, *ends])
+    for value in (*model.graph.input, *model.graph.output):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, FLOAT, [1, 1, 4, 4]))
+    x = torch.eye(4).reshape(1, 1, 4, 4) * 0.01
+    torch.testing.assert_close(burnt.onnx.load(model)(x), torch.softmax(x @ x + 1200 * x, -1) @ x)
+
+
+def test_many_names_that_are_alike():
+    """Each is found in constant time: the numbers before it are not tried again."""
+    used: dict[str, int] = {}
+    start = time.perf_counter()
+    names = [unique_name("mul", used) for _ in range(50_000)]
+    assert time.perf_counter() - start < 10
+    assert names[:3] == ["mul", "mul_2", "mul_3"]
+    assert names[-1] == "mul_50000"
+    assert [unique_name(hint, used) for hint in ("mul_3", "mul", "add")] == ["mul_3_2", "mul_50001", "add"]
+
+
+def test_many_results_at_once():
+    """Written Python tells them apart by numbers, and uses the names again afterwards."""
+    nodes = [helper.make_node("Mul", ["x", "x"], [f"m{i}"]) for i in range(300)]
+    nodes += [
+        helper.make_node("Sum", [f"m{i}" for i in range(300)], ["a"]),
+        helper.make_node("Relu", ["a"], ["y"]),
+    ]
+    module = burnt.onnx.load(_model(nodes))
+    text = module_source(module, "Wide", "Wide.")
+    names: dict[str, Any] = {}
+    exec(compile(text, "wide", "exec"), names)
+    x = torch.rand(2, 4)
+    assert torch.equal(names["Wide"]()(x), module(x))
+    assert re.search(r"\bx_299 = x_?\w* \* x", text)
 
 
 def test_deep_nesting():

@@ -21,7 +21,6 @@ def cast(
     dtype: torch.dtype | str,
     saturate: bool = True,
     round_mode: str = "up",
-    source: str = "",
     device: torch.device | None = None,
 ) -> Any:
     """Convert to another type of elements.
@@ -33,7 +32,6 @@ def cast(
         saturate: whether what is out of the range of an 8-bit float becomes its largest value, not NaN or
             infinity.
         round_mode: of ``torch.float8_e8m0fnu``: ``up``, ``down`` or ``nearest``.
-        source: the dtype of `x` where torch lacks it.
         device: of the result where `x` is an array of strings.
 
     >>> cast(torch.tensor([1e6, 3.3]), torch.float8_e4m3fn).float()

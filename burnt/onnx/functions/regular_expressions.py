@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from burnt.errors import UnsupportedError
 
-__all__ = ["FullMatcher", "full_matcher"]
+__all__ = ["WORD", "FullMatcher", "full_matcher"]
 
 _MAX_STATES = 5_000
 _MAX_DEPTH = 50
@@ -44,7 +44,8 @@ _POSIX = {
     "xdigit": "0-9A-Fa-f",
 }
 _ANCHORS = {"^": "start", "\\A": "start", "$": "end", "\\z": "end", "\\b": "boundary", "\\B": "inside"}
-_WORD = frozenset(string.ascii_letters + string.digits + "_")
+WORD = frozenset(string.ascii_letters + string.digits + "_")
+"""The characters of words, between which and others is a boundary."""
 
 
 @functools.lru_cache(64)
@@ -90,7 +91,7 @@ class FullMatcher:
                 self._cache[key] = after
             if not after:
                 return False
-            states, before = after, "word" if char in _WORD else "other"
+            states, before = after, "word" if char in WORD else "other"
         return 0 in self._reached(states, before, "")
 
     def _step(self, states: frozenset[int], before: str, char: str) -> Iterator[int]:
@@ -102,7 +103,7 @@ class FullMatcher:
 
     def _reached(self, states: frozenset[int], before: str, char: str) -> set[int]:
         """Return the states that are reached before the next character is read; it is empty at the end."""
-        is_boundary = (before == "word") != (char in _WORD)
+        is_boundary = (before == "word") != (char in WORD)
         holds = {
             "": True,
             "start": before == "start",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from burnt.errors import UnsupportedError
-from burnt.onnx.functions.regular_expressions import FullMatcher
+from burnt.onnx.functions.regular_expressions import WORD, FullMatcher
 
 __all__ = ["tokenize"]
-
-_WORD = frozenset(string.ascii_letters + string.digits + "_")
 
 
 def tokenize(
@@ -105,7 +102,7 @@ class _Finder(FullMatcher):
         """Return the end of the longest match that begins at a position, or -1."""
         states, found = frozenset({self._start}), -1
         for position in range(begin, len(text) + 1):
-            before = "start" if not position else "word" if text[position - 1] in _WORD else "other"
+            before = "start" if not position else "word" if text[position - 1] in WORD else "other"
             accepts, states = self._next(states, before, text[position : position + 1])
             found = position if accepts else found
             if not states:

@@ -4,11 +4,19 @@
 
     source.py      a path, bytes or ModelProto, read safely, becomes an onnx_ir model with functions inlined
     registry.py    handlers by domain, op and version range
+    expand.py      calls of functions become their bodies; shapes are inferred
+    qoperators.py  ONNX Runtime's quantized ops become ops between DequantizeLinear and QuantizeLinear
+    patterns.py    what exporters take apart becomes one node again; matching.py: how a pattern matches
     build.py       calls the handlers in order; each adds statements to a program
-    program.py     the statements: calls of functions with names, numbers and sizes; evaluated or printed as
-    Python module.py      ImportedModule: evaluates a program
-    ops/           the handlers, a file per family, and the functions that torch lacks
-    (`burnt/onnx/functions/`)
+    ops/           the handlers, a file per family; their functions are in `burnt/onnx/functions/`
+    quantized.py   quantized weights become quantized layers
+    integers.py    shape arithmetic, computed during the import
+    program.py     the statements: calls of functions with names, numbers and sizes
+    blocks.py      what a program repeats becomes calls of one class of modules
+    module.py      ImportedModule, which evaluates a program by evaluate.py
+    python.py      the program as a Python file: body.py the statements, printing.py expressions,
+                   names.py names, kinds.py what is certainly a tensor
+    load.py        `load`, which calls them; summary.py, table.py and onnx2torch.py stand beside it
 
 A program is evaluated at run time and printed as a file from the same statements, so both compute the same.
 """

@@ -44,7 +44,7 @@ __all__ = ["group_blocks"]
 _LEAST_PERIOD = 4  # statements of a block
 _MOST_PERIOD = 400
 _MOST_STATEMENTS = 50_000
-_MOST_ROUNDS = 64
+_MOST_READ = 500_000  # statements of all rounds: about 20 seconds
 _MOST_CANDIDATES = 16  # of a round
 _FIRST_TURNS = 3  # by which the places where a turn may begin are compared
 
@@ -59,7 +59,10 @@ Leaf: TypeAlias = "Name | Size | Device"
 
 
 def group_blocks(
-    program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module], used_names: set[str]
+    program: Program,
+    tensors: dict[str, Tensor],
+    layers: dict[str, torch.nn.Module],
+    used_names: dict[str, int],
 ) -> None:
     """Replace what a program repeats by calls of blocks, in place.
 
@@ -70,11 +73,11 @@ def group_blocks(
         used_names: of its variables.
     """
     paths: dict[str, list[Block]] = {}
-    for _ in range(_MOST_ROUNDS):
-        if len(program.statements) > _MOST_STATEMENTS:
-            break
+    left = _MOST_READ
+    while len(program.statements) <= min(left, _MOST_STATEMENTS):
+        left -= len(program.statements)
         ids = _signatures(program, tensors, layers)
-        found = _find(program, ids, tensors, layers)
+        found = _find(program, ids, layers)
         if found is None:
             break
         if not _gather_turn(program, ids, found):
@@ -151,7 +154,6 @@ def _signatures(
 def _find(
     program: Program,
     ids: np.ndarray[Any, Any],
-    tensors: dict[str, Tensor],
     layers: dict[str, torch.nn.Module],
 ) -> _Found | None:
     """Return the repetition that shortens the program most."""
@@ -161,10 +163,10 @@ def _find(
         for shift in range(min(period, length - 2 * period + 1)):
             count = (length - shift) // period
             first = _Found(start + shift, period, min(count, _FIRST_TURNS))
-            if _flow(program, reads, tensors, layers, first) is not None:
+            if _flow(program, reads, layers, first) is not None:
                 places.append((first.cost(count), _Found(start + shift, period, count)))
         for _, place in sorted(places, key=lambda one: one[0]):
-            found = _flow(program, reads, tensors, layers, place)
+            found = _flow(program, reads, layers, place)
             if found is not None:
                 return found
     return None
@@ -308,7 +310,6 @@ def _slots(statement: Statement) -> list[Leaf]:
 def _flow(
     program: Program,
     reads: _Reads,
-    tensors: dict[str, Tensor],
     layers: dict[str, torch.nn.Module],
     found: _Found,
 ) -> _Found | None:
@@ -465,7 +466,7 @@ def _replace(
     program: Program,
     tensors: dict[str, Tensor],
     layers: dict[str, torch.nn.Module],
-    used_names: set[str],
+    used_names: dict[str, int],
     paths: dict[str, list[Block]],
 ) -> None:
     """Put calls of blocks in the place of a repetition."""
@@ -485,7 +486,7 @@ def _replace(
             )
         )
     hint = "block" if found.is_single else found.path or "blocks"
-    name = unique_name(hint, {*tensors, *layers})
+    name = unique_name(hint, dict.fromkeys((*tensors, *layers), 1))
     layers[name] = blocks[0] if found.is_single else torch.nn.ModuleList(blocks)
     paths[name] = blocks
     module = f"self.{name}"
@@ -521,12 +522,12 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
 
     In the last turn every value that comes from the turn before has a name of its own.
     """
-    used: set[str] = set()
+    used: dict[str, int] = {}
     members = [unique_name(member, used) for member in found.members]
     renamed: dict[Expr, Expr] = {
         Name(names[-1]): Name(f"self.{member}") for names, member in zip(found.own, members, strict=True)
     }
-    used = set()
+    used = {}
     inputs = []
     roles: dict[Expr, str] = {
         argument: role
@@ -599,7 +600,7 @@ def _name_classes(paths: dict[str, list[Block]]) -> None:
             block.kind = kind
 
 
-def _name_carried(program: Program, at: int, repeat: Repeat, used_names: set[str]) -> None:
+def _name_carried(program: Program, at: int, repeat: Repeat, used_names: dict[str, int]) -> None:
     """Give what a loop hands on one name: before it where nothing reads the old one later, and after it."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}

@@ -29,6 +29,7 @@ __all__ = ["body_lines"]
 _SHORT = 88
 _MOST_CALLS = 4  # of a line into which results are written in place
 _MOST_DEPTH = 2
+_MOST_REUSED = 64  # numbered names of one word that are tried before a new one is given
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class _Names:
     ) -> None:
         self.kinds = kinds
         self.of = {**outer, **inputs}
-        self.before = dict(self.of)
+        self.before: dict[str, str] = {}
         self.plain = {name: plain_name(name) for name in inputs}
         self.position = -1
         self.wanted = _wanted(lines)
@@ -323,11 +324,12 @@ class _Names:
             if isinstance(line.statement, Define):
                 self.kept |= {line.statement.name, *line.statement.program.free_names()}
         self.holder = {new: old for old, new in self.of.items()}
+        self.numbers: Counter[str] = Counter()  # the largest one after each plain name
 
     def add(self, line: _Line) -> None:
         """Name the results of the next line; `before` has the names that it reads."""
         self.position += 1
-        self.before = dict(self.of)
+        self.before = {name: self.of[name] for name in line.reads() if name in self.of}
         for i, output in enumerate(line.outputs):
             if line.statement is None and len(line.outputs) > 1 and output not in self.last_read:
                 self.of[output] = "_"
@@ -351,10 +353,14 @@ class _Names:
     def name(self, output: str, plain: str, refused: set[str | None], line: _Line) -> None:
         """Give a result its name."""
         others = {self.of[name] for name in line.outputs if name in self.of and name != output}
+        taken = refused | others
         name, number = plain, 1
-        while name in refused | others or not self.is_free(name, output):
+        while name in taken or not self.is_free(name, output):
             number += 1
+            if number > _MOST_REUSED:
+                number = max(number, self.numbers[plain] + 1)
             name = f"{plain}_{number}"
+        self.numbers[plain] = max(number, self.numbers[plain])
         self.of[output], self.plain[output] = name, plain
         self.holder[name] = output
 

@@ -65,8 +65,8 @@ class Build:
         parent: the build of the graph around this one, for bodies of loops and branches.
         values: expressions of values of the graph.
         constants: arrays of values that are constant.
-        used_names: of variables and functions of the program.
-        member_names: of layers and tensors of the module.
+        used_names: of variables and functions of the program, for `unique_name`.
+        member_names: of layers and tensors of the module, likewise.
         shared_layers: names of layers by op and weights.
         prefix: of the names of all weights, which the names of layers leave out.
         node: whose statements are being added.
@@ -76,6 +76,7 @@ class Build:
         ranks: the numbers of axes of tensors, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
+        weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
     """
 
@@ -85,8 +86,8 @@ class Build:
     parent: Build | None = None
     values: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
-    used_names: set[str] = field(default_factory=set)
-    member_names: set[str] = field(default_factory=set)
+    used_names: dict[str, int] = field(default_factory=dict)
+    member_names: dict[str, int] = field(default_factory=dict)
     absorbed: dict[Any, Any] = field(default_factory=dict)
     shared_layers: dict[Any, str] = field(default_factory=dict)
     prefix: str = ""
@@ -96,6 +97,7 @@ class Build:
     ranks: dict[Name, int] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
+    weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)
 
     # --- what handlers read -------------------------------------------------------------------------------
@@ -182,16 +184,10 @@ class Build:
         value = node.node.inputs[index] if node.has(index) else None
         if value is None or value.is_graph_output():
             return False
-        weights, attributes = list(node.node.inputs[1:]), str(node.node.attributes)
-        return all(
-            reader is node.node
-            or (
-                (reader.domain, reader.op_type) == (node.node.domain, node.op)
-                and list(reader.inputs[1:]) == weights
-                and str(reader.attributes) == attributes
-            )
-            for reader in (use.node for use in value.uses())
-        )
+        weights = self.root.weights
+        if value not in weights:
+            weights[value] = _are_alike([use.node for use in value.uses()])
+        return weights[value]
 
     def dtype(self, node: Node, index: int) -> torch.dtype | None:
         """Return the dtype of an input, where it is known."""
@@ -264,11 +260,7 @@ class Build:
         root.tensors[name] = torch.nn.Parameter(tensor) if is_trained else tensor
         return Name(f"self.{name}")
 
-    def to_weight(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """Return an array as the data of a layer's parameter."""
-        return to_tensor(array)
-
-    def body(self, graph: Any, hint: str, inputs: Sequence[str] | None = None) -> Name:
+    def body(self, graph: Any, hint: str) -> Name:
         """Add the body of a loop or branch as a nested function, and return its name.
 
         Its outputs are always returned as a tuple.
@@ -510,6 +502,18 @@ class Build:
         """Add an array of strings, which is a literal of the program."""
         nested = np.vectorize(to_text, otypes=[object])(array).tolist() if array.size else array.tolist()
         return self.call("ops.strings", nested, list(array.shape), hint=hint)
+
+
+def _are_alike(nodes: Sequence[ir.Node]) -> bool:
+    """Whether nodes have the same op and attributes, and the same inputs after the first."""
+    first = nodes[0]
+    inputs, attributes = list(first.inputs[1:]), str(first.attributes)
+    return all(
+        node.op_identifier() == first.op_identifier()
+        and list(node.inputs[1:]) == inputs
+        and str(node.attributes) == attributes
+        for node in nodes[1:]
+    )
 
 
 def layer_path(node: ir.Node) -> str | None:

@@ -35,10 +35,15 @@ def is_reserved(name: str) -> bool:
     return keyword.iskeyword(name) or name in _RESERVED
 
 
-def unique_name(hint: str, used: set[str]) -> str:
+def unique_name(hint: str, used: dict[str, int]) -> str:
     """Return an identifier that is not used yet, and add it to those that are.
 
-    >>> used = set()
+    Args:
+        hint: text of any kind.
+        used: identifiers, each with the last number that was put after it, so that thousands of equal hints
+            are not all counted again.
+
+    >>> used = {}
     >>> unique_name("encoder/Layer.0", used), unique_name("encoder/Layer.0", used), unique_name("0", used)
     ('encoder_layer_0', 'encoder_layer_0_2', 'x_0')
     """
@@ -48,11 +53,12 @@ def unique_name(hint: str, used: set[str]) -> str:
         base = f"x_{base}"
     if is_reserved(base):
         base += "_"
-    name, number = base, 1
+    name, number, stem = base, used.get(base, 1), base.rstrip("_")
     while name in used:
         number += 1
-        name = f"{base.rstrip('_')}_{number}"
-    used.add(name)
+        name = f"{stem}_{number}"
+    used[base] = number
+    used.setdefault(name, 1)
     return name
 
 
@@ -100,7 +106,6 @@ _OWN_NAMES = {
     "torch.cos": "cos",
     "torch.einsum": "x",
     "torch.full": "filled",
-    "torch.linalg.vector_norm": "length",
     "torch.log_softmax": "scores",
     "torch.maximum": "largest",
     "torch.mean": "mean",

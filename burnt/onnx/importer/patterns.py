@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["rewrite_patterns"]
 
 _New: TypeAlias = tuple[str, str, list[Any], dict[str, Any]]  # domain, op, inputs, attributes
+_Rule: TypeAlias = tuple[Pattern, Callable[[Found], _New | None]]
 _SWAPPED = [0, 1, 3, 2]
+_MOST_STEPS = 8  # from the product of query and key to softmax: scales and masks
 
 
 def rewrite_patterns(model: ir.Model) -> None:
@@ -46,13 +48,15 @@ def rewrite_patterns(model: ir.Model) -> None:
 
     _remove_no_ops(model)
     for patterns in (_PATTERNS, _PATTERNS_OF_PATTERNS):
-        roots = {pattern[0].partition(":")[0] for pattern, _ in patterns if isinstance(pattern, tuple)}
-        for node in reversed(
-            list(model.graph.all_nodes())
-        ):  # from the outside: RMSNorm is a part of LayerNorm
-            if node.op_type not in roots or node.domain not in ("", "ai.onnx"):
+        by_op: dict[str, list[_Rule]] = {}
+        for root, make in patterns:
+            assert isinstance(root, tuple)
+            by_op.setdefault(root[0].partition(":")[0], []).append((root, make))
+        nodes = list(model.graph.all_nodes())
+        for node in reversed(nodes):  # from the outside: RMSNorm is a part of LayerNorm
+            if node.domain not in ("", "ai.onnx"):
                 continue
-            for pattern, make in patterns:
+            for pattern, make in by_op.get(node.op_type, ()):
                 found: Found = {}
                 new = make(found) if match(pattern, node.outputs[0], found) else None
                 if new is not None and _keeps_rank(new, node.outputs[0]):
@@ -141,9 +145,11 @@ def _scaled(value: ir.Value) -> tuple[ir.Value, float] | None:
     return None
 
 
-def _scores(value: ir.Value) -> tuple[ir.Value, ir.Value, float, list[ir.Value]] | None:
+def _scores(
+    value: ir.Value, depth: int = _MOST_STEPS
+) -> tuple[ir.Value, ir.Value, float, list[ir.Value]] | None:
     """Return query, transposed key, scale and masks of attention scores: ``(q @ k.T) * scale + mask``."""
-    if not is_internal(value):
+    if not is_internal(value) or depth == 0:
         return None
     node = producer_of(value, "MatMul")
     if node is not None:
@@ -153,13 +159,13 @@ def _scores(value: ir.Value) -> tuple[ir.Value, ir.Value, float, list[ir.Value]]
     if node is not None:
         for i in (0, 1):
             one, other = node.inputs[i], node.inputs[1 - i]
-            found = None if one is None or other is None else _scores(one)
+            found = None if one is None or other is None else _scores(one, depth - 1)
             if found is not None and other is not None:
                 return (*found[:3], [*found[3], other])
         return None
     scaled = _scaled(value)
     if scaled is not None:
-        found = _scores(scaled[0])
+        found = _scores(scaled[0], depth - 1)
         if found is not None and not found[3]:
             return (*found[:2], found[2] * scaled[1], [])
     return None
@@ -431,7 +437,6 @@ _INTEGER_PRODUCT: Pattern = (
 _GROUPS: Pattern = ("Reshape:whole", ("InstanceNormalization:norm", ("Reshape:groups", "x"), "ones", "zeros"))
 _SLICES: tuple[Pattern, Pattern] = ("Slice:first", "x"), ("Slice:second", "x")
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
-_Rule: TypeAlias = tuple[Pattern, Callable[[Found], _New | None]]
 _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
     *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
     *((p, _tanh_gelu) for gate in _TANH_GATES for p in _half_gated(gate)),

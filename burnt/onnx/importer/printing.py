@@ -56,7 +56,7 @@ _NUMBER_FIRST = ("torch.add", "torch.sub", "torch.mul", "torch.pow")
 """
 
 METHODS = {
-    *("reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "narrow", "softmax", "select"),
+    *("reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "softmax", "select"),
     *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t", "unflatten", "clamp"),
 }
 """Functions of torch that are written as methods of their first argument."""

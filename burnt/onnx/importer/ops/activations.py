@@ -7,6 +7,7 @@ from typing import Any
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.registry import handler
 
 
@@ -84,7 +85,7 @@ def _prelu(build: Build, node: Node) -> Any:
         if slope.size == 1 or per_channel or (node.version < 7 and slope.ndim == 1):
             layer = nn.Prelu(slope.size)
             (parameter,) = layer.parameters()
-            parameter.data = build.to_weight(slope.reshape(-1))
+            parameter.data = to_tensor(slope.reshape(-1))
             return build.layer(layer, x, hint="prelu")
     slope_ = build.tensor(node, 1)
     if node.version < 7:

@@ -9,6 +9,7 @@ import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.ops.elementwise import WIDE
 from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
@@ -29,11 +30,11 @@ def _count(value: Any) -> int:
 
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
     """Add a linear layer with a weight ``[out, in]``."""
-    tensor = build.to_weight(weight)
+    tensor = to_tensor(weight)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = torch.nn.Parameter(tensor)
     if bias is not None:
-        layer.bias = torch.nn.Parameter(build.to_weight(bias))
+        layer.bias = torch.nn.Parameter(to_tensor(bias))
     return build.layer(layer, x, hint="linear")
 
 
@@ -44,7 +45,7 @@ def _quantized_linear(
     rows, columns = weight.weight.shape
     layer = nn.Linear(columns, rows, bias=bias is not None, device="meta", dtype=weight.weight.dtype)
     if bias is not None:
-        layer.bias = torch.nn.Parameter(build.to_weight(bias))
+        layer.bias = torch.nn.Parameter(to_tensor(bias))
     return add_quantized(build, node, layer, weight, hint="linear")
 
 

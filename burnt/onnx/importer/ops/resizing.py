@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.program import Arithmetic, Name, Size
 from burnt.onnx.importer.registry import handler
@@ -128,8 +129,7 @@ def _spatial(x: Name, shape: list[Any], found: dict[str, Any]) -> tuple[list[flo
         multiples = [_multiple_of(size, Size(x, axis)) for axis, size in enumerate(sizes, 2)]
         return (None, sizes) if None in multiples else ([float(n) for n in multiples if n is not None], None)
     if not sizes and isinstance(scales, list) and len(scales) == len(named):
-        # The decimal that the float32 stands for, such as 1.4.
-        factors = [float(str(np.float32(scale))) for scale in scales]
+        factors = [shortest_decimal(scale) for scale in scales]  # such as 1.4
         lengths = np.arange(1, 1025)
         is_same = factors[: len(named) - rank + 2] in ([], [1.0, 1.0]) and all(
             np.array_equal(

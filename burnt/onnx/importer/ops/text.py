@@ -55,9 +55,7 @@ def _string_normalizer(build: Build, node: Node) -> Any:
 @handler("Tokenizer", domain="com.microsoft")
 def _tokenizer(build: Build, node: Node) -> Any:
     pattern, separators = node.attr("tokenexp", ""), node.attr("separators", [])
-    tokenize(
-        np.empty(0, object), pattern, separators
-    )  # refuses expressions now, not when the model is called
+    tokenize(np.empty(0, object), pattern, separators)  # refuses what is not supported during the import
     return build.call(
         "ops.tokenize",
         build.tensor(node, 0),
