@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
+import shlex
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from burnt.cli.output import Page, UsageError, print_json, size_text
 from burnt.errors import quantity
@@ -27,7 +33,8 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
         The exit code 0.
 
     Raises:
-        UsageError: there is no such file, the folder has a package already, or `name` is no name of a class.
+        UsageError: there is no such file, the folder has a package already or cannot be imported by its name,
+            or `name` is no name of a class.
         RecordError: the file is no ONNX model, or damaged.
         UnsupportedError: the model has ops that burnt does not support.
     """
@@ -36,23 +43,32 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
 
     folder, file = Path(out), Path(path)
     if not file.is_file():
-        raise UsageError("there is no such file", found=path)
+        problem = "the file is a folder" if file.is_dir() else "there is no such file"
+        raise UsageError(problem, expected="an .onnx file", found=path)
     if not folder.parent.is_dir():
-        raise UsageError("there is no folder for the package", found=out)
+        raise UsageError(
+            "there is no folder for the package",
+            found=out,
+            hint=f"mkdir -p {shlex.quote(str(folder.parent))}",
+        )
     if folder.exists() and not folder.is_dir():
         raise UsageError("--out is a file", expected="a folder, which is created", found=out)
     taken = [name for name in ("__init__.py", WEIGHTS) if (folder / name).exists()]
     if taken and not force:
         raise UsageError(
-            "the folder has such files already", found=", ".join(taken), hint="--force replaces them"
+            "the folder has such files already",
+            where=out,
+            found=", ".join(taken),
+            hint="--force replaces them, with what you edited in them",
         )
+    _check_package(folder)
     name = class_name(file.stem) if name is None else name
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise UsageError("--name is no name of a class", found=name, hint=f"--name {class_name(name)}")
     module = onnx.load(file)
     python = write_package(module, folder, name=name, title=f"Imported from {file.name}.")
     weights = folder / WEIGHTS
-    layers = Counter(type(layer).__name__ for layer in module.children())
+    layers = Counter(_layers(module))
     if as_json:
         print_json(
             {
@@ -74,6 +90,40 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
     if layers:
         page.line(f"  layers   {', '.join(f'{count} {kind}' for kind, count in layers.most_common())}")
     return 0
+
+
+def _check_package(folder: Path) -> None:
+    """Raise a UsageError if `import NAME` cannot work for a folder, or hides a package that it imports."""
+    name = folder.resolve().name
+    if not name.isidentifier() or keyword.iskeyword(name):
+        valid = re.sub(r"\W+", "_", name).strip("_").lower()
+        valid = (
+            valid if valid.isidentifier() and not keyword.iskeyword(valid) else f"model_{valid}".rstrip("_")
+        )
+        raise UsageError(
+            "--out is no name of a package",
+            expected="letters, digits and _, as in `import bert`",
+            found=name,
+            hint=f"--out {shlex.quote(str(folder.parent / valid))}",
+        )
+    if name in ("burnt", "torch") or name in sys.stdlib_module_names:
+        raise UsageError(
+            "--out hides a package of this name",
+            expected="a name of its own",
+            found=name,
+            hint=f"--out {shlex.quote(str(folder.parent / f'{name}_model'))}",
+        )
+
+
+def _layers(module: torch.nn.Module) -> Iterator[str]:
+    """Yield the class of each layer, those in blocks included."""
+    from burnt.onnx.importer.module import Block
+
+    for layer in module.children():
+        if isinstance(layer, Block | torch.nn.ModuleList):
+            yield from _layers(layer)
+        else:
+            yield type(layer).__name__
 
 
 def class_name(stem: str) -> str:

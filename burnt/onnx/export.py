@@ -343,6 +343,8 @@ def _translate(
             program = torch.export.export(
                 _Flat(model, signature), tuple(example), dynamic_shapes=(shapes,), strict=False
             )
+        except UnsupportedError:  # from the model's own code, such as functions of an imported one
+            raise
         except Exception as error:  # the model's code may raise anything when it is traced
             raise _tracing_error(name, error) from error
         program = _decomposed(program, opset)

@@ -54,6 +54,17 @@ def test_objects_that_are_no_model(tmp_path):
         burnt.onnx.load(tmp_path / "none.onnx")
 
 
+def test_what_is_wrong_with_a_file_is_said(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_linear().SerializeToString()[:-10])
+    with pytest.raises(RecordError, match="downloaded or copied as a whole") as caught:
+        burnt.onnx.load(path)
+    assert f"in {path.stat().st_size} bytes" in str(caught.value)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(RecordError, match="git lfs pull"):
+        burnt.onnx.load(path)
+
+
 def test_a_truncated_file():
     data = _linear().SerializeToString()
     burnt.onnx.load(data)
@@ -118,7 +129,7 @@ def test_every_unsupported_node_is_listed():
     nodes = [
         helper.make_node("Secret", ["x"], ["a"], name="first", domain="com.example"),
         helper.make_node("Secret", ["a"], ["b"], name="second", domain="com.example"),
-        helper.make_node("Mystery", ["b"], ["y"], name="third"),
+        helper.make_node("Mystery", ["b"], ["y"]),
     ]
     model = _model(nodes)
     model.opset_import.add(domain="com.example", version=3)
@@ -126,7 +137,8 @@ def test_every_unsupported_node_is_listed():
         burnt.onnx.load(model)
     text = str(caught.value)
     assert "Secret (domain com.example, version 3): first, second" in text
-    assert "Mystery (domain ai.onnx, version 20): third" in text
+    assert "Mystery (domain ai.onnx, version 20): the node of 'y'" in text
+    assert "the model has 2 ops that burnt does not support" in text
 
 
 def test_shapes_that_lie():

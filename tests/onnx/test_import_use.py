@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from torch.nn import functional as F
 
 import burnt
 from burnt import optim
 from burnt.data import Loader, TensorDataset
+from burnt.errors import InputTypeError, InputValueError, RecordError, UnsupportedError
+from burnt.onnx.functions.ml import one_hot_of
 from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.program import Statement
 from burnt.onnx.importer.python import write_package
@@ -168,3 +173,103 @@ def test_a_written_package_is_edited_and_trained(tmp_path: Path):
     images = _ids("resnet.dynamo")
     net.train()(*images).sum().backward()
     assert all(p.grad is not None for p in net.parameters())
+
+
+def test_sizes_of_an_expand_stay_open():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], end=1),
+        helper.make_node("Concat", ["size", "three"], ["shape"], axis=0),
+        helper.make_node("Expand", ["row", "shape"], ["wide"]),
+        helper.make_node("Add", ["x", "wide"], ["y"]),
+    ]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 3])] for name in ("x", "y")
+    )
+    weights = [
+        numpy_helper.from_array(np.array([3]), "three"),
+        numpy_helper.from_array(np.ones((1, 3), np.float32), "row"),
+    ]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    module = burnt.onnx.load(model)
+    assert "ops.expand" in _calls(module)
+    dims = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(module, (torch.ones(3, 3),), dynamic_shapes=(dims,), strict=False)
+    assert torch.equal(program.module()(torch.ones(5, 3)), torch.full((5, 3), 2.0))
+
+
+def test_dictionaries_are_not_exported(tmp_path):
+    module = burnt.onnx.load(read("logistic_zipmap.sklearn"))
+    with pytest.raises(UnsupportedError, match="zipmap=False"):
+        burnt.onnx.export(module, _ids("logistic_zipmap.sklearn")[0], tmp_path / "again.onnx")
+
+
+def test_inputs_that_do_not_fit():
+    module = burnt.onnx.load(read("bert.legacy"))
+    ids = _ids("bert.legacy")
+    with pytest.raises(InputTypeError, match=f"{len(ids)}: {', '.join(module.input_names)}"):
+        module(*ids, ids[0])
+    with pytest.raises(RuntimeError) as caught:
+        module(*(x[:, :2] if i else x for i, x in enumerate(ids)))
+    (note,) = caught.value.__notes__
+    assert module.input_names[0] + ": int64 [" in note
+    assert f"given: int64 {list(ids[0].shape)}, int64 [{len(ids[0])}, 2]" in note
+
+
+def test_a_category_that_is_not_known():
+    with pytest.raises(InputValueError, match="one of 'b', 'a'") as caught:
+        one_hot_of(np.array([["a"], ["c"]], dtype=object), ["b", "a"], allow_unknown=False)
+    assert "found     'c'" in str(caught.value)
+
+
+def _normalized(training: int) -> onnx.ModelProto:
+    """Two norms whose weights differ, each with a sigmoid after it."""
+    rng, nodes, weights = np.random.default_rng(0), [], []
+    for i in range(2):
+        parts = ("weight", "bias", "running_mean", "running_var")
+        names = [f"layers.{i}.norm.{part}" for part in parts]
+        weights += [numpy_helper.from_array(rng.uniform(0.5, 1, 3).astype("f"), name) for name in names]
+        outputs = [f"n{i}", f"m{i}", f"v{i}"] if training else [f"n{i}"]
+        nodes += [
+            helper.make_node("BatchNormalization", [f"x{i}", *names], outputs, training_mode=training),
+            helper.make_node("Sigmoid", [f"n{i}"], [f"x{i + 1}"]),
+        ]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 3, 4])] for name in ("x0", "x2")
+    )
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_norms_of_a_training_file_are_trained():
+    module, x = burnt.onnx.load(_normalized(1)), torch.randn(5, 3, 4, requires_grad=True)
+    assert {name.split("_")[-1] for name, _ in module.named_buffers()} == {"mean", "var"}
+    norm = torch.nn.BatchNorm1d(3)
+    y = x
+    for i in range(2):
+        weights = [numpy_helper.to_array(w) for w in _normalized(1).graph.initializer[4 * i : 4 * i + 2]]
+        y = F.batch_norm(y, None, None, *map(torch.tensor, weights), training=True, eps=norm.eps).sigmoid()
+    torch.testing.assert_close(module(x), y)
+    (expected,) = torch.autograd.grad(y.square().sum(), x)
+    (found,) = torch.autograd.grad(module(x).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+    module(x).square().sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_a_block_that_is_added_has_the_constants(tmp_path: Path):
+    module = burnt.onnx.load(read("torch_transformer.legacy"))
+    path = write_package(module, tmp_path / "package", name="Net", title="Imported.")
+    text = path.read_text()
+    assert "Buffer(torch.tensor([1.0]))" in text
+    path.write_text(text.replace("in range(3)", "in range(4)"))
+    package = import_package(tmp_path / "package")
+    with pytest.raises(RecordError, match="nothing in the file"):
+        package.load()
+    net = package.Net()
+    burnt.load_weights(net, tmp_path / "package" / "weights.safetensors", skip="layers.3*")
+    first, fourth = (dict(net.layers[i].named_buffers()) for i in (0, 3))
+    assert first
+    assert all(torch.equal(fourth[name], buffer) for name, buffer in first.items())
+    with torch.no_grad():
+        assert net.eval()(*_ids("torch_transformer.legacy")).isfinite().all()

@@ -90,7 +90,8 @@ examples:
 
 FILE is a .safetensors, .pt, .pth, .bin, .ckpt, .npz or .bpk file, or a folder
 with one or with shards and their index. Only names and shapes are read, unless --values
-asks for the smallest, largest and mean value and the number of NaN.
+asks for the smallest, largest and mean value and the number of NaN. Of an .onnx file,
+inputs, outputs and ops are shown, and whether `burnt import` supports them.
 """
 
 _CONVERT_EXAMPLES = """\
@@ -243,7 +244,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of `burnt show` and `burnt convert`."""
     show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, _show)
-    show.add_argument("file", metavar="FILE", help="a file or folder of weights")
+    show.add_argument("file", metavar="FILE", help="a file or folder of weights, or an ONNX model")
     show.add_argument(
         "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"
     )

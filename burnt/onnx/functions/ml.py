@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.errors import InputValueError, UnsupportedError
+
 __all__ = [
     "binary_scores",
     "classify",
@@ -93,7 +95,7 @@ def one_hot_of(
     """Return one-hot vectors of values, ``[..., categories]``.
 
     Raises:
-        ValueError: a value is no category, and `allow_unknown` is False.
+        InputValueError: a value is no category, and `allow_unknown` is False.
     """
     device = x.device if isinstance(x, Tensor) else device
     values = x.cpu().numpy() if isinstance(x, Tensor) else x
@@ -101,7 +103,14 @@ def one_hot_of(
         categories, dtype=object if isinstance(categories[0], str) else None
     )
     if not allow_unknown and not found.any(-1).all():
-        raise ValueError("a value is not among the categories")
+        unknown = values[~found.any(-1)].reshape(-1)[0]
+        raise InputValueError(
+            "a value is not among the categories",
+            where="one_hot_of",
+            expected=f"one of {', '.join(map(repr, list(categories[:10])))}"
+            + (f" and {len(categories) - 10} more" if len(categories) > 10 else ""),
+            found=repr(unknown),
+        )
     return torch.from_numpy(found.astype(np.float32)).to(device)
 
 
@@ -154,7 +163,18 @@ def vectorize(
 
 
 def zip_map(scores: Tensor, labels: Sequence[Any]) -> list[dict[Any, float]]:
-    """Return a dictionary of scores by label, for each row."""
+    """Return a dictionary of scores by label, for each row.
+
+    Raises:
+        UnsupportedError: the model is being exported: a graph has no dictionaries.
+    """
+    if torch.compiler.is_exporting():
+        raise UnsupportedError(
+            "a model that returns dictionaries (ZipMap) cannot be exported",
+            where="zip_map",
+            expected="tensors",
+            hint="export the pipeline with skl2onnx's zipmap=False, or return the scores before zip_map",
+        )
     rows = scores.reshape(-1, len(labels)).tolist()
     return [dict(zip(labels, row, strict=True)) for row in rows]
 

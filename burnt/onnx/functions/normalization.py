@@ -29,7 +29,7 @@ def batch_norm_training(
     """Normalize by the statistics of the batch; return the new running mean and (biased) variance too."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     batch_var, batch_mean = torch.var_mean(x, axes, correction=0)
-    y = F.batch_norm(x, batch_mean, batch_var, scale, bias, False, 0.0, eps)
+    y = torch.batch_norm(x, scale, bias, None, None, True, 0.0, eps, False)  # differentiates the statistics
     running = [old * momentum + new * (1 - momentum) for old, new in ((mean, batch_mean), (var, batch_var))]
     return y, running[0], running[1]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.errors import RecordError, UnsupportedError
+from burnt.errors import RecordError, UnsupportedError, quantity
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 __all__ = ["Build", "Dequantized", "Node", "build_program", "is_tensor_value"]
+
+_BUFFERS = ("running_mean", "running_var", "inv_freq")
+"""Ends of names of tensors that PyTorch models compute with, and do not train."""
 
 
 @dataclass(eq=False)
@@ -250,13 +253,15 @@ class Build:
         Args:
             array: a numpy array or a tensor.
             hint: of its name.
-            is_trained: whether it is a parameter; None: floating-point tensors with axes are.
+            is_trained: whether it is a parameter; None: floating-point tensors with axes are, unless their
+                name is one that buffers have.
         """
         root = self.root
         name = unique_name(tensor_hint(root.without_prefix(hint)), root.member_names)
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
         if is_trained is None:
             is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
+            is_trained = is_trained and not hint.endswith(_BUFFERS)
         root.tensors[name] = torch.nn.Parameter(tensor) if is_trained else tensor
         return Name(f"self.{name}")
 
@@ -528,8 +533,10 @@ def layer_path(node: ir.Node) -> str | None:
     found = re.findall(r"'((?:\w|\.)+)'", scopes)
     if len(found) > 1:
         return str(found[-2])
-    parts = (node.name or "").strip("/").split("/")
-    return ".".join(parts[:-1]) if len(parts) > 1 else None
+    parts = (node.name or "").strip("/").split("/")[:-1]
+    # A Sequential named `stem` has the scopes `stem` and `stem.0`.
+    inner = [part for part, after in itertools.pairwise([*parts, ""]) if not after.startswith(f"{part}.")]
+    return ".".join(inner) if inner else None
 
 
 def common_prefix(graph: ir.Graph) -> str:
@@ -628,10 +635,11 @@ def build_program(model: ir.Model, where: str) -> Build:
             for (domain, op, version), names in missing.items()
         ]
         raise UnsupportedError(
-            f"{len(missing)} ops of the model are not supported",
+            f"the model has {quantity(len(missing), 'op')} that burnt does not support",
             where=where,
             expected="ops in the table of docs/import-export.md",
             found="\n".join(lines),
+            hint="an exporter may write other ops with another opset, or without operators of its own",
         )
     build = Build(Program([]), prefix=common_prefix(model.graph))
     build.add_graph(model.graph)
@@ -655,13 +663,18 @@ def _set_devices(program: Program, device: Device | None) -> None:
             )
 
 
+def _name_of(node: ir.Node) -> str:
+    """Return the name of a node, or what it computes where it has none."""
+    return node.name or f"the node of {', '.join(repr(value.name) for value in node.outputs)}"
+
+
 def unsupported_nodes(model: ir.Model) -> dict[tuple[str, str, int], str]:
     """Return the ops without a handler, each with the names of its nodes."""
     missing: dict[tuple[str, str, int], list[str]] = {}
     for node in model.graph.all_nodes():
         version = version_of(node)
         if find_handler(node.domain, node.op_type, version) is None:
-            missing.setdefault((node.domain, node.op_type, version), []).append(node.name or "?")
+            missing.setdefault((node.domain, node.op_type, version), []).append(_name_of(node))
     return {
         key: ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         for key, names in missing.items()

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.errors import InputTypeError
 from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.program import Program
@@ -99,3 +101,38 @@ class ImportedModule(Block, init=False):
         super().__init__(program, tensors, layers)
         self.input_names, self.output_names = names
         self.signature = signature
+
+    def forward(self, *inputs: Any) -> Any:
+        """Compute the outputs of the model.
+
+        Args:
+            inputs: as many as `input_names`, in that order: tensors, or numpy arrays of texts.
+
+        Raises:
+            InputTypeError: there are more or fewer inputs.
+
+        What torch raises for an input of a wrong dtype or shape has a note on what the file declares.
+        """
+        if len(inputs) != len(self.input_names):
+            raise InputTypeError(
+                "the model takes another number of inputs",
+                where=type(self).__name__,
+                expected=f"{len(self.input_names)}: {', '.join(self.input_names)}",
+                found=len(inputs),
+            )
+        try:
+            return super().forward(*inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if self.signature is not None and not torch.compiler.is_compiling():
+                given = ", ".join(map(_described, inputs))
+                error.add_note(f"the file declares: {'; '.join(self.signature.inputs)}\ngiven: {given}")
+            raise
+
+
+def _described(value: Any) -> str:
+    """Return the dtype and sizes of an input, or its class."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype} {list(value.shape)}"
+    return type(value).__name__

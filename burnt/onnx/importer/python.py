@@ -28,6 +28,7 @@ WEIGHTS = "weights.safetensors"
 """The name of the file with the weights, beside the Python file."""
 
 _WIDTH = 110
+_MAX_CONSTANT = 4  # elements of a buffer that is written with its values
 
 _IMPORTS = (
     ("burnt", "import burnt"),
@@ -233,7 +234,8 @@ def _init_lines(module: Block, kind: Callable[[Block], str]) -> Iterator[str]:
         code = bracketed("torch.nn.Parameter(", [_empty(parameter)], ")")
         yield from broken(code, _WIDTH - 8, f"self.{name} = ")
     for name, buffer in by_use(module._buffers):
-        yield from broken(bracketed("torch.nn.Buffer(", [_empty(buffer)], ")"), _WIDTH - 8, f"self.{name} = ")
+        code = bracketed("torch.nn.Buffer(", [_constant(buffer)], ")")
+        yield from broken(code, _WIDTH - 8, f"self.{name} = ")
 
 
 def _members_read(program: Program) -> Iterator[str]:
@@ -253,6 +255,17 @@ def _empty(tensor: torch.Tensor) -> Code:
     if tensor.dtype != torch.float32:
         items.append(Code(f"dtype={tensor.dtype}"))
     return bracketed("torch.empty(", items, ")")
+
+
+def _constant(buffer: torch.Tensor) -> Code:
+    """Return a buffer of few elements with its values, which hold in a block that is added, too."""
+    is_plain = buffer.dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
+    if not is_plain or not 1 <= buffer.numel() <= _MAX_CONSTANT or buffer.isnan().any():
+        return _empty(buffer)
+    items = [code_of(buffer.tolist())]
+    if buffer.dtype in (torch.float64, torch.int32):
+        items.append(Code(f"dtype={buffer.dtype}"))
+    return bracketed("torch.tensor(", items, ")")
 
 
 def layer_source(layer: torch.nn.Module) -> str:

@@ -62,14 +62,13 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(bytes(model))
-            model = None  # as large as the weights
         except Exception as error:  # protobuf's DecodeError, and what its C++ parts raise
-            raise _not_onnx(where, str(error)) from None
+            raise _damaged(where, bytes(model), str(error)) from None
         model = None  # frees a file's bytes: weights are held twice below, as the message and as tensors
     elif isinstance(model, onnx.ModelProto):
         proto = model
     else:
-        raise _not_onnx(where, f"a {type(model).__name__}")
+        raise _not_onnx(where, f"an object of class {type(model).__name__}")
     _check_proto(proto, where, folder)
     values = [*proto.graph.output, *proto.graph.value_info]
     if any(_has_map(value.type) for value in values):
@@ -121,7 +120,12 @@ def _detach(model: ir.Model) -> None:
 def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
     """Check what can be seen before parsing: versions, sizes, nesting, paths of external data."""
     if not proto.ir_version or not proto.HasField("graph"):
-        raise _not_onnx(where, "no graph" if proto.ir_version else "no IR version")
+        raise RecordError(
+            "this is no ONNX model",
+            where=where,
+            expected="a model with an IR version and a graph",
+            found="no graph" if proto.ir_version else "no IR version",
+        )
     import onnx
 
     if proto.ir_version > onnx.IR_VERSION:
@@ -168,9 +172,10 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     parts = PurePosixPath(location.replace("\\", "/"))
-    problem = None
+    problem, hint = None, None
     if folder is None:
-        problem = "a model in memory has no folder for external data: load it by its path"
+        problem = "tensors in the model: one in memory has no folder"
+        hint = "load it by its path, or onnx.load(path), which reads the tensors"
     elif not location or parts.is_absolute() or ".." in parts.parts or ":" in location:
         problem = "a path in the model's own folder"
     else:
@@ -178,7 +183,8 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
         if not path.is_relative_to(folder):
             problem = "a path in the model's own folder; this one is a link out of it"
         elif not path.is_file():
-            problem = "a file"
+            problem = "a file beside the model"
+            hint = f"copy it to {path}"
         else:
             numbers = [entries.get(key, "") or "0" for key in ("offset", "length")]
             offset, length = (int(n) if n.isascii() and n.isdigit() else -1 for n in numbers)
@@ -192,6 +198,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
             where=f"{where}: {tensor.name}",
             expected=problem,
             found=repr(location[:200]),
+            hint=hint,
         )
 
 
@@ -213,6 +220,14 @@ def _wrong_size(tensor: Any, where: str, expected: str, found: str) -> RecordErr
         expected=f"{expected} for the shape {tuple(tensor.dims)}",
         found=found,
     )
+
+
+def _damaged(where: str, data: bytes, problem: str) -> RecordError:
+    if data.startswith(b"version https://git-lfs"):
+        found, hint = "a pointer of Git LFS", "git lfs pull"
+    else:
+        found, hint = f"{problem[:200]}, in {len(data):,} bytes", "was it downloaded or copied as a whole?"
+    return RecordError("this is no ONNX model", where=where, expected="an ONNX model", found=found, hint=hint)
 
 
 def _not_onnx(where: str, found: str) -> RecordError:

@@ -14,6 +14,7 @@ pytest.importorskip("onnx")
 import onnx.parser
 import onnxruntime
 import torch
+from onnx import helper, numpy_helper
 
 import burnt.onnx
 from burnt.onnx.importer.module import Block, ImportedModule
@@ -274,3 +275,15 @@ def test_the_first_layer_may_read_two_values_where_others_read_one(tmp_path):
     body = _layer(0, "x", "h0").replace("Add(x, e0)", "Add(z, e0)") + _layer(1, "h0", "y")
     module = _check(_model(body, weights=2, inputs="float[n, 6] x, float[n, 6] z"), tmp_path, (4, 6), (4, 6))
     assert _blocks(module) == []
+
+
+def test_names_of_a_sequential_are_not_doubled():
+    nodes, weights = [], []
+    for i, name in enumerate(("/stem/stem.0/Conv", "/stem/stem.1/Conv", "/head/Conv")):
+        weights.append(numpy_helper.from_array(np.full((2, 2, 1, 1), i + 1, np.float32), f"onnx::Conv_{i}"))
+        nodes.append(helper.make_node("Conv", [f"x{i}", weights[-1].name], [f"x{i + 1}"], name=name))
+    value = [helper.make_tensor_value_info(f"x{i}", onnx.TensorProto.FLOAT, ["n", 2, 4, 4]) for i in (0, 3)]
+    graph = helper.make_graph(nodes, "graph", value[:1], value[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    names = [name for name, _ in burnt.onnx.load(model).named_children()]
+    assert names == ["stem_0", "stem_1", "head"]

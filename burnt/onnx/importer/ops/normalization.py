@@ -24,7 +24,7 @@ def _batch_norm(build: Build, node: Node) -> Any:
     if all(a is not None and a.ndim == 1 for a in arrays):
         scale, bias, mean, var = arrays
         assert scale is not None
-        layer = nn.BatchNorm(scale.shape[0], eps, 1 - momentum)
+        layer = nn.BatchNorm(scale.shape[0], eps, round(1 - momentum, 9))
         set_weights(layer, weight=scale, bias=bias, running_mean=mean, running_var=var)
         return build.layer(layer, x, hint="norm")
     scale, bias, mean, var = build.tensors_of(node)[1:5]

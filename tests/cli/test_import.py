@@ -1,0 +1,70 @@
+"""`burnt import`: what it prints, and which folders and files it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import burnt
+from burnt.cli import main
+from tests.onnx.importer_files import read
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    burnt.onnx.export(torch.nn.Linear(3, 2), torch.ones(1, 3), path)
+    return path
+
+
+def test_layers_in_blocks_are_counted(tmp_path, capsys):
+    path = tmp_path / "bert.onnx"
+    path.write_bytes(read("bert.dynamo"))
+    assert main(["import", str(path), "--out", str(tmp_path / "bert")]) == 0
+    module = burnt.onnx.load(path)
+    linears = sum(isinstance(layer, burnt.nn.Linear) for layer in module.modules())
+    assert linears > 10
+    assert f"layers   {linears} Linear" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("folder", "hint"),
+    [
+        ("123-abc", "--out {0}/model_123_abc"),
+        ("class", "--out {0}/model_class"),
+        ("torch", "--out {0}/torch_model"),
+        ("my net", "--out {0}/my_net"),
+    ],
+)
+def test_a_folder_that_is_no_package(folder, hint, model, capsys):
+    out = model.parent / folder
+    assert main(["import", str(model), "--out", str(out)]) == 2
+    assert hint.format(model.parent) in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_earlier_import_stays(model, capsys):
+    words = ["import", str(model), "--out", str(model.parent / "net")]
+    assert main(words) == 0
+    written = (model.parent / "net" / "__init__.py").read_text()
+    capsys.readouterr()
+    (model.parent / "net" / "__init__.py").write_text("edited = True\n")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert f"in        {model.parent / 'net'}" in error
+    assert "--force replaces them, with what you edited" in error
+    assert (model.parent / "net" / "__init__.py").read_text() == "edited = True\n"
+    assert main([*words, "--force"]) == 0
+    assert (model.parent / "net" / "__init__.py").read_text() == written
+
+
+def test_paths_that_are_no_model(model, capsys):
+    folder = model.parent
+    for path, text in (
+        (folder / "none.onnx", "there is no such file"),
+        (folder, "the file is a folder"),
+    ):
+        assert main(["import", str(path), "--out", str(folder / "net")]) == 2
+        assert text in capsys.readouterr().err
+    assert main(["import", str(model), "--out", str(folder / "a b" / "net")]) == 2
+    assert f"mkdir -p '{folder}/a b'" in capsys.readouterr().err
