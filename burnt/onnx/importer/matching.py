@@ -23,6 +23,7 @@ __all__ = [
     "number_of",
     "producer_of",
     "rank_of",
+    "shape_of",
 ]
 
 DOMAIN = "burnt"
@@ -84,6 +85,13 @@ def integers_of(value: ir.Value | None) -> list[int] | None:
     """Return a constant of few integers as a list."""
     array = array_of(value, 8)
     return [int(v) for v in array.reshape(-1)] if array is not None and array.dtype.kind in "iu" else None
+
+
+def shape_of(value: ir.Value | None) -> list[Any]:
+    """Return the sizes of a value: numbers, names, or None for open ones; empty if the rank is unknown."""
+    if value is None or value.shape is None:
+        return []
+    return [size if isinstance(size, int) else size.value for size in value.shape]
 
 
 def rank_of(value: ir.Value | None) -> int | None:

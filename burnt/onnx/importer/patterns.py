@@ -29,6 +29,7 @@ from burnt.onnx.importer.matching import (
     number_of,
     producer_of,
     rank_of,
+    shape_of,
 )
 
 if TYPE_CHECKING:
@@ -98,13 +99,6 @@ def _mean_axis(node: ir.Node, value: ir.Value) -> int | None:
     return -1 if rank is not None and axis == rank - 1 else axis
 
 
-def _sizes(value: ir.Value | None) -> list[Any]:
-    """Return the sizes of a value: numbers, names, or None for open ones; empty if the rank is unknown."""
-    if value is None or value.shape is None:
-        return []
-    return [size if isinstance(size, int) else size.value for size in value.shape]
-
-
 def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
     """Whether a vector may be the scale of a norm of the last axis: as long as that, not broadcast."""
     if rank_of(scale) != 1 or scale.shape is None:
@@ -117,12 +111,12 @@ def _is_scale(scale: ir.Value, x: ir.Value) -> bool:
 
 def _per_channel(value: ir.Value, x: ir.Value) -> ir.Value | None:
     """Return a weight ``[C, 1, 1]`` of a value ``[N, C, H, W]``, or the ``[C]`` it was made of, else None."""
-    sizes, rank = _sizes(value), rank_of(x)
+    sizes, rank = shape_of(value), rank_of(x)
     while sizes[:1] == [1] and rank is not None and len(sizes) >= rank:
         sizes = sizes[1:]
     if rank is None or rank < 3 or len(sizes) != rank - 1 or sizes[1:] != [1] * (rank - 2):
         return None
-    if sizes[0] != _sizes(x)[1] or type(sizes[0]) is not int:
+    if sizes[0] != shape_of(x)[1] or type(sizes[0]) is not int:
         return None
     inner = value
     while (node := producer_of(inner, "Unsqueeze", "Reshape")) is not None and node.inputs[0] is not None:
@@ -280,7 +274,7 @@ def _layer_norm(found: Found) -> _New | None:
 
 def _group_norm(found: Found) -> _New | None:
     """Match what is written for a GroupNorm: the groups are channels of an InstanceNormalization."""
-    x, sizes = found["x"], _sizes(found["x"])
+    x, sizes = found["x"], shape_of(found["x"])
     groups = integers_of(found["groups"].inputs[1])
     ones, zeros = (array_of(found[name], 4096) for name in ("ones", "zeros"))
     if (
@@ -319,7 +313,7 @@ def _is_shape_of(value: ir.Value | None, x: ir.Value) -> bool:
     if node is not None:
         start = node.attributes.get("start")
         return node.inputs[0] is x and "end" not in node.attributes and (start is None or start.value == 0)
-    sizes = _sizes(x)
+    sizes = shape_of(x)
     if known is None or len(known) != len(sizes) or known.count(-1) > 1:
         return False
     # One size may be open; a size of 0 is the input's, which is the same only on the first axis.
@@ -329,7 +323,7 @@ def _is_shape_of(value: ir.Value | None, x: ir.Value) -> bool:
 
 def _gated_unit(found: Found) -> _New | None:
     gate, up, node = found["gate"], found["up"], found["activation"]
-    one, other = _sizes(gate), _sizes(up)
+    one, other = shape_of(gate), shape_of(up)
     if not is_internal(node.outputs[0]) or not one or len(one) != len(other) or gate.dtype != up.dtype:
         return None
     if one[-1] != other[-1] or not isinstance(one[-1], int) or gate is up:

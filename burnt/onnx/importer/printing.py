@@ -278,7 +278,7 @@ class _Source:
         return _binary(symbol, *map(self.code, call.args))
 
     def index(self, call: Call) -> Code | None:
-        """Return a selection or a slice as ``x[:, 0]``, where it is the same."""
+        """Return a selection, a slice or added axes as ``x[:, 0]``, where it is the same."""
         parts: dict[int, str] = {}
         if call.function == "torch.select" and not call.kwargs:
             _, axis, position = call.args
@@ -290,6 +290,10 @@ class _Source:
             if found is None:
                 return None
             parts = found
+        elif (
+            call.function == "ops.unsqueeze" and len(call.args) == 2 and isinstance(call.args[0], Name | Call)
+        ):
+            parts = dict.fromkeys(_ints(call.args[1]) or [], "None")
         else:
             return None
         axes = sorted(parts)

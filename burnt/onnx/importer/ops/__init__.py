@@ -7,6 +7,7 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     control,
     elementwise,
     fused,
+    grids,
     images,
     linear,
     ml,

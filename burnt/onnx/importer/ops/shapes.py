@@ -253,11 +253,6 @@ def _gather_elements(build: Build, node: Node) -> Any:
     return build.call("ops.gather_elements", *build.tensors_of(node), node.attr("axis", 0), hint="gathered")
 
 
-@handler("GatherND")
-def _gather_nd(build: Build, node: Node) -> Any:
-    return build.call("ops.gather_nd", *build.tensors_of(node), node.attr("batch_dims", 0), hint="gathered")
-
-
 @handler("Scatter", "ScatterElements")
 def _scatter(build: Build, node: Node) -> Any:
     axis, reduction = node.attr("axis", 0), node.attr("reduction", "none")
