@@ -189,7 +189,7 @@ class Build:
             return False
         weights = self.root.weights
         if value not in weights:
-            weights[value] = _are_alike([use.node for use in value.uses()])
+            weights[value] = _call_one_layer([use.node for use in value.uses()])
         return weights[value]
 
     def dtype(self, node: Node, index: int) -> torch.dtype | None:
@@ -509,7 +509,7 @@ class Build:
         return self.call("ops.strings", nested, list(array.shape), hint=hint)
 
 
-def _are_alike(nodes: Sequence[ir.Node]) -> bool:
+def _call_one_layer(nodes: Sequence[ir.Node]) -> bool:
     """Whether nodes have the same op and attributes, and the same inputs after the first."""
     first = nodes[0]
     inputs, attributes = list(first.inputs[1:]), str(first.attributes)
