@@ -157,7 +157,7 @@ def plain_name(name: str) -> str:
 
 
 def variable_name(tree: Any, hint: str, variables: Mapping[str, str], kinds: Kinds) -> str:
-    """Return what a result is called in written Python, before it is told from others by a number.
+    """Return what a result is called in written Python, without the number that makes it unique.
 
     Args:
         tree: the expression, often a call.

@@ -199,9 +199,10 @@ def export(example: Example, exporter: str) -> onnx.ModelProto:
         try:
             model = export_with_axes(example, exporter, example.axes[:count])
             check_other_sizes(model, example, count)
-        except Exception:
+        except Exception as error:  # exporters fail in many ways; fewer open axes may do
             if count == 1:
                 raise
+            print(f"{exporter} keeps {example.axes[count - 1]} fixed: {str(error).splitlines()[:1]}")
             continue
         return model
     raise AssertionError("no axes")

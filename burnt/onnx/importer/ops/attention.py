@@ -6,6 +6,7 @@ from typing import Any
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import torch_dtype
+from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.registry import handler
 
 
@@ -43,8 +44,8 @@ def _attention(build: Build, node: Node) -> Any:
 
 def _same_heads(node: Node) -> bool:
     """Whether query and key are known to have the same number of heads."""
-    shapes = [value.shape if value is not None else None for value in node.node.inputs[:2]]
-    return all(s is not None and isinstance(s[1], int) for s in shapes) and shapes[0][1] == shapes[1][1]  # type: ignore[index]
+    query, key = (shape_of(value)[1:2] for value in node.node.inputs[:2])
+    return query == key and bool(query) and isinstance(query[0], int)
 
 
 @handler("FlexAttention", domain="ai.onnx.preview")
