@@ -200,14 +200,18 @@ def test_a_failing_sink_is_reported_once_and_dropped(
 
 
 def test_a_failing_sink_of_a_run_that_was_deleted_does_not_fail_the_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Delete:
         def on_end(self, event: Any) -> None:
             shutil.rmtree(tmp_path / "run")
 
+    flush = RunWriter.flush
+    flushed = []
+    monkeypatch.setattr(RunWriter, "flush", lambda writer, **_: flushed.append(flush(writer, 1000)))
     result = train(tmp_path / "run", [Delete(), Failing("open")], monitor="plain")
     assert result.reason == "finished"
+    assert flushed[-1] is False, "nothing is written any more, so the end of the training waits for nothing"
     assert "kept failed" in capsys.readouterr().out
 
 

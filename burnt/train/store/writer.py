@@ -336,9 +336,9 @@ class RunWriter:
             timeout: maximum seconds to wait.
 
         Returns:
-            Whether everything was written in time.
+            Whether everything was written in time. False at once if the run was deleted or moved.
         """
-        if self._gave_up:
+        if self._gave_up or self.gone:
             return False
         done = threading.Event()
         self._put(("flush", done))
