@@ -256,7 +256,7 @@ def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
 EVERY = 40
 
 
-@pytest.mark.sample(36)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(
     ("name", "dtype"), [case for i, dtype in enumerate(DTYPES) for case in cases([dtype])[i::EVERY]]
 )

@@ -66,7 +66,7 @@ def small(**options: Any) -> Gpt2:
     return Gpt2Config(**{**sizes, "init_std": 0.5, "tied": False, **options}).init().eval()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", PEERS)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}, {"min_new_tokens": 9}])

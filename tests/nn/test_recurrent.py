@@ -148,6 +148,7 @@ def test_a_compiled_training_step(name: str, start: bool) -> None:
     close(torch.autograd.grad(found[0].sum(), [*layer.parameters()]), gradients)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("more", [{"bidirectional": True}, {"bias": False}], ids=["deep", "bare"])
 @pytest.mark.parametrize("name", [*LAYERS, "projection"])
 def test_lengths_of_a_compiled_layer(name: str, more: dict[str, Any]) -> None:

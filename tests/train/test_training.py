@@ -1168,6 +1168,7 @@ def loss_of(checkpoint) -> float:
     return sum(loss * n for loss, n in outputs) / sum(n for _, n in outputs)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("validate_every", "checkpoint_every"),
     [("4 steps", "6 steps"), ("3 steps", "1 epoch"), ("1 epoch", "2 steps"), ("2 epochs", "1 epoch")],

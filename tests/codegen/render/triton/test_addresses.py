@@ -271,9 +271,7 @@ def launched(name: str, size: int) -> list[Launched]:
 ALWAYS_WIDE = {"burnt.kernels.ops.attention.flash_triton.backward_dots"}
 
 
-@pytest.mark.sample(
-    keep=("results", "gradients of keys", "mask", "optimizers", "recurrent, a step, gates", "embedding")
-)
+@pytest.mark.sample(keep=("results", "mask", "optimizers", "embedding"))
 @pytest.mark.parametrize("name", CASES)
 def test_offsets_around_the_end_of_32_bits(name: str) -> None:
     case = CASES[name]
@@ -454,7 +452,7 @@ def some_programs(launch: Launched) -> list[int]:
     return sorted({0, min(1, last), min(7, last), last // 3, last // 2, max(last - 1, 0), last})
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_offsets_of_matmuls_around_the_end_of_32_bits(name: str) -> None:
     fn, below, above = PRODUCTS[name]

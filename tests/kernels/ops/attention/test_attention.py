@@ -79,7 +79,7 @@ OPTIONS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(keep=("mask", "added", "lengths", "packed", "dropout"))
+@pytest.mark.sample(keep=("mask", "lengths", "dropout"))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tiles_beside_a_query_at_a_time(name: str, small_tiles: None) -> None:
     tensors, options = OPTIONS[name]

@@ -143,7 +143,7 @@ def test_every_candidate_in_every_shape(kind: str, shape: tuple[int, ...]) -> No
         agree(kind, call, args, torch.float32)
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @kinds
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "bare"])
 @pytest.mark.parametrize("start", [True, False], ids=["begun", "zeros"])
