@@ -48,22 +48,34 @@ def rewrite_patterns(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     _remove_no_ops(model)
+    has_unused = True  # nodes, in the file itself too
     for patterns in (_PATTERNS, _PATTERNS_OF_PATTERNS):
-        by_op: dict[str, list[_Rule]] = {}
+        by_op: dict[str, list[tuple[set[str], _Rule]]] = {}
         for root, make in patterns:
             assert isinstance(root, tuple)
-            by_op.setdefault(root[0].partition(":")[0], []).append((root, make))
+            needed = {part[0].partition(":")[0] for part in root[1:] if isinstance(part, tuple)}
+            by_op.setdefault(root[0].partition(":")[0], []).append((needed, (root, make)))
         nodes = list(model.graph.all_nodes())
         for node in reversed(nodes):  # from the outside: RMSNorm is a part of LayerNorm
             if node.domain not in ("", "ai.onnx"):
                 continue
-            for pattern, make in by_op.get(node.op_type, ()):
+            rules = by_op.get(node.op_type)
+            if rules is None:
+                continue
+            producers = [value.producer() for value in node.inputs if value is not None]
+            given = {producer.op_type for producer in producers if producer is not None}
+            for needed, (pattern, make) in rules:
+                if not needed <= given:  # most rules end here, in a tenth of the time of `match`
+                    continue
                 found: Found = {}
                 new = make(found) if match(pattern, node.outputs[0], found) else None
                 if new is not None and _keeps_rank(new, node.outputs[0]):
                     _replace(node, new)
+                    has_unused = True
                     break
-        RemoveUnusedNodesPass()(model)
+        if has_unused:
+            RemoveUnusedNodesPass()(model)
+            has_unused = False
 
 
 def _keeps_rank(new: _New, output: ir.Value) -> bool:
