@@ -33,8 +33,8 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
             with ``pip install burnt[onnx2torch]``.
 
     Returns:
-        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor,
-        or a tuple of several.
+        A module in evaluation mode. Inputs are positional, in the order of the graph, or keywords by their
+        names in the file; it returns one tensor, or a tuple of several.
 
     Raises:
         RecordError: this is no ONNX model, or it is damaged.
