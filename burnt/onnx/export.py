@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import inspect
 import io
 import json
 import logging

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from burnt.onnx import functions
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
@@ -364,9 +366,19 @@ def _is_simple(operand: str) -> bool:
     return all(part.isidentifier() for part in plain.split(".")) or plain[:1].isdigit()
 
 
+_LIMITS = {
+    getattr(torch.finfo(dtype), limit): f"torch.finfo({dtype}).{limit}"
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for limit in ("min", "max")
+}
+"""The smallest and largest numbers of dtypes, which fill masks."""
+
+
 def _literal(value: Any) -> Code:
     if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{value}")')
+    if isinstance(value, float) and value in _LIMITS:
+        return Code(_LIMITS[value])
     text = repr(value).replace("e+", "e") if isinstance(value, float) else repr(value)
     if isinstance(value, str) and text[0] == "'" and '"' not in text:
         text = f'"{text[1:-1]}"'

@@ -19,6 +19,7 @@ from burnt.onnx.importer.body import body_lines
 from burnt.onnx.importer.kinds import Kind, kind_of, program_kinds
 from burnt.onnx.importer.module import Block, ImportedModule
 from burnt.onnx.importer.names import unique_kind
+from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.printing import Code, bracketed, broken, code_of, prefixed
 from burnt.onnx.importer.program import Define, Program, Repeat, names_read
 
@@ -262,10 +263,15 @@ def _constant(buffer: torch.Tensor) -> Code:
     is_plain = buffer.dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
     if not is_plain or not 1 <= buffer.numel() <= _MAX_CONSTANT or buffer.isnan().any():
         return _empty(buffer)
-    items = [code_of(buffer.tolist())]
+    items = [code_of(_decimals(buffer.tolist()) if buffer.dtype == torch.float32 else buffer.tolist())]
     if buffer.dtype in (torch.float64, torch.int32):
         items.append(Code(f"dtype={buffer.dtype}"))
     return bracketed("torch.tensor(", items, ")")
+
+
+def _decimals(values: Any) -> Any:
+    """Return nested lists of float32 numbers with the shortest decimals."""
+    return list(map(_decimals, values)) if isinstance(values, list) else shortest_decimal(values)
 
 
 def layer_source(layer: torch.nn.Module) -> str:

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("onnx")
 
 import onnx
+import onnx.parser
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional as F
 
 import burnt
@@ -326,6 +327,51 @@ def test_floats_of_a_file_are_short():
     rng = np.random.default_rng(0)
     for value in rng.standard_normal(100).astype(np.float32):
         assert np.float32(shortest_decimal(float(value))) == value
+    largest = torch.finfo(torch.float32).max
+    assert shortest_decimal(-largest) == -largest
+    assert torch.full((1,), shortest_decimal(largest))[0] == largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_limits_of_dtypes_have_their_names(dtype):
+    limits = torch.finfo(dtype)
+    for value, name in ((limits.min, "min"), (limits.max, "max")):
+        source = code_of(call("torch.where", MASK, 0.0, value)).text
+        assert source == f"torch.where(mask, 0.0, torch.finfo({dtype}).{name})"
+        assert eval(code_of(value).text, {"torch": torch}) == value
+    assert code_of(limits.min / 2).text == repr(limits.min / 2).replace("e+", "e")
+
+
+def test_float32_constants_are_short():
+    """Also where they are 0-dimensional; what is computed is the same to the bit."""
+    numbers = np.array([1.0, 0.1, 0.01, -3e-7], np.float32)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        m (float[n,4] x, double[n] z) => (float[n,4] y, double[n] w) {
+            a = Mul(x, numbers) b = Add(a, tenth) c = Max(b, limit) y = Div(c, tenth) w = Mul(z, wide)
+        }"""
+    )
+    for name, value in {
+        "numbers": numbers,
+        "tenth": np.float32(0.1),
+        "limit": np.finfo(np.float32).min,
+        "wide": np.float64(np.float32(0.1)),
+    }.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = "inv_freq"
+    module = burnt.onnx.load(model)
+    x, z = torch.randn(50, 4), torch.randn(50, dtype=torch.float64)
+    tenth = torch.tensor(0.1)
+    expected = torch.maximum(
+        x * torch.from_numpy(numbers) + tenth, torch.tensor(torch.finfo(torch.float32).min)
+    )
+    y, w = module(x, z)
+    assert torch.equal(y, expected / tenth)
+    assert torch.equal(w, z * float(np.float32(0.1)))
+    source = module_source(module, "Net", "A net.")
+    assert "torch.tensor([1.0, 0.1, 0.01, -3e-07])" in source
+    assert "+ 0.1" in source
+    assert "* 0.10000000149011612" in source
 
 
 @pytest.mark.parametrize("name", ["bert.dynamo", "lstm.legacy", "pca_neighbors.sklearn"])
