@@ -10,6 +10,7 @@ from burnt.onnx.importer.blocks import group_blocks
 from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
+from burnt.onnx.importer.sizes import axis_names, name_sizes
 from burnt.onnx.importer.source import read_model
 
 if TYPE_CHECKING:
@@ -64,9 +65,11 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
     signature = _signature(parsed)
     build = build_program(parsed, where)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
-    inputs = [v.name or "" for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
+    values = [v for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
+    inputs = [v.name or "" for v in values]
     outputs = [v.name or "" for v in parsed.graph.outputs]
     module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs), signature)
+    name_sizes(module, axis_names(values, build.program.inputs))
     return module.eval()
 
 

@@ -46,7 +46,8 @@ class Block(Module, init=False):
         layers: its layers, and lists of them, by name.
         kind: the name of its class, where it is written as Python.
 
-    One output is returned as it is, several as a tuple.
+    One output is returned as it is, several as a tuple. `axes` has the names of the axes of arguments, "" for
+    those without one.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Block(Module, init=False):
         super().__init__()
         self.program = program
         self.kind = kind
+        self.axes: dict[str, tuple[str, ...]] = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, torch.nn.Parameter):
                 self.register_parameter(name, tensor)
