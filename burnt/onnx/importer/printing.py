@@ -16,7 +16,7 @@ from burnt.onnx import functions
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
 
-__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "prefixed"]
+__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "is_index", "prefixed"]
 
 _ATOM, _POWER, _UNARY, _COMPARISON = 13, 12, 11, 4
 _STRENGTHS = {
@@ -167,6 +167,14 @@ def code_of(tree: Any, names: Mapping[str, str] | None = None, kinds: Kinds | No
     return _Source(names or {}, kinds or {}).code(tree)
 
 
+def is_index(call: Call) -> bool:
+    """Whether a call is written with brackets, ``x[:, 0]``."""
+    return call.function in _INDICES and _Source({}, {}).index(call) is not None
+
+
+_INDICES = ("torch.select", "ops.slice_", "ops.unsqueeze")
+
+
 @dataclass(frozen=True)
 class _Source:
     names: Mapping[str, str]
@@ -307,6 +315,10 @@ class _Source:
             return None
         return Code(f"{_wrapped(self.code(call.args[0]), _ATOM)}[{', '.join(inner)}]")
 
+    def is_variable(self, tree: Any) -> bool:
+        """Whether this is a variable that is certainly an integer."""
+        return isinstance(tree, Name) and self.kinds.get(tree.name) == "int"
+
     def slices(self, call: Call) -> dict[int, str] | None:
         """Return what stands in brackets for the axes of a slice; None where bounds or axes are not known."""
         _, starts, ends, *rest = call.args
@@ -322,13 +334,16 @@ class _Source:
             return None
         parts = {}
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-            if not all(isinstance(v, Size | Arithmetic) or type(v) is int for v in (start, end)):
+            if not all(
+                isinstance(v, Size | Arithmetic) or type(v) is int or self.is_variable(v)
+                for v in (start, end)
+            ):
                 return None
             has_start = type(start) is not int or -(2**31) < start != 0
             has_end = type(end) is not int or end < 2**31 - 1
             bounds = [start] if has_start else [], [end] if has_end else []
             first, last = ("".join(self.code(v).text for v in bound) for bound in bounds)
-            is_simple = all(type(v) is int for bound in bounds for v in bound)
+            is_simple = all(type(v) is int or isinstance(v, Name) for bound in bounds for v in bound)
             before = " " if first and not is_simple else ""
             after = " " if last and not is_simple else ""
             parts[axis] = f"{first}{before}:{after}{last}" + (f":{step}" if step != 1 and is_simple else "")

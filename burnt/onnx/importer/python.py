@@ -16,7 +16,7 @@ from burnt.config import qualified_name
 from burnt.errors import UnsupportedError
 from burnt.nn.quantized import Quantized
 from burnt.onnx.importer.body import body_lines
-from burnt.onnx.importer.kinds import Kind, kind_of, program_kinds
+from burnt.onnx.importer.kinds import Kind, called_blocks, kind_of, program_kinds
 from burnt.onnx.importer.module import Block, ImportedModule
 from burnt.onnx.importer.names import unique_kind
 from burnt.onnx.importer.node import shortest_decimal
@@ -199,11 +199,13 @@ class _Classes:
         hint = found[0] if len(found) == 1 else "tuple[Any, ...]"
         if len(found) > 1:
             hint = "tuple[Tensor, ...]" if set(found) == {"Tensor"} else f"tuple[{', '.join(found)}]"
+        called = {name: block.program.inputs for name, block in called_blocks(module).items()}
+        body = body_lines(program, kinds, _WIDTH, 8, module.axes, called)
         definition = bracketed("forward(", [Code("self"), *arguments], ")")
         lines = [f"        {line}" for line in _init_lines(module, name_of)]
         lines += ["", *(f"    {line}" for line in broken(definition, _WIDTH - 4, "def ", f" -> {hint}:"))]
         lines += [f'        """{returns}"""']
-        lines += [f"        {line}" if line else "" for line in body_lines(program, kinds, _WIDTH, 8)]
+        lines += [f"        {line}" if line else "" for line in body]
         return "\n".join(lines) + "\n"
 
 
