@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import inspect
 import io
 import json
 import logging
@@ -36,7 +35,7 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
-from burnt.inspect.signature import Signature, TensorInfo, signature_of
+from burnt.inspect.signature import Signature, TensorInfo, forward_signature, signature_of
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.comparison import compare, first_line
@@ -233,7 +232,7 @@ def _size_of_batch(
     Another size of all leading axes alone, which `signature_of` tries by default, would not fit the model.
     """
     try:
-        arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        arguments = forward_signature(model).bind(*args, **kwargs).arguments
     except TypeError:
         return None  # `signature_of` says what is wrong
     for name, names in open_axes.items():
@@ -249,6 +248,10 @@ def _named_as_imported(model: nn.Module, signature: Signature) -> Signature:
     if not isinstance(model, ImportedModule):
         return signature
 
+    of_argument = dict(zip(model.program.inputs, model.input_names, strict=True))
+    inputs = [*model.input_names[: len(signature.args)]]  # the others are keywords, in any order
+    inputs += [of_argument.get(info.name, info.name) for info in signature.inputs[len(inputs) :]]
+
     def named(infos: tuple[TensorInfo, ...], names: list[str]) -> tuple[TensorInfo, ...]:
         if len(set(names)) != len(infos) or not all(names):
             return infos
@@ -256,7 +259,7 @@ def _named_as_imported(model: nn.Module, signature: Signature) -> Signature:
 
     return replace(
         signature,
-        inputs=named(signature.inputs, model.input_names),
+        inputs=named(signature.inputs, inputs),
         outputs=named(signature.outputs, model.output_names),
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 import torch
@@ -17,11 +19,12 @@ import burnt
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import InputTypeError, InputValueError, RecordError, UnsupportedError
+from burnt.inspect import signature_of
 from burnt.onnx.functions.ml import one_hot_of
 from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.program import Statement
 from burnt.onnx.importer.python import write_package
-from burnt.train import ClassificationOutput, Learner, SupervisedTraining
+from burnt.train import ClassificationOutput, Learner, SupervisedTraining, predict
 from tests.onnx.importer_files import inputs_of, names, read
 from tests.onnx.test_import_files import check, import_package
 
@@ -214,6 +217,75 @@ def test_inputs_that_do_not_fit():
     (note,) = caught.value.__notes__
     assert module.input_names[0] + ": int64 [" in note
     assert f"given: int64 {list(ids[0].shape)}, int64 [{len(ids[0])}, 2]" in note
+
+
+def test_inputs_by_name():
+    """In any order, by the file's names or those of the arguments in written Python."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        m (float[n] first, float[n] second_dot, float[n] Third) => (float[n] y) {
+            a = Sub(first, second_dot) b = Sub(a, Third) y = Sub(b, scale)
+        }"""
+    )
+    model.graph.input[1].name = model.graph.node[0].input[1] = "second.1"
+    model.graph.input.append(helper.make_tensor_value_info("scale", onnx.TensorProto.FLOAT, []))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(8), "scale"))
+    module = burnt.onnx.load(model)
+    x, y, z = (torch.tensor([value]) for value in (1.0, 20.0, 300.0))
+    expected = torch.tensor([1.0 - 20 - 300 - 8])
+    assert str(inspect.signature(module)) == "(first, second_1, Third)"
+    for second in ("second.1", "second_1"):
+        for third in ("Third", "third"):
+            assert torch.equal(module(**{third: z, "first": x, second: y}), expected)
+            assert torch.equal(module(x, **{third: z, second: y}), expected)
+    wrong: list[tuple[list[torch.Tensor], list[str], str, str]] = [
+        ([x], ["second_1"], "the model lacks 1 input: Third", "1 positional, second_1"),
+        ([], [], "the model lacks 3 inputs: first, second.1, Third", "none"),
+        ([x, y, z], ["first"], "the input 'first' is given twice", "3 positional, first"),
+        ([x], ["second.1", "second_1"], "the input 'second.1' is given twice", "second.1, second_1"),
+        ([x, y], ["thrid"], "no input 'thrid'", "did you mean 'third'?"),
+        ([x, y, z], ["scale"], "no input 'scale'", "3: first, second.1, Third"),
+        ([x, y, z, x], [], "the model takes fewer inputs", "4 positional"),
+    ]
+    for args, named, problem, more in wrong:
+        with pytest.raises(InputTypeError) as caught:
+            module(*args, **dict.fromkeys(named, z))
+        assert problem in str(caught.value)
+        assert more in str(caught.value)
+
+
+def test_batches_of_inputs_by_name(tmp_path: Path):
+    """Calibration and predictions take them, and an export names the inputs right in any order."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        m (float[n, 4] first, float[n, 3] second) => (float[n, 3] y) {
+            a = MatMul(first, w) y = Sub(a, second)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((4, 3)).astype("f"), "w"))
+    first, second = torch.randn(4, 4), torch.randn(4, 3)
+    batch = {"second": second, "first": first}
+    outputs = []
+    for calibrate in ([{**batch, "labels": second}], [(first, second)]):
+        module = burnt.onnx.load(model)
+        burnt.quantize(module, "int8-static", calibrate=calibrate)
+        outputs.append(module(first, second))
+    assert torch.equal(*outputs)
+
+    module = burnt.onnx.load(model)
+    expected = module(first, second)
+    assert not torch.equal(outputs[0], expected)
+    rows = [{name: value[i] for name, value in batch.items()} for i in range(4)]
+    torch.testing.assert_close(predict(module, rows, progress=False), expected)
+    signature = signature_of(module, **batch)
+    assert [info.name for info in signature.inputs] == list(batch)
+    assert torch.equal(signature.call(module, [second, first])[0], expected)
+    exported = burnt.onnx.export(module, batch, tmp_path / "again.onnx")
+    assert [info.name for info in exported.signature.inputs] == list(batch)
+    again = burnt.onnx.load(tmp_path / "again.onnx")
+    assert again.input_names == list(batch)
+    torch.testing.assert_close(again(**batch), expected)
 
 
 def test_a_category_that_is_not_known():

@@ -12,7 +12,16 @@ from burnt.onnx import functions
 from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.program import Arithmetic, Call, Define, Name, Program, Repeat, Size
 
-__all__ = ["Kind", "Kinds", "common_kind", "is_tensor", "kind_of", "program_kinds", "result_kinds"]
+__all__ = [
+    "Kind",
+    "Kinds",
+    "called_blocks",
+    "common_kind",
+    "is_tensor",
+    "kind_of",
+    "program_kinds",
+    "result_kinds",
+]
 
 Kind: TypeAlias = Literal["tensor", "bool", "int", "float", "any"]
 """``bool`` is a tensor of truth values; ``int`` and ``float`` are Python's; ``any`` is not known."""
@@ -117,6 +126,18 @@ def program_kinds(
     blocks: dict[int, tuple[Kind, ...]] = {}
     _add_kinds(module.program, kinds, members, blocks)
     return kinds, blocks
+
+
+def called_blocks(module: Block) -> dict[str, Block]:
+    """Return the blocks that a module's program calls, by their names in it; of a list, its first."""
+    found: dict[str, Block] = {}
+    for name, layer in module._modules.items():
+        if isinstance(layer, torch.nn.ModuleList):
+            found |= {f"self.{name}[{i}]": block for i, block in enumerate(layer) if isinstance(block, Block)}
+            layer = layer[0] if len(layer) else None
+        if isinstance(layer, Block):
+            found[f"self.{name}"] = layer
+    return found
 
 
 def _layer_kind(layer: torch.nn.Module) -> Kind:

@@ -13,6 +13,7 @@ from burnt.onnx.importer.blocks import group_blocks
 from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
+from burnt.onnx.importer.sizes import axis_names, name_sizes
 from burnt.onnx.importer.source import read_model
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
             with ``pip install burnt[onnx2torch]``.
 
     Returns:
-        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor,
-        or a tuple of several.
+        A module in evaluation mode. Inputs are positional, in the order of the graph, or keywords by their
+        names in the file; it returns one tensor, or a tuple of several.
 
     Raises:
         RecordError: this is no ONNX model, or it is damaged.
@@ -87,9 +88,11 @@ def _load(model: object) -> ImportedModule:
     signature = _signature(parsed)
     build = build_program(parsed, where)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
-    inputs = [v.name or "" for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
+    values = [v for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
+    inputs = [v.name or "" for v in values]
     outputs = [v.name or "" for v in parsed.graph.outputs]
     module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs), signature)
+    name_sizes(module, axis_names(values, build.program.inputs))
     return module.eval()
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from burnt.onnx import functions
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
 
-__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "prefixed"]
+__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "is_index", "prefixed"]
 
 _ATOM, _POWER, _UNARY, _COMPARISON = 13, 12, 11, 4
 _STRENGTHS = {
@@ -165,6 +167,14 @@ def code_of(tree: Any, names: Mapping[str, str] | None = None, kinds: Kinds | No
     return _Source(names or {}, kinds or {}).code(tree)
 
 
+def is_index(call: Call) -> bool:
+    """Whether a call is written with brackets, ``x[:, 0]``."""
+    return call.function in _INDICES and _Source({}, {}).index(call) is not None
+
+
+_INDICES = ("torch.select", "ops.slice_", "ops.unsqueeze")
+
+
 @dataclass(frozen=True)
 class _Source:
     names: Mapping[str, str]
@@ -305,6 +315,10 @@ class _Source:
             return None
         return Code(f"{_wrapped(self.code(call.args[0]), _ATOM)}[{', '.join(inner)}]")
 
+    def is_variable(self, tree: Any) -> bool:
+        """Whether this is a variable that is certainly an integer."""
+        return isinstance(tree, Name) and self.kinds.get(tree.name) == "int"
+
     def slices(self, call: Call) -> dict[int, str] | None:
         """Return what stands in brackets for the axes of a slice; None where bounds or axes are not known."""
         _, starts, ends, *rest = call.args
@@ -320,13 +334,16 @@ class _Source:
             return None
         parts = {}
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-            if not all(isinstance(v, Size | Arithmetic) or type(v) is int for v in (start, end)):
+            if not all(
+                isinstance(v, Size | Arithmetic) or type(v) is int or self.is_variable(v)
+                for v in (start, end)
+            ):
                 return None
             has_start = type(start) is not int or -(2**31) < start != 0
             has_end = type(end) is not int or end < 2**31 - 1
             bounds = [start] if has_start else [], [end] if has_end else []
             first, last = ("".join(self.code(v).text for v in bound) for bound in bounds)
-            is_simple = all(type(v) is int for bound in bounds for v in bound)
+            is_simple = all(type(v) is int or isinstance(v, Name) for bound in bounds for v in bound)
             before = " " if first and not is_simple else ""
             after = " " if last and not is_simple else ""
             parts[axis] = f"{first}{before}:{after}{last}" + (f":{step}" if step != 1 and is_simple else "")
@@ -364,9 +381,19 @@ def _is_simple(operand: str) -> bool:
     return all(part.isidentifier() for part in plain.split(".")) or plain[:1].isdigit()
 
 
+_LIMITS = {
+    getattr(torch.finfo(dtype), limit): f"torch.finfo({dtype}).{limit}"
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for limit in ("min", "max")
+}
+"""The smallest and largest numbers of dtypes, which fill masks."""
+
+
 def _literal(value: Any) -> Code:
     if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{value}")')
+    if isinstance(value, float) and value in _LIMITS:
+        return Code(_LIMITS[value])
     text = repr(value).replace("e+", "e") if isinstance(value, float) else repr(value)
     if isinstance(value, str) and text[0] == "'" and '"' not in text:
         text = f'"{text[1:-1]}"'

@@ -16,9 +16,10 @@ from burnt.config import qualified_name
 from burnt.errors import UnsupportedError
 from burnt.nn.quantized import Quantized
 from burnt.onnx.importer.body import body_lines
-from burnt.onnx.importer.kinds import Kind, kind_of, program_kinds
+from burnt.onnx.importer.kinds import Kind, called_blocks, kind_of, program_kinds
 from burnt.onnx.importer.module import Block, ImportedModule
 from burnt.onnx.importer.names import unique_kind
+from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.printing import Code, bracketed, broken, code_of, prefixed
 from burnt.onnx.importer.program import Define, Program, Repeat, names_read
 
@@ -198,11 +199,13 @@ class _Classes:
         hint = found[0] if len(found) == 1 else "tuple[Any, ...]"
         if len(found) > 1:
             hint = "tuple[Tensor, ...]" if set(found) == {"Tensor"} else f"tuple[{', '.join(found)}]"
+        called = {name: block.program.inputs for name, block in called_blocks(module).items()}
+        body = body_lines(program, kinds, _WIDTH, 8, module.axes, called)
         definition = bracketed("forward(", [Code("self"), *arguments], ")")
         lines = [f"        {line}" for line in _init_lines(module, name_of)]
         lines += ["", *(f"    {line}" for line in broken(definition, _WIDTH - 4, "def ", f" -> {hint}:"))]
         lines += [f'        """{returns}"""']
-        lines += [f"        {line}" if line else "" for line in body_lines(program, kinds, _WIDTH, 8)]
+        lines += [f"        {line}" if line else "" for line in body]
         return "\n".join(lines) + "\n"
 
 
@@ -262,10 +265,15 @@ def _constant(buffer: torch.Tensor) -> Code:
     is_plain = buffer.dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
     if not is_plain or not 1 <= buffer.numel() <= _MAX_CONSTANT or buffer.isnan().any():
         return _empty(buffer)
-    items = [code_of(buffer.tolist())]
+    items = [code_of(_decimals(buffer.tolist()) if buffer.dtype == torch.float32 else buffer.tolist())]
     if buffer.dtype in (torch.float64, torch.int32):
         items.append(Code(f"dtype={buffer.dtype}"))
     return bracketed("torch.tensor(", items, ")")
+
+
+def _decimals(values: Any) -> Any:
+    """Return nested lists of float32 numbers with the shortest decimals."""
+    return list(map(_decimals, values)) if isinstance(values, list) else shortest_decimal(values)
 
 
 def layer_source(layer: torch.nn.Module) -> str:

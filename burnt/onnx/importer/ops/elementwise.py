@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.integers import Ints
+from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 
@@ -168,7 +170,10 @@ def literal(build: Build, node: Node, index: int) -> Any:
     is_number = array.dtype.name in _LITERALS and array.size == 1 and array.ndim <= rank
     if not is_number or (array.ndim and array.dtype.name.startswith(("float", "bfloat"))):
         return None
-    return array.item() if array.dtype.kind in "iub" else float(array.item())
+    if array.dtype.kind in "iub":
+        return array.item()
+    number = float(array.item())
+    return shortest_decimal(number) if array.dtype == np.float32 else number
 
 
 @handler("Pow")
