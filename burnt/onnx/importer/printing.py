@@ -303,7 +303,7 @@ class _Source:
             inner = [parts.get(axis, ":") for axis in range(axes[-1] + 1)]
         else:
             return None
-        return Code(f"{_wrapped(self.code(call.args[0]), _ATOM)}[{', '.join(inner)}]")
+        return bracketed(f"{_wrapped(self.code(call.args[0]), _ATOM)}[", list(map(Code, inner)), "]")
 
     def slices(self, call: Call) -> dict[int, str] | None:
         """Return what stands in brackets for the axes of a slice; None where bounds or axes are not known."""
