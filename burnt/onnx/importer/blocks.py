@@ -536,7 +536,9 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
         if isinstance(argument, Name)
     }
     for i, one in enumerate(found.arguments):
+        split = _split(tuple(map(_name, one)))  # past_0_key and past_1_key are past_key in the block
         plain = re.sub(r"_\d+$", "", _name(one[0]).removeprefix("self."))
+        plain = plain if split is None or not split[2] else f"{split[0]}_{split[2]}"
         hint = (
             "hidden"
             if i in found.carried

@@ -247,20 +247,22 @@ def test_layers_that_read_a_past_and_the_size_of_another() -> None:
 
     def layer(i: int, x: str, y: str) -> str:
         return f"""
-            h{i} = MatMul({x}, w{i}) g{i} = Tanh(h{i}) k{i} = Concat<axis=1>(p{i}, g{i})
-            r{i} = ReduceSum<keepdims=1>(k{i}, axis) s{i} = Shape<start=1,end=2>(p2) f{i} = Cast<to=1>(s{i})
+            h{i} = MatMul({x}, w{i}) g{i} = Tanh(h{i}) k{i} = Concat<axis=1>(past_{i}_key, g{i})
+            r{i} = ReduceSum<keepdims=1>(k{i}, axis) s{i} = Shape<start=1,end=2>(past_2_key) f{i} = Cast<to=1>(s{i})
             d{i} = Div(r{i}, f{i}) {y} = Add({x}, d{i})
         """
 
     body = layer(0, "x", "a") + layer(1, "a", "b") + layer(2, "b", "y")
-    inputs = "float[n,1,4] x, float[n,t,4] p0, float[n,t,4] p1, float[n,t,4] p2"
+    names = ("x", *(f"past_{i}_key" for i in range(3)))
+    inputs = ", ".join(f"float[n,{size},4] {name}" for size, name in zip("1ttt", names, strict=True))
     constants = {f"w{i}": weights(4, 4) for i in range(3)} | {"axis": np.array([1])}
     model = model_of(body, inputs, constants)
     arrays = [weights(2, 1, 4), *(weights(2, 3, 4) for _ in range(3))]
     module = burnt.onnx.load(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (want,) = session.run(None, dict(zip(("x", "p0", "p1", "p2"), arrays, strict=True)))
+    (want,) = session.run(None, dict(zip(names, arrays, strict=True)))
     with torch.no_grad():
         torch.testing.assert_close(module(*map(torch.from_numpy, arrays)), torch.from_numpy(want))
     (blocks,) = (one for one in module.children() if isinstance(one, torch.nn.ModuleList))
     assert len(blocks) == 3
+    assert "def forward(self, hidden: Tensor, past_key: Tensor, size: int)" in _source(model)
