@@ -242,13 +242,25 @@ def test_long_slices_are_broken_as_ruff_does() -> None:
     assert max(map(len, text.splitlines())) <= 110
 
 
+def test_slices_of_long_bounds_are_calls() -> None:
+    """What Mask2Former computes of the sizes of its levels."""
+    names = [f"level_{i}_of_the_pyramid" for i in range(4)]
+    sizes = " ".join(f"s{i} = Shape<start=1>({name}) p{i} = ReduceProd(s{i})" for i, name in enumerate(names))
+    body = f"{sizes} a = Add(p0, p1) b = Add(a, p2) c = Add(b, p3) y = Slice({names[0]}, p3, c, axis)"
+    inputs = ", ".join(f"float[n,h{i},w{i}] {name}" for i, name in enumerate(names))
+    lines = _source(model_of(body, inputs, {"axis": np.array([1])})).splitlines()
+    assert any("ops.slice_(" in line for line in lines)
+    assert max(map(len, lines)) <= 110
+
+
 def test_layers_that_read_a_past_and_the_size_of_another() -> None:
     """Decoders with a cache: the length of one past is read by all layers, and the past by one of them."""
 
     def layer(i: int, x: str, y: str) -> str:
         return f"""
             h{i} = MatMul({x}, w{i}) g{i} = Tanh(h{i}) k{i} = Concat<axis=1>(past_{i}_key, g{i})
-            r{i} = ReduceSum<keepdims=1>(k{i}, axis) s{i} = Shape<start=1,end=2>(past_2_key) f{i} = Cast<to=1>(s{i})
+            r{i} = ReduceSum<keepdims=1>(k{i}, axis)
+            s{i} = Shape<start=1,end=2>(past_2_key) f{i} = Cast<to=1>(s{i})
             d{i} = Div(r{i}, f{i}) {y} = Add({x}, d{i})
         """
 
