@@ -124,6 +124,8 @@ def add(a: Any, b: Any) -> Any:
             return Arithmetic("-", other, -one)
         if isinstance(one, Arithmetic) and one.symbol == "*" and one.left == -1:
             return subtract(other, one.right)
+        if isinstance(one, Arithmetic) and one.symbol == "-" and one.right == other:
+            return one.left
     return b if a == 0 else a if b == 0 else Arithmetic("+", a, b)
 
 

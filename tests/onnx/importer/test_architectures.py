@@ -107,6 +107,18 @@ def test_sizes_of_transposed_and_broadcast_values() -> None:
     assert _written_sizes(model) == "[x.shape[0], x.shape[1], 5, 6]"
 
 
+def test_the_end_of_a_slice_of_some_length() -> None:
+    """``start + (end - start)``, as torch.split has it, and ``-n``, as torch.export's FloorDiv has it."""
+    body = """
+        s = Shape(x) n = Gather(s, zero) m = Gather(s, one) d = Sub(m, n) e = Add(n, d) f = Mul(minus, n)
+        g = Add(e, f) c = Concat<axis=0>(e, g) y = Cast<to=1>(c)
+    """
+    ints = {"zero": np.array([0]), "one": np.array([1]), "minus": np.array([-1])}
+    model = model_of(body, "float[n,m] x", ints)
+    check(model, weights(2, 5))
+    assert _written_sizes(model) == "[x.shape[1], x.shape[1] - x.shape[0]]"
+
+
 # --- attention --------------------------------------------------------------------------------------------
 
 _ROOTS = """
