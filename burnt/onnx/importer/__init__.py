@@ -10,7 +10,7 @@
     build.py       calls the handlers in order; each adds statements to a program
     ops/           the handlers, a file per family; their functions are in `burnt/onnx/functions/`
     quantized.py   quantized weights become quantized layers
-    integers.py    shape arithmetic, computed during the import
+    integers.py    shape arithmetic, computed during the import; fixed_sizes.py: sizes that weights fix
     program.py     the statements: calls of functions with names, numbers and sizes
     blocks.py      what a program repeats becomes calls of one class of modules
     module.py      ImportedModule, which evaluates a program by evaluate.py

@@ -386,17 +386,15 @@ def _complete(
 
     ordered = sorted(arguments.items(), key=lambda item: (item[1] is None, item[1] or (0, 0)))
     passed = {one for one, _ in ordered if isinstance(one[0], Name)}
-    ordered = [
-        (one, source)
-        for one, source in ordered
-        if isinstance(one[0], Name) or tuple(_base(leaf) for leaf in one) not in passed
-    ]
+    of_passed = {
+        one for one, _ in ordered if isinstance(one[0], Size) and tuple(_base(leaf) for leaf in one) in passed
+    }
+    ordered = [(one, source) for one, source in ordered if one not in of_passed]
     found.arguments = [one for one, _ in ordered]
     if len({one[-1] for one in found.arguments}) < len(ordered):
         return None  # what is one value in the last turn are several in another
-    whole = {one[-1] for one in passed}
-    if any(isinstance(one[-1], Size) and one[-1].tensor in whole for one in found.arguments):
-        return None  # likewise, of a tensor and the size of one
+    if {one[-1] for one in of_passed} & {one[-1] for one in found.arguments}:
+        return None  # likewise, of the size of an argument and of what all turns read
     found.carried = {i: source for i, (_, source) in enumerate(ordered) if source is not None}
     sources = list(found.carried.values())
     later: set[tuple[int, int]] = set()
@@ -538,7 +536,9 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
         if isinstance(argument, Name)
     }
     for i, one in enumerate(found.arguments):
+        split = _split(tuple(map(_name, one)))  # past_0_key and past_1_key are past_key in the block
         plain = re.sub(r"_\d+$", "", _name(one[0]).removeprefix("self."))
+        plain = plain if split is None or not split[2] else f"{split[0]}_{split[2]}"
         hint = (
             "hidden"
             if i in found.carried

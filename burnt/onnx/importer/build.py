@@ -21,6 +21,7 @@ from burnt.errors import RecordError, UnsupportedError, quantity
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.fixed_sizes import Sizes
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.names import tensor_hint, unique_name
 from burnt.onnx.importer.node import Node, shortest_decimal, to_text
@@ -79,6 +80,8 @@ class Build:
         ranks: the numbers of axes of tensors, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
+        fixed: the sizes that weights fix, of values whose shapes are read.
+        padded: for results of Pad with zeros, the tensor before and the numbers that F.pad takes.
         weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
     """
@@ -100,6 +103,8 @@ class Build:
     ranks: dict[Name, int] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
+    fixed: dict[Any, Sizes] = field(default_factory=dict)
+    padded: dict[Name, tuple[Any, list[int]]] = field(default_factory=dict)
     weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)
 
@@ -192,6 +197,11 @@ class Build:
             weights[value] = _call_one_layer([use.node for use in value.uses()])
         return weights[value]
 
+    def may_be_trained(self, node: Node, index: int) -> bool:
+        """Whether a constant input may be a weight, and not a number of a computation."""
+        value = node.node.inputs[index]
+        return value is not None and _may_be_trained(value)
+
     def dtype(self, node: Node, index: int) -> torch.dtype | None:
         """Return the dtype of an input, where it is known."""
         value = node.node.inputs[index] if node.has(index) else None
@@ -230,7 +240,8 @@ class Build:
         """
         root = self.root
         node, weights = self.node, () if self.node is None else tuple(self.node.inputs[1:])
-        key = None if node is None or not any(weights) else (node.op_type, weights)
+        has_weights = any(weights) and any(True for _ in (*module.parameters(), *module.buffers()))
+        key = None if node is None or not has_weights else (node.op_type, weights)
         path = None if node is None else layer_path(node)
         name = None if key is None else root.shared_layers.get(key)
         if name is None:

@@ -119,6 +119,13 @@ def add(a: Any, b: Any) -> Any:
     """Return ``a + b``."""
     if _are_constant(a, b):
         return a + b
+    for one, other in ((a, b), (b, a)):
+        if type(one) is int and one < 0:
+            return Arithmetic("-", other, -one)
+        if isinstance(one, Arithmetic) and one.symbol == "*" and one.left == -1:
+            return subtract(other, one.right)
+        if isinstance(one, Arithmetic) and one.symbol == "-" and one.right == other:
+            return one.left
     return b if a == 0 else a if b == 0 else Arithmetic("+", a, b)
 
 

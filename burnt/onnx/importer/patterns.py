@@ -177,6 +177,65 @@ def _scores(
     return None
 
 
+def _without_swap(value: ir.Value) -> ir.Value | None:
+    """Return a value of four axes before its last two are swapped as a matrix, by reshapes; else None.
+
+    torch.onnx writes the key of scaled_dot_product_attention so, with ``dynamo=True``.
+    """
+    found: Found = {}
+    if not match(_SWAP_BY_RESHAPES, value, found) or rank_of(found["x"]) != 4:
+        return None
+    bounds = {"leading": (-(2**31), -2), "rows": (-2, -1), "columns": (-1, 2**31 - 1)}
+    is_swap = list(found["swapped"].attributes["perm"].value) == [0, 2, 1] and all(
+        _is_part_of_shape(found[name], found["x"], *bound) for name, bound in bounds.items()
+    )
+    return found["x"] if is_swap else None
+
+
+def _is_part_of_shape(value: ir.Value, x: ir.Value, start: int, end: int) -> bool:
+    """Whether a value is ``x.shape[start:end]``; ends of 31 bits stand for none."""
+    node = producer_of(value, "Slice")
+    shape = None if node is None else producer_of(node.inputs[0], "Shape")
+    if node is None or shape is None or not is_same(shape.inputs[0], x) or "end" in shape.attributes:
+        return False
+    first, last = (number_of(one) for one in node.inputs[1:3])
+    if len(node.inputs) > 3 or first is None or last is None or _begins_later(shape):
+        return False
+    return max(first, -(2**31)) == start and min(last, 2**31 - 1) == end
+
+
+def _begins_later(shape: ir.Node) -> bool:
+    start = shape.attributes.get("start")
+    return start is not None and start.value != 0
+
+
+def _without_roots(query: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """Return query and key before each is multiplied by the root of ``1 / sqrt(query.shape[-1])``.
+
+    torch.onnx writes its scaled_dot_product_attention so, with the size as a tensor.
+    """
+    sides: list[Found] = [{}, {}]
+    pattern: Pattern = ("Mul", "x", ("Sqrt", ("Div", 1.0, ("Sqrt", ("Cast", "size")))))
+    if not all(match(pattern, value, found) for value, found in zip((query, key), sides, strict=True)):
+        return None
+    (q, size), (k, other) = ((found["x"], found["size"]) for found in sides)
+    return (q, k) if is_same(size, other) and _is_last_size(size, q) else None
+
+
+def _is_last_size(value: ir.Value, x: ir.Value) -> bool:
+    """Whether a value is the size of the last axis of another."""
+    node, rank = producer_of(value, "Slice", "Gather"), rank_of(x)
+    shape = None if node is None else producer_of(node.inputs[0], "Shape")
+    if node is None or shape is None or shape.attributes or not is_same(shape.inputs[0], x):
+        return False
+    first = number_of(node.inputs[1])
+    if node.op_type == "Gather":
+        return first == -1 or (rank is not None and first == rank - 1)
+    bounds = _bounds(node) if len(node.inputs) > 3 else (node.inputs[1], node.inputs[2])
+    last = None if bounds is None else number_of(bounds[1])
+    return first == -1 and last is not None and last >= 2**31 - 1
+
+
 def _is_half(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether an index is half of the size of the last axis of a value."""
     size = x.shape[-1] if x.shape is not None and len(x.shape) else None
@@ -379,9 +438,12 @@ def _attention(found: Found) -> _New | None:
     if parts is None or (default if axis is None else int(axis.value)) not in (-1, 3):
         return None
     query, key, scale, masks = parts
-    while (scaled := _scaled(query)) is not None:
+    unscaled = _without_roots(query, key) if scale == 1 else None
+    if unscaled is not None:
+        query, key = unscaled
+    while unscaled is None and (scaled := _scaled(query)) is not None:
         query, scale = scaled[0], scale * scaled[1]
-    while (scaled := _scaled(key)) is not None:
+    while unscaled is None and (scaled := _scaled(key)) is not None:
         key, scale = scaled[0], scale * scaled[1]
     if any(rank_of(part) != 4 for part in (query, key, value)) or not math.isfinite(scale):
         return None
@@ -389,7 +451,7 @@ def _attention(found: Found) -> _New | None:
         return None
     if any(_widens(mask, query, key) for mask in masks):
         return None
-    return DOMAIN, "Attention", [query, key, value, *masks], {"scale": scale}
+    return DOMAIN, "Attention", [query, key, value, *masks], {"scale": scale} if unscaled is None else {}
 
 
 _ERF_GATES: list[Pattern] = [
@@ -397,9 +459,13 @@ _ERF_GATES: list[Pattern] = [
     ("Add", ("Erf", ("Div", "x", 1.4142135623730951)), 1.0),
 ]
 _CUBES: list[Pattern] = [("Pow", "x", 3.0), ("Mul", ("Mul", "x", "x"), "x")]
+_CUBIC_FACTOR: Pattern = ("Add", ("Mul", ("Mul", "x", 0.044715), "x"), 1.0)
 _TANH_GATES: list[Pattern] = [
-    ("Add", ("Tanh", ("Mul", ("Add", "x", ("Mul", cube, 0.044715)), 0.7978845608028654)), 1.0)
-    for cube in _CUBES
+    *(
+        ("Add", ("Tanh", ("Mul", ("Add", "x", ("Mul", cube, 0.044715)), 0.7978845608028654)), 1.0)
+        for cube in _CUBES
+    ),
+    ("Add", ("Tanh", ("Mul", ("Mul", "x", 0.7978845608028654), _CUBIC_FACTOR)), 1.0),  # BLOOM and others
 ]
 
 
@@ -442,6 +508,11 @@ _INTEGER_PRODUCT: Pattern = (
 )
 _GROUPS: Pattern = ("Reshape:whole", ("InstanceNormalization:norm", ("Reshape:groups", "x"), "ones", "zeros"))
 _SLICES: tuple[Pattern, Pattern] = ("Slice:first", "x"), ("Slice:second", "x")
+_SWAP_BY_RESHAPES: Pattern = (
+    "Reshape",
+    ("Transpose:swapped", ("Reshape", "x", ("Concat", -1.0, "rows", "columns"))),
+    ("Concat", "leading", "columns", "rows"),
+)
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
 _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
     *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
@@ -496,9 +567,12 @@ def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
     import onnx_ir as ir
 
     query, key, value, *masks = inputs
-    transposed = producer_of(key, "Transpose")
+    if (original := _without_swap(key)) is not None:
+        key, order = original, [0, 1, 2, 3]
+    else:
+        order = _SWAPPED
+    transposed = producer_of(key, "Transpose") if order == _SWAPPED else None
     perm = transposed.attributes.get("perm") if transposed is not None else None
-    order = _SWAPPED
     if transposed is not None and perm is not None:
         order = [list(perm.value)[axis] for axis in _SWAPPED]
         key = transposed.inputs[0]

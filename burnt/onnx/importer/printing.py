@@ -66,6 +66,8 @@ METHODS = {
 _SPREAD = {"torch.reshape", "torch.permute"}  # the method takes what the function takes as a tuple
 _REDUCTIONS = {f"torch.{name}" for name in ("mean", "sum", "amax", "amin")}
 
+_LONGEST_PART = 96  # characters of a slice
+
 _NO_DEFAULT = object()
 _KEEPDIM = (None, None, ("keepdim", False))
 _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
@@ -101,7 +103,7 @@ class Code:
         items: of a call, list or tuple.
         tail: what comes after its items.
         is_display: whether this is a list or tuple, whose items get a line each where it is broken.
-        operands: the left operand, and the operator with the right one.
+        operands: the leftmost operand, and each operator with the one to its right.
     """
 
     text: str
@@ -307,13 +309,15 @@ class _Source:
         else:
             return None
         axes = sorted(parts)
+        if any(len(part) > _LONGEST_PART for part in parts.values()):
+            return None  # a call can be broken into lines
         if axes == [-1]:
             inner = ["...", parts[-1]]
         elif axes and axes[0] >= 0 and axes[-1] <= 4:
             inner = [parts.get(axis, ":") for axis in range(axes[-1] + 1)]
         else:
             return None
-        return Code(f"{_wrapped(self.code(call.args[0]), _ATOM)}[{', '.join(inner)}]")
+        return bracketed(f"{_wrapped(self.code(call.args[0]), _ATOM)}[", list(map(Code, inner)), "]")
 
     def is_variable(self, tree: Any) -> bool:
         """Whether this is a variable that is certainly an integer."""
@@ -367,7 +371,8 @@ def _binary(symbol: str, left: Code, right: Code) -> Code:
         return Code(f"{first}{space}**{space}{second}", strength)
     first = _wrapped(left, strength + (strength == _COMPARISON))
     second = _wrapped(right, strength + 1)
-    return Code(f"{first} {symbol} {second}", strength, operands=(first, f"{symbol} {second}"))
+    chain = left.operands if left.strength == strength else (first,)  # of operators that bind alike
+    return Code(f"{first} {symbol} {second}", strength, operands=(*(chain or (first,)), f"{symbol} {second}"))
 
 
 def _wrapped(code: Code, strength: int) -> str:

@@ -29,6 +29,7 @@ WEIGHTS = "weights.safetensors"
 """The name of the file with the weights, beside the Python file."""
 
 _WIDTH = 110
+_MOST_LISTED = 88  # characters of the names of outputs in a docstring of one line
 _MAX_CONSTANT = 4  # elements of a buffer that is written with its values
 
 _IMPORTS = (
@@ -108,8 +109,7 @@ def module_source(module: ImportedModule, name: str, title: str) -> str:
     if signature is not None:
         inputs = ["tensor" if given else "any" for given in signature.tensors]
     classes = _Classes({name})
-    outputs = ", ".join(map(_one_line, module.output_names)) or "nothing"
-    own = classes.text(module, f"Return {outputs}.", inputs)
+    own = classes.text(module, f"Return {_listed(module.output_names)}.", inputs)
     text = ""
     for body, kind in classes.kinds.items():
         text += _CLASS.format(name=kind, title="A block of the model.") + body
@@ -154,6 +154,17 @@ def _details(module: ImportedModule, title: str) -> Iterator[str]:
     if signature is not None and signature.origin:
         yield ""
         yield f"{_one_line(signature.origin)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as they may stand in one line of a docstring, the first of them where there are many."""
+    shown = list(map(_one_line, names))
+    for count in range(len(shown), 0, -1):
+        rest = f" and {len(shown) - count} more" if count < len(shown) else ""
+        text = ", ".join(shown[:count]) + rest
+        if len(text) <= _MOST_LISTED:
+            return text
+    return shown[0] if shown else "nothing"
 
 
 def _one_line(text: str) -> str:
@@ -298,6 +309,8 @@ def _layer_code(layer: torch.nn.Module) -> Code:
     positional, keywords = [], []
     for parameter in inspect.signature(cls.__init__).parameters.values():
         if parameter.name in ("self", "device", "dtype"):
+            continue
+        if parameter.name == "bias" and not getattr(layer, "elementwise_affine", True):
             continue
         value = _attribute(layer, parameter.name)
         if parameter.default is parameter.empty:

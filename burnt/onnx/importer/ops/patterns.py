@@ -84,6 +84,6 @@ def _rotary(build: Build, node: Node) -> Any:
 def _attention(build: Build, node: Node) -> Any:
     scale, value = node.attr("scale"), node.node.inputs[0]
     size = value.shape[-1] if value is not None and value.shape is not None else None
-    is_default = isinstance(size, int) and math.isclose(scale, size**-0.5, rel_tol=1e-6)
-    extra = {} if is_default else {"scale": scale}
+    is_default = isinstance(size, int) and scale is not None and math.isclose(scale, size**-0.5, rel_tol=1e-6)
+    extra = {} if is_default or scale is None else {"scale": scale}
     return build.call("F.scaled_dot_product_attention", *build.tensors_of(node), hint="attention", **extra)

@@ -11,6 +11,7 @@ import torch
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.fixed_sizes import fixed_sizes
 from burnt.onnx.importer.integers import Ints, product
 from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.program import Name, Size
@@ -40,7 +41,9 @@ def _shape(build: Build, node: Node) -> Any:
     if rank is None or not isinstance(x, Name):
         return build.call("ops.shape", x, start, end, hint="shape")
     build.root.ranks[x] = rank
-    return Ints.of([Size(x, axis) for axis in range(rank)[start:end]])
+    fixed = fixed_sizes(node.node.inputs[0], build.root.fixed)
+    sizes = [Size(x, axis) if size is None else size for axis, size in enumerate(fixed)]
+    return Ints.of(sizes[start:end])
 
 
 @handler("Size")
@@ -64,6 +67,9 @@ def _identity(build: Build, node: Node) -> Any:
 def _reshape(build: Build, node: Node) -> Any:
     shape = node.attr("shape") or build.ints(node, 1)
     x = build.tensor(node, 0)
+    if shape is not None:
+        known = tuple(size if type(size) is int and size > 1 else None for size in shape)
+        build.root.fixed[node.node.outputs[0]] = known
     allow_zero = bool(node.attr("allowzero", 0))
     if is_strings(node, 0):  # a numpy array
         return build.call(
@@ -135,6 +141,8 @@ def _unsqueeze(build: Build, node: Node) -> Any:
 @handler("Concat")
 def _concat(build: Build, node: Node) -> Any:
     axis, tensors = node.attr("axis", 1), build.tensors_of(node)
+    if len(tensors) == 1:
+        return tensors[0]
     if build.dtype(node, 0) is None:
         return build.call("ops.concat", tensors, axis, hint="concat")
     return build.call("torch.cat", tensors, axis, hint="concat")
@@ -282,8 +290,14 @@ def _pad(build: Build, node: Node) -> Any:
         numbers = [n for axis in range(rank - 1, -1, -1) for n in both.get(axis, (0, 0))]
         while len(numbers) > 2 and numbers[-2:] == [0, 0]:
             del numbers[-2:]
+        x = build.tensor(node, 0)
+        if numbers == [0, 0]:
+            return x
         extra = {"value": value} if value else {}
-        return build.call("F.pad", build.tensor(node, 0), tuple(numbers), hint="padded", **extra)
+        padded = build.call("F.pad", x, tuple(numbers), hint="padded", **extra)
+        if not value and all(type(n) is int for n in numbers):
+            build.padded[padded] = x, numbers
+        return padded
     extra = {} if axes is None else {"axes": axes}
     return build.call("ops.pad", build.tensor(node, 0), pads, mode, value, hint="padded", **extra)
 
@@ -295,7 +309,10 @@ def _tile(build: Build, node: Node) -> Any:
 
 @handler("Expand")
 def _expand(build: Build, node: Node) -> Any:
-    return build.call("ops.expand", build.tensor(node, 0), sizes_of(build, node, 1), hint="expanded")
+    sizes, rank = sizes_of(build, node, 1), build.rank(node, 0)
+    if isinstance(sizes, list) and rank is not None and len(sizes) <= rank and set(sizes) <= {1}:
+        return build.tensor(node, 0)
+    return build.call("ops.expand", build.tensor(node, 0), sizes, hint="expanded")
 
 
 @handler("DepthToSpace", "SpaceToDepth")

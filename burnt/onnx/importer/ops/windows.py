@@ -84,6 +84,7 @@ def _conv(build: Build, node: Node) -> Any:
                 pads = [0] * 2 * rank
         elif auto_pad == "VALID":
             pads = [0] * 2 * rank
+        x, pads = _with_pads_before(build, x, pads)
         if pads[:rank] != pads[rank:] or min(pads) < 0:
             numbers = tuple(n for i in range(rank - 1, -1, -1) for n in (pads[i], pads[rank + i]))
             x, pads = build.call("F.pad", x, numbers, hint="padded"), [0] * 2 * rank
@@ -102,6 +103,19 @@ def _conv(build: Build, node: Node) -> Any:
         return _finish(build, node, y, bias, last)
     arguments = (x, build.tensor(node, 1), build.tensor(node, 2), strides, pads, dilations, groups, auto_pad)
     return build.call("ops.conv", *arguments, hint="conv")
+
+
+def _with_pads_before(build: Build, x: Any, pads: list[int]) -> tuple[Any, list[int]]:
+    """Return what a convolution reads without the zeros that a Pad puts around it, and the pads of both."""
+    if x not in build.padded or min(pads) < 0:
+        return x, pads
+    (source, numbers), rank = build.padded[x], len(pads) // 2
+    if len(numbers) > 2 * rank or min(numbers) < 0:  # the batch or the channels too, or elements are cut off
+        return x, pads
+    low, high = ([*reversed(numbers[side::2])] for side in (0, 1))  # F.pad begins with the last axis
+    before = [0] * (rank - len(low))
+    both = [a + b for a, b in zip(pads, [*before, *low, *before, *high], strict=True)]
+    return (source, both) if both[:rank] == both[rank:] else (x, pads)
 
 
 def _finish(build: Build, node: Node, y: Any, bias: Any, last: Any) -> Any:
