@@ -257,9 +257,12 @@ class _Translations:
         out_zero_point: Tensor | None = None,
         value: str = "int8",
         dtype: torch.dtype | None = None,
+        zero_point: Tensor | None = None,
     ) -> Tensor:
         """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
-        if value != "int8" or out_scale is not None or x.dim() != 2:
+        has_row_scales = x_scale.numel() != 1
+        is_unknown = zero_point is not None and has_row_scales
+        if value != "int8" or out_scale is not None or x.dim() != 2 or is_unknown:
             return kernels.scaled_linear.reference(
                 x,
                 values,
@@ -272,10 +275,11 @@ class _Translations:
                 out_zero_point,
                 value,
                 dtype,
+                zero_point,
             )
-        if x_scale.numel() == 1:
+        if not has_row_scales:
             numbers = self._numbers(x, x_scale, x_zero_point)
-            out = F.linear(numbers, self._weight(values, scale, None, value, 0), _cast(bias, torch.float32))
+            out = F.linear(numbers, self._weight(values, scale, zero_point, value, 0), _cast(bias, torch.float32))
             return _activated(out, activation).to(dtype or torch.float32)
         shape = (x.shape[0], values.shape[0])
         sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
@@ -297,14 +301,17 @@ class _Translations:
         out_scale: Tensor | None = None,
         out_zero_point: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        zero_point: Tensor | None = None,
     ) -> Tensor:
         """The pattern DequantizeLinear, Conv; a dynamic scale for each sample multiplies the input."""
         if out_scale is not None:
             raise UnsupportedError("quantized outputs of convolutions have no translation to ONNX")
         axes = values.dim() - 2
+        shape = (-1,) if scale.numel() > 1 else ()
+        zero_point = None if zero_point is None else zero_point.reshape(shape)
         weight = self._call(
             "DequantizeLinear",
-            (values, scale.float().reshape(-1) if scale.numel() > 1 else scale.float().reshape(())),
+            (values, scale.float().reshape(shape), zero_point),
             {"axis": 0},
             values.shape,
         )
