@@ -95,13 +95,10 @@ def quantized_weight(
     kind, offset = _VALUES[values.dtype.name]
     assert parts[0] is not None
     zeros = (np.zeros(parts[0].shape) if parts[1] is None else parts[1]).astype(np.int64) - offset
-    scheme = QuantScheme(
-        kind,
-        level,
-        size,
-        symmetric=not zeros.any(),
-        scale=_SCALES[scale.dtype.name],
-    )
+    # Of unsigned weights quantized by their range, some happen to be symmetric: layers of a loop are alike.
+    is_ranged = offset == 128 and _dynamic_source(node.node) is not None
+    is_symmetric = not zeros.any() and not is_ranged
+    scheme = QuantScheme(kind, level, size, symmetric=is_symmetric, scale=_SCALES[scale.dtype.name])
     shape = scheme.scale_shape(weight.shape[0], weight[0].numel())
     if scale.size != shape[0] * shape[1]:
         return None
@@ -109,7 +106,7 @@ def quantized_weight(
         scheme,
         weight,
         to_tensor(np.ascontiguousarray(parts[0])).reshape(shape),
-        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape) if zeros.any() else None,
+        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape) if not is_symmetric else None,
     )
 
 

@@ -306,9 +306,11 @@ def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     ends = (wide.amin(), wide.amax()) if x.numel() else (wide.new_zeros(()),) * 2
     low, high = ends[0].clamp(max=0), ends[1].clamp(min=0)
-    scale = (high - low) / 255
+    smallest, largest = VALUES["int8"].smallest, VALUES["int8"].largest
+    scale = (high - low) / (largest - smallest)
     scale = torch.where(scale == 0, 1.0, scale)
-    smallest = torch.full_like(low, VALUES["int8"].smallest)
-    zero_point = encode(-low / scale, "int8", smallest, VALUES["int8"].smallest)
-    values = encode(wide / scale, "int8", zero_point, VALUES["int8"].smallest)
-    return values, scale.reshape(1, 1), zero_point.reshape(1, 1)
+    # Not rounded to int8 and back: generated loops with conversions of a number run four times slower.
+    zero = torch.clamp(torch.round(-low / scale) + smallest, smallest, largest)
+    zero = torch.where(zero.isnan(), 0.0, zero)
+    values = encode(wide / scale, "int8", zero, smallest)
+    return values, scale.reshape(1, 1), zero.to(torch.int8).reshape(1, 1)
