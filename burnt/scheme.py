@@ -101,7 +101,8 @@ NAMES = (
 """Common names that `QuantScheme.parse` takes; the parts can be combined in other ways."""
 
 _SUFFIXES = (
-    "tensor, channel, block<size>, asymmetric, narrow, dynamic, dynamic_tensor, static, float16, bfloat16, float32, refuse"
+    "tensor, channel, block<size>, asymmetric, narrow, dynamic, dynamic_tensor, static, float16, bfloat16, "
+    "float32, refuse"
 )
 
 
@@ -173,7 +174,9 @@ class QuantScheme:
         if self.type.is_float and not self.symmetric:
             raise _error("symmetric", f"True, since {self.value} has a sign and no zero point", False)
         if self.type.is_float and self.activations == "dynamic_tensor":
-            raise _error("activations", f"dynamic or static, since {self.value} has no zero point", "dynamic_tensor")
+            raise _error(
+                "activations", f"dynamic or static, since {self.value} has no zero point", "dynamic_tensor"
+            )
         if self.type.is_float and self.narrow:
             raise _error("narrow", f"False: {self.value} is symmetric as it is", True)
 
@@ -224,8 +227,8 @@ class QuantScheme:
 
         ``tensor``, ``channel`` (the default) or ``block<size>``; ``asymmetric``; ``narrow``; ``float32``,
         ``float16`` or ``bfloat16`` scales (float32 by default, float16 for blocks); ``dynamic``,
-        ``dynamic_tensor`` or ``static`` activations; ``refuse`` for rows that blocks do not divide. Short names: ``int4`` and ``int2`` have
-        blocks of 32, torchao's ``int8wo``, ``int8dq``, ``int4wo``, ``fp8wo`` and ``fp8dq`` are known.
+        ``dynamic_tensor`` or ``static`` activations; ``refuse`` for rows that blocks do not divide. Short
+        names: ``int4`` and ``int2`` have blocks of 32, torchao's ``int8wo``, ``int8dq``, ``int4wo``, ``fp8wo`` and ``fp8dq`` are known.
 
         Raises:
             ConfigError: there is no such scheme.

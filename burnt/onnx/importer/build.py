@@ -479,7 +479,7 @@ class Build:
         return found
 
     def find(self, value: Any) -> Any:
-        """Return the expression of a value of the graph; a constant becomes a literal, a parameter or a buffer."""
+        """Return the expression of a value of the graph; constants become literals, parameters or buffers."""
         build: Build | None = self
         while build is not None:
             if value in build.values:

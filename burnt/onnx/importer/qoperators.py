@@ -2,10 +2,10 @@
 
 What is written so becomes burnt's quantized layers where the weights are constant, as files in QDQ format do.
 
-- ONNX Runtime's QOperator format. The result is rounded from float32 instead of integers: it may differ by one
-  quantization step, at ties. QLinearConv and QLinearMatMul of two inputs stay as they are, and are exact.
-- What its `quantize_dynamic` writes: MatMulInteger and ConvInteger of the results of DynamicQuantizeLinear, and
-  Gather of a quantized table before DequantizeLinear.
+- ONNX Runtime's QOperator format. The result is rounded from float32 instead of integers: it may differ by
+  one quantization step, at ties. QLinearConv and QLinearMatMul of two inputs stay as they are, and are exact.
+- What its `quantize_dynamic` writes: MatMulInteger and ConvInteger after DynamicQuantizeLinear, and Gather of
+  a quantized table before DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ _INTEGERS: list[Pattern] = [
 
 
 def _product_of_integers(node: ir.Node) -> bool:
-    """Match what multiplies the integers of a dynamically quantized input and a constant weight by both scales."""
+    """Match the product of an input that DynamicQuantizeLinear quantized with a weight, times both scales."""
     found: Found = {}
     if not any(match(pattern, node.outputs[0], found) for pattern in _INTEGERS):
         return False
@@ -178,7 +178,8 @@ def _product_of_integers(node: ir.Node) -> bool:
         return False
     x = insert(node, "", "DequantizeLinear", [found["x"], dynamic.outputs[1], x_zero], {})
     op, axis = ("Conv", 0) if is_conv else ("MatMul", 1)
-    insert(node, "", op, [x, _shared_weight(integers, scale, axis)], integers.attributes, node.outputs[0])
+    inputs = [x, _shared_weight(integers, scale, axis)]
+    insert(node, "", op, inputs, dict(integers.attributes), node.outputs[0])
     return True
 
 
@@ -200,7 +201,7 @@ def _dequantize_first(node: ir.Node) -> bool:
     if gather is None or not _size(table) or any(_size(part) != 1 for part in parts):
         return False
     whole = insert(gather, "", "DequantizeLinear", [table, *parts], {})
-    insert(node, "", "Gather", [whole, gather.inputs[1]], gather.attributes, node.outputs[0])
+    insert(node, "", "Gather", [whole, gather.inputs[1]], dict(gather.attributes), node.outputs[0])
     return True
 
 

@@ -106,12 +106,14 @@ def quantized_weight(
         scheme,
         weight,
         to_tensor(np.ascontiguousarray(parts[0])).reshape(shape),
-        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape) if not is_symmetric else None,
+        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape)
+        if not is_symmetric
+        else None,
     )
 
 
 def _is_own(build: Build, node: Node, index: int) -> bool:
-    """Whether a weight is that of one layer: of this node, or of several that all quantize their inputs by range."""
+    """Whether one layer has a weight: that of this node, or of several which quantize inputs by range."""
     if node.is_only_use(index):
         return True
     value = node.node.inputs[index]

@@ -294,8 +294,9 @@ def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x: ``[*]``, floating-point.
 
     Returns:
-        values ``[*]``, int8; a scale ``[1, 1]``, float32 (float64 for float64): ``(max - min) / 255``, or 1 if all
-        elements are 0; and a zero point ``[1, 1]``, int8. They are ONNX's less 128, which are unsigned.
+        values ``[*]``, int8; a scale ``[1, 1]``, float32 (float64 for float64): ``(max - min) / 255``, or 1
+        if all elements are 0; and a zero point ``[1, 1]``, int8. Values and zero point are ONNX's less 128,
+        which are unsigned.
 
     Raises:
         InputUnsupportedError: `x` is not floating-point.

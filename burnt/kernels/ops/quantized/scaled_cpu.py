@@ -80,9 +80,7 @@ def _derive(weight: Tensor, name: str, uses: int, key: object, compute: Callable
     return entry[1]
 
 
-def _onednn_unsupported_reason(
-    x: Tensor, values: Tensor, terms: int, most: int = _MAX_TERMS
-) -> str | None:
+def _onednn_unsupported_reason(x: Tensor, values: Tensor, terms: int, most: int = _MAX_TERMS) -> str | None:
     if not (x.numel() and values.numel()):
         return "an empty tensor"
     if terms > most:
@@ -154,9 +152,7 @@ def _decode_float32(values: Tensor, value: str) -> Tensor:
     return decode(values, value, torch.float32)
 
 
-def _exact_sums(
-    x: Tensor, values: Tensor, x_zero_point: Tensor | None, zero_point: Tensor | None
-) -> Tensor:
+def _exact_sums(x: Tensor, values: Tensor, x_zero_point: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """Multiply ``x [m, k]`` and ``values [n, k]`` less their zero points: float32 or int64 ``[m, n]``."""
     terms = _exact_terms(x_zero_point, zero_point)
     numbers = x.float() if x_zero_point is None else x.float() - x_zero_point.float()
@@ -184,9 +180,9 @@ def _conv_onednn_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> st
 @scaled_conv.candidate("onednn", devices=["cpu"], when=_conv_onednn_unsupported_reason, differentiable=True)
 def _conv_onednn(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
     """Zero points of the weight multiply the sums of the input, which further channels of ones compute."""
-    x_scale, scale, x_zero_point, bias, activation, stride, padding, dilation, groups, *others = rest
-    *requantize, zero_point = others
-    sizes = [expand_sizes(size, values.dim() - 2) for size in (stride, padding, dilation)]
+    x_scale, scale, x_zero_point, bias, activation, *axes, groups, _, _, _, _ = rest
+    *requantize, zero_point = rest[9:]
+    sizes = [expand_sizes(size, values.dim() - 2) for size in axes]
     sums = _conv_onednn_sums(x, values, x_zero_point, sizes, groups, with_ones=zero_point is not None)
     out: Tensor = _finish_conv(sums, x_scale, scale, bias, activation, *requantize, zero_point, groups)
     return out
@@ -207,12 +203,12 @@ def _conv_float32_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> s
     differentiable=True,
 )
 def _conv_float32(x: Tensor, values: Tensor, *rest: Any) -> Tensor:
-    x_scale, scale, x_zero_point, bias, activation, stride, padding, dilation, groups, *others = rest
-    *requantize, zero_point = others
-    sizes = [expand_sizes(size, values.dim() - 2) for size in (stride, padding, dilation)]
+    x_scale, scale, x_zero_point, bias, activation, *axes, groups, _, _, _, _ = rest
+    *requantize, zero_point = rest[9:]
+    stride, padding, dilation = (expand_sizes(size, values.dim() - 2) for size in axes)
     numbers = x.float() if x_zero_point is None else x.float() - x_zero_point.float()
     weight = values if zero_point is None else less_zero_point(values, zero_point)
-    sums = conv(numbers, weight.float(), None, None, None, None, *sizes, groups)
+    sums = conv(numbers, weight.float(), None, None, None, None, stride, padding, dilation, groups)
     out: Tensor = _finish_conv(sums, x_scale, scale, bias, activation, *requantize, None, groups)
     return out
 
@@ -232,8 +228,8 @@ def _conv_onednn_sums(
 ) -> Tensor:
     """Convolve ``x`` minus its zero point with `values`: float32, rounded from the exact sums.
 
-    oneDNN's kernels are for uint8 inputs: for int8 it uses its reference loop. `with_ones` adds to each group a
-    channel whose weights are ones.
+    oneDNN's kernels are for uint8 inputs: for int8 it uses its reference loop. `with_ones` adds to each group
+    a channel whose weights are ones.
     """
     zero = 128 + (0 if x_zero_point is None else int(x_zero_point))
     has_zero = int(zero != 0)  # all that a packed weight depends on
