@@ -228,7 +228,8 @@ class QuantScheme:
         ``tensor``, ``channel`` (the default) or ``block<size>``; ``asymmetric``; ``narrow``; ``float32``,
         ``float16`` or ``bfloat16`` scales (float32 by default, float16 for blocks); ``dynamic``,
         ``dynamic_tensor`` or ``static`` activations; ``refuse`` for rows that blocks do not divide. Short
-        names: ``int4`` and ``int2`` have blocks of 32, torchao's ``int8wo``, ``int8dq``, ``int4wo``, ``fp8wo`` and ``fp8dq`` are known.
+        names: ``int4`` and ``int2`` have blocks of 32, torchao's ``int8wo``, ``int8dq``, ``int4wo``,
+        ``fp8wo`` and ``fp8dq`` are known.
 
         Raises:
             ConfigError: there is no such scheme.

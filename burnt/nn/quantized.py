@@ -386,7 +386,8 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         batch, padding = self._pad(input if has_batch else input.unsqueeze(0))
         samples = batch.flatten(1)
         if self.scheme.value == "int8" and self.scheme.block is None:
-            values, scale, zero_point = self._quantize_input(samples)
+            by_tensor = self.scheme.activations == "dynamic_tensor"
+            values, scale, zero_point = self._quantize_input(batch if by_tensor else samples)
             output = kernels.scaled_conv(
                 values.view(batch.shape),
                 self.values,
