@@ -627,8 +627,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             None,
             "int8",
             None,
+            ints(256, 11, 1).to(torch.int8),
         ),
-        lambda x, v, xs, s, z, *rest: scaled_by_hand((x.double() - z) @ v.double().t(), xs, s, *rest[:-2]),
+        lambda x, v, xs, s, z, *rest: scaled_by_hand(
+            (x.double() - z) @ (v.double() - rest[-1]).t(), xs, s, *rest[:-3]
+        ),
     ),
     "scaled_linear, quantized again": (
         kernels.scaled_linear,
@@ -644,8 +647,9 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             torch.tensor(-7, dtype=torch.int8),
             "int8",
             None,
+            None,
         ),
-        lambda x, v, xs, s, z, *rest: scaled_by_hand(x.double() @ v.double().t(), xs, s, *rest[:-2]),
+        lambda x, v, xs, s, z, *rest: scaled_by_hand(x.double() @ v.double().t(), xs, s, *rest[:-3]),
     ),
     "scaled_conv": (
         kernels.scaled_conv,
@@ -664,9 +668,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             None,
             None,
             None,
+            ints(256, 6, 1).to(torch.int8),
         ),
         lambda x, v, xs, s, z, b, a, *rest: scaled_by_hand(
-            conv_by_hand(x.double() - z, v.double(), *rest[:-3]).movedim(1, -1), xs, s, b, a, None, None
+            conv_by_hand(x.double() - z, v.double() - rest[-1].view(-1, 1, 1, 1), *rest[:-4]).movedim(1, -1),
+            *(xs, s, b, a, None, None),
         ).movedim(-1, 1),
     ),
     "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),

@@ -232,7 +232,9 @@ def test_files_of_the_static_quantizer_are_quantized_layers(
         ("QUInt8", True, "int8-tensor-asymmetric-dynamic_tensor", "int8-asymmetric-dynamic_tensor"),
     ],
 )
-def test_files_of_the_dynamic_quantizer(net: Path, kind: str, per_channel: bool, conv: str, linear: str) -> None:
+def test_files_of_the_dynamic_quantizer(
+    net: Path, kind: str, per_channel: bool, conv: str, linear: str
+) -> None:
     tools = pytest.importorskip("onnxruntime.quantization")
     path = net.with_name("dynamic.onnx")
     tools.quantize_dynamic(net, path, per_channel=per_channel, weight_type=tools.QuantType[kind])
@@ -309,7 +311,9 @@ def test_a_dynamic_import_trains_and_dequantizes() -> None:
     module, ids = burnt.onnx.load(_dynamic("a")), torch.tensor([[1, 8, 0], [3, 3, 2]])
     before = module(ids)
     before[1].sum().backward()
-    assert [name for name, parameter in module.named_parameters() if parameter.grad is not None] == ["linear.bias"]
+    assert [name for name, parameter in module.named_parameters() if parameter.grad is not None] == [
+        "linear.bias"
+    ]
     burnt.dequantize(module)
     assert not _layers(module)
     with torch.no_grad():
