@@ -352,7 +352,8 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
     Args:
         layer: a `torch.nn.Conv1d`, `Conv2d` or `Conv3d`.
         scheme: of the weight and the activations. Only int8 is computed with integers; other values are
-            dequantized first. `dynamic` inputs have a scale for each sample, `dynamic_tensor` ones a single one.
+            dequantized first. `dynamic` inputs have a scale for each sample,
+            `dynamic_tensor` ones a single one.
 
     Shapes:
         as those of the original layer.

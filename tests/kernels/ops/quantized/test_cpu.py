@@ -148,7 +148,7 @@ def test_sums_of_integers_are_numpys(k: int, zero: int | None, extreme: str) -> 
 @pytest.mark.parametrize("per_tensor", [True, False])
 @pytest.mark.parametrize("x_zero", [None, -128, 7])
 def test_zero_points_of_weights(x_zero: int | None, per_tensor: bool) -> None:
-    """Also with groups, whose inputs are summed each for itself, and padding, which is the input's zero point."""
+    """Also with groups, whose inputs are summed each for itself, and padding by the input's zero point."""
     zero = None if x_zero is None else torch.tensor(x_zero, dtype=torch.int8)
     one, rows = torch.tensor(1.0), 1 if per_tensor else 6
     scale, zeros = torch.ones(rows, 1), int8(rows, 1, seed=2)
