@@ -64,6 +64,7 @@ class _Translations:
             ops.layer_norm.residual: self.layer_norm,
             ops.dot_product_attention.default: self.attention,
             ops.quantize.default: self.quantize,
+            ops.quantize_tensor.default: self.quantize_tensor,
             ops.dequantize.default: self.dequantize,
             ops.quantized_linear.default: self.quantized_linear,
             ops.quantized_embedding.default: self.quantized_embedding,
@@ -150,6 +151,17 @@ class _Translations:
         zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(())
         inputs = (x, scale.float().reshape(()), zero)
         return self._call("QuantizeLinear", inputs, {}, x.shape, torch.int8)
+
+    def quantize_tensor(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """DynamicQuantizeLinear, whose values and zero point are larger than burnt's by 128: uint8."""
+        values, scale, zero_point = torch.onnx.ops.symbolic_multi_out(
+            "DynamicQuantizeLinear",
+            (x.float(),),
+            dtypes=(torch.uint8, torch.float32, torch.uint8),
+            shapes=(x.shape, (), ()),
+            version=self._opset,
+        )
+        return values, scale, zero_point
 
     def dequantize(
         self,
@@ -257,9 +269,20 @@ class _Translations:
         out_zero_point: Tensor | None = None,
         value: str = "int8",
         dtype: torch.dtype | None = None,
+        zero_point: Tensor | None = None,
     ) -> Tensor:
         """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
-        if value != "int8" or out_scale is not None or x.dim() != 2:
+        if x.dtype == torch.uint8 and value == "int8":
+            flat = () if scale.numel() == 1 else (-1,)
+            zeros = x_zero_point, None if zero_point is None else zero_point.reshape(flat)
+            shape = (*x.shape[:-1], values.shape[0])
+            sums = self._call("MatMulInteger", (x, values.t(), *zeros), {}, shape, torch.int32)
+            out = sums.to(torch.float32) * (x_scale * scale.float().reshape(flat))
+            out = out if bias is None else out + bias.float()
+            return _activated(out, activation).to(dtype or torch.float32)
+        has_row_scales = x_scale.numel() != 1
+        is_unknown = zero_point is not None and has_row_scales
+        if value != "int8" or out_scale is not None or x.dim() != 2 or is_unknown:
             return kernels.scaled_linear.reference(
                 x,
                 values,
@@ -272,10 +295,13 @@ class _Translations:
                 out_zero_point,
                 value,
                 dtype,
+                zero_point,
             )
-        if x_scale.numel() == 1:
+        if not has_row_scales:
             numbers = self._numbers(x, x_scale, x_zero_point)
-            out = F.linear(numbers, self._weight(values, scale, None, value, 0), _cast(bias, torch.float32))
+            out = F.linear(
+                numbers, self._weight(values, scale, zero_point, value, 0), _cast(bias, torch.float32)
+            )
             return _activated(out, activation).to(dtype or torch.float32)
         shape = (x.shape[0], values.shape[0])
         sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
@@ -297,14 +323,17 @@ class _Translations:
         out_scale: Tensor | None = None,
         out_zero_point: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        zero_point: Tensor | None = None,
     ) -> Tensor:
         """The pattern DequantizeLinear, Conv; a dynamic scale for each sample multiplies the input."""
         if out_scale is not None:
             raise UnsupportedError("quantized outputs of convolutions have no translation to ONNX")
         axes = values.dim() - 2
+        shape = (-1,) if scale.numel() > 1 else ()
+        zero_point = None if zero_point is None else zero_point.reshape(shape)
         weight = self._call(
             "DequantizeLinear",
-            (values, scale.float().reshape(-1) if scale.numel() > 1 else scale.float().reshape(())),
+            (values, scale.float().reshape(shape), zero_point),
             {"axis": 0},
             values.shape,
         )
@@ -315,6 +344,13 @@ class _Translations:
         conv: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
         sizes = [_expanded(size, axes) for size in (stride, padding, dilation)]
         out = conv(numbers, weight, _cast(bias, torch.float32), *sizes, groups)
+        if x.dtype == torch.uint8 and scale.numel() == 1:
+            attributes = {"strides": sizes[0], "pads": sizes[1] * 2, "dilations": sizes[2], "group": groups}
+            sums = self._call(
+                "ConvInteger", (x, values, x_zero_point, zero_point), attributes, out.shape, torch.int32
+            )
+            out = sums.to(torch.float32) * (x_scale * scale.float().reshape(()))
+            out = out if bias is None else out + bias.float().reshape(-1, *[1] * axes)
         return _activated(out, activation).to(dtype or torch.float32)
 
     def _numbers(self, x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None) -> Tensor:

@@ -114,7 +114,7 @@ class Build:
         """Return the expression of an input: None if it is not given, `Ints` for known integers."""
         if not node.has(index):
             return None
-        return self._find(node.node.inputs[index])
+        return self.find(node.node.inputs[index])
 
     def tensor(self, node: Node, index: int) -> Any:
         """Return an input as the name of a tensor; None if it is not given."""
@@ -374,7 +374,7 @@ class Build:
         for node in graph:
             self.add_node(node)
             self._free_weights(node)
-        self.program.outputs = [self.as_tensor(self._find(value)) for value in graph.outputs]
+        self.program.outputs = [self.as_tensor(self.find(value)) for value in graph.outputs]
 
     def add_node(self, node: ir.Node) -> None:
         """Add the statements of a node, or its results where they can be computed now."""
@@ -489,8 +489,8 @@ class Build:
                 found[node.node.inputs[index]] = array
         return found
 
-    def _find(self, value: Any) -> Any:
-        """Return the expression of a value; a constant becomes a literal, a parameter or a buffer."""
+    def find(self, value: Any) -> Any:
+        """Return the expression of a value of the graph; constants become literals, parameters or buffers."""
         build: Build | None = self
         while build is not None:
             if value in build.values:
@@ -538,6 +538,9 @@ def layer_path(node: ir.Node) -> str | None:
     added = [value for reader in readers[:1] if reader.op_type == "Add" for value in reader.inputs]
     own = [value for value in added if value is not None and len(value.uses()) == 1]
     for value in (*node.inputs[1:], *own):
+        before = None if value is None else value.producer()
+        if before is not None and before.op_type == "DequantizeLinear":
+            value = before.inputs[0]
         if value is not None and value.is_initializer() and value.name and "." in value.name:
             return value.name.rsplit(".", 1)[0]
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")  # a list as text, of torch's exporter

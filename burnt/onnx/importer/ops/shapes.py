@@ -186,7 +186,8 @@ def _slice(build: Build, node: Node) -> Any:
 def _gather(build: Build, node: Node) -> Any:
     axis = node.attr("axis", 0)
     indices = build.constant(node, 1)
-    quantized = quantized_weight(build, node, 0) if axis == 0 and indices is None else None
+    is_row = indices is not None and not indices.ndim
+    quantized = quantized_weight(build, node, 0) if axis == 0 and not is_row else None
     if quantized is not None and quantized.weight.dim() == 2:
         size, features = quantized.weight.shape
         table = nn.Embedding(size, features, device="meta", dtype=quantized.weight.dtype)

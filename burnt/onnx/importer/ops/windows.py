@@ -50,8 +50,10 @@ def _conv(build: Build, node: Node) -> Any:
         and pads_of_layer
         and (bias is not None or not node.has(2))
     ):
-        shape = quantized.weight.shape
+        shape, add = quantized.weight.shape, None
         rank = len(shape) - 2
+        if bias is None and node.is_only_use(1):
+            bias, add = _constant_after(build, node.node, "Add", shape[0], len(shape))
         layer = _CONV[rank](
             shape[1] * groups,
             shape[0],
@@ -68,6 +70,8 @@ def _conv(build: Build, node: Node) -> Any:
             layer.bias = torch.nn.Parameter(to_tensor(bias))
         result = add_quantized(build, node, layer, quantized, hint="conv")
         if result is not None:
+            if add is not None:
+                build.absorbed[add] = result
             return result
     x = build.tensor(node, 0)
     if weight is not None and weight.ndim - 2 in _CONV:
