@@ -21,6 +21,7 @@ from burnt.errors import RecordError, UnsupportedError, quantity
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.names import tensor_hint, unique_name
 from burnt.onnx.importer.node import Node, shortest_decimal, to_text
@@ -76,9 +77,11 @@ class Build:
         absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
         model_inputs: values of the graph that the program takes.
         main_input: the first input that is a tensor; empty if there is none.
-        ranks: the numbers of axes of tensors, where their shapes are read.
+        shapes: sizes of tensors, numbers and names, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
+        reshaped: for results of Reshape, the tensor before and its sizes in the file.
+        repeated: for tensors that repeat others, what they repeat.
         weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
     """
@@ -97,9 +100,11 @@ class Build:
     node: ir.Node | None = None
     model_inputs: set[Any] = field(default_factory=set)
     main_input: str = ""
-    ranks: dict[Name, int] = field(default_factory=dict)
+    shapes: dict[Name, list[Any]] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
+    reshaped: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
+    repeated: dict[Name, Repeated] = field(default_factory=dict)
     weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)
 
@@ -178,6 +183,29 @@ class Build:
         value = node.node.inputs[index]
         shape = value.shape if value is not None else None
         return None if shape is None else len(shape)
+
+    def is_size(self, size: Any, x: Name, axis: int, sizes: Sequence[Any]) -> bool:
+        """Whether an expression is the size of an axis of a tensor: by its number, its name or as it is.
+
+        Args:
+            size: an integer expression.
+            x: the tensor.
+            axis: of the tensor, at least 0.
+            sizes: of the tensor in the file: numbers, names, or None for those that are not known.
+        """
+        if size == Size(x, axis):
+            return True
+        if isinstance(size, Size) and size.axis is not None:
+            known = self.root.shapes.get(size.tensor)
+            size = None if known is None else known[size.axis]
+        return size is not None and type(size) is type(sizes[axis]) and bool(size == sizes[axis])
+
+    def is_shape(self, shape: Sequence[Any], x: Name, sizes: Sequence[Any]) -> bool:
+        """Whether sizes to reshape to, of which one may be -1, are those of a tensor."""
+        is_other = (
+            size not in (-1, 0) and not self.is_size(size, x, axis, sizes) for axis, size in enumerate(shape)
+        )
+        return len(shape) == len(sizes) and list(shape).count(-1) <= 1 and not any(is_other)
 
     def is_weight(self, node: Node, index: int) -> bool:
         """Whether a constant input is read by this node alone, or by nodes of the same weights.
@@ -314,7 +342,7 @@ class Build:
     def _shape_of(self, sizes: Sequence[Any]) -> Size | None:
         """Return all sizes of a tensor, in order, as its shape."""
         first = sizes[0] if sizes else None
-        if not isinstance(first, Size) or self.root.ranks.get(first.tensor) != len(sizes):
+        if not isinstance(first, Size) or len(self.root.shapes.get(first.tensor, ())) != len(sizes):
             return None
         is_shape = all(size == Size(first.tensor, axis) for axis, size in enumerate(sizes))
         return Size(first.tensor, None) if is_shape else None

@@ -29,7 +29,7 @@ _KEEPS_ELEMENTS = {
     *("torch.reshape", "torch.transpose", "torch.permute", "torch.unsqueeze", "torch.squeeze", "torch.t"),
     *("torch.flatten", "torch.select", "torch.split", "torch.bitwise_and"),
     *("torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not", "ops.reshape", "ops.flatten"),
-    *("ops.expand", "ops.slice_", "ops.gather", "ops.gather_nd", "ops.gather_elements", "ops.squeeze"),
+    *("torch.Tensor.expand", "ops.expand", "ops.slice_", "ops.gather", "ops.gather_nd", "ops.gather_elements", "ops.squeeze"),
     *("ops.unsqueeze", "ops.permute", "ops.split", "ops.tile"),
 }
 """Functions whose result has the dtype of the arguments that are tensors, except for indices."""

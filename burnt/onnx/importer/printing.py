@@ -61,7 +61,7 @@ METHODS = {
 }
 """Functions of torch that are written as methods of their first argument."""
 
-_SPREAD = {"torch.reshape", "torch.permute"}  # the method takes what the function takes as a tuple
+_SPREAD = {"torch.reshape", "torch.permute", "torch.Tensor.expand"}  # the method takes what the function takes as a tuple
 _REDUCTIONS = {f"torch.{name}" for name in ("mean", "sum", "amax", "amin")}
 
 _NO_DEFAULT = object()
@@ -229,8 +229,8 @@ class _Source:
         namespace, _, name = call.function.partition(".")
         receiver = arguments[0][1] if arguments and arguments[0][0] is None else None
         is_method = namespace == "torch" and name in METHODS
-        if call.function == "torch.Tensor.type_as":
-            is_method, name = True, "type_as"
+        if call.function.startswith("torch.Tensor."):
+            is_method, name = True, name.removeprefix("Tensor.")
         if is_method and isinstance(receiver, Name | Call):
             head = f"{_wrapped(self.code(receiver), _ATOM)}.{name}("
             del arguments[0]

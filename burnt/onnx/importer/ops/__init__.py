@@ -6,6 +6,7 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     casts,
     control,
     elementwise,
+    expanding,
     fused,
     grids,
     images,

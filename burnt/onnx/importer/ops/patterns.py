@@ -7,6 +7,7 @@ from typing import Any
 
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.heads import grouped_heads
 from burnt.onnx.importer.matching import DOMAIN
 from burnt.onnx.importer.ops.windows import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
@@ -86,4 +87,9 @@ def _attention(build: Build, node: Node) -> Any:
     size = value.shape[-1] if value is not None and value.shape is not None else None
     is_default = isinstance(size, int) and math.isclose(scale, size**-0.5, rel_tol=1e-6)
     extra = {} if is_default else {"scale": scale}
-    return build.call("F.scaled_dot_product_attention", *build.tensors_of(node), hint="attention", **extra)
+    query, *both, mask = [*build.tensors_of(node), None][:4]
+    grouped = grouped_heads(build, node, *both)
+    if grouped is not None:
+        both, extra["enable_gqa"] = list(grouped), True
+    inputs = [query, *both] if mask is None else [query, *both, mask]
+    return build.call("F.scaled_dot_product_attention", *inputs, hint="attention", **extra)

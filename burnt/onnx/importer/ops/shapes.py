@@ -11,9 +11,11 @@ import torch
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.heads import merge_repeated
 from burnt.onnx.importer.integers import Ints, product
+from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.ops.elementwise import is_strings
-from burnt.onnx.importer.program import Name, Size
+from burnt.onnx.importer.program import Name, Size, names_in
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
@@ -39,7 +41,7 @@ def _shape(build: Build, node: Node) -> Any:
     rank = build.rank(node, 0)
     if rank is None or not isinstance(x, Name):
         return build.call("ops.shape", x, start, end, hint="shape")
-    build.root.ranks[x] = rank
+    build.root.shapes[x] = shape_of(node.node.inputs[0])
     return Ints.of([Size(x, axis) for axis in range(rank)[start:end]])
 
 
@@ -73,14 +75,31 @@ def _reshape(build: Build, node: Node) -> Any:
             *([True] if allow_zero else []),
             hint="reshaped",
         )
-    if shape is not None and (allow_zero or all(size != 0 for size in shape)) and isinstance(x, Name):
+    is_plain = shape is not None and all(type(size) is not int or size != 0 for size in shape)
+    if shape is not None and isinstance(x, Name) and (is_plain or not allow_zero) and build.rank(node, 0):
+        return _reshaped(build, node, x, shape)
+    if shape is not None and (allow_zero or is_plain) and isinstance(x, Name):
         return build.call("torch.reshape", x, tuple(shape), hint="reshaped")
-    if shape is not None and not allow_zero and build.rank(node, 0) is not None:
-        sizes = tuple(Size(x, i) if type(s) is int and s == 0 else s for i, s in enumerate(shape))
-        return build.call("torch.reshape", x, sizes, hint="reshaped")
     if shape is None:
         shape = build.tensor(node, 1)
     return build.call("ops.reshape", x, shape, *([True] if allow_zero else []), hint="reshaped")
+
+
+def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
+    """Reshape a tensor to known sizes, 0 for those that stay; a chain of nodes is one call."""
+    known = shape_of(node.node.inputs[0])
+    if build.is_shape(shape, x, known):
+        return x
+    sizes = [Size(x, i) if type(size) is int and size == 0 else size for i, size in enumerate(shape)]
+    source, before = x, known
+    if node.is_only_use(0) and x.name not in names_in(sizes):
+        source, before = build.reshaped.get(x, (x, known))
+        if source != x and build.is_shape(sizes, source, before):
+            return source
+    result = build.call("torch.reshape", source, tuple(sizes), hint="reshaped")
+    build.reshaped[result] = source, before
+    merge_repeated(build, x, shape, result)
+    return result
 
 
 @handler("Transpose")
@@ -89,12 +108,20 @@ def _transpose(build: Build, node: Node) -> Any:
     if axes is None and rank is None:
         return build.call("ops.permute", build.tensor(node, 0), hint="transposed")
     axes = list(range(rank or 0))[::-1] if axes is None else axes
+    x = build.tensor(node, 0)
+    result = _permuted(build, x, axes)
+    if (repeated := build.repeated.get(x)) is not None and repeated.is_merged:
+        build.repeated[result] = repeated.permuted(_permuted(build, repeated.source, axes), axes)
+    return result
+
+
+def _permuted(build: Build, x: Any, axes: list[int]) -> Any:
     swapped = [i for i, axis in enumerate(axes) if i != axis]
     if not swapped:
-        return build.tensor(node, 0)
+        return x
     if len(swapped) == 2:
-        return build.call("torch.transpose", build.tensor(node, 0), *swapped, hint="transposed")
-    return build.call("torch.permute", build.tensor(node, 0), tuple(axes), hint="transposed")
+        return build.call("torch.transpose", x, *swapped, hint="transposed")
+    return build.call("torch.permute", x, tuple(axes), hint="transposed")
 
 
 @handler("Flatten")
@@ -291,11 +318,6 @@ def _pad(build: Build, node: Node) -> Any:
 @handler("Tile")
 def _tile(build: Build, node: Node) -> Any:
     return build.call("ops.tile", build.tensor(node, 0), sizes_of(build, node, 1), hint="tiled")
-
-
-@handler("Expand")
-def _expand(build: Build, node: Node) -> Any:
-    return build.call("ops.expand", build.tensor(node, 0), sizes_of(build, node, 1), hint="expanded")
 
 
 @handler("DepthToSpace", "SpaceToDepth")
