@@ -81,6 +81,8 @@ class Build:
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
         reshaped: for results of Reshape, the tensor before and its sizes in the file.
+        sliced: for results of Slice, the tensor before, and start, end and step by axis.
+        rolled: for results of Roll, the tensor before, and shifts by axis.
         repeated: for tensors that repeat others, what they repeat.
         weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
@@ -104,6 +106,8 @@ class Build:
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
     reshaped: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
+    sliced: dict[Name, tuple[Name, dict[int, tuple[Any, Any, Any]]]] = field(default_factory=dict)
+    rolled: dict[Name, tuple[Name, dict[int, int]]] = field(default_factory=dict)
     repeated: dict[Name, Repeated] = field(default_factory=dict)
     weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)

@@ -196,6 +196,48 @@ def _bounds(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None] | None:
     return inputs[1], inputs[2]
 
 
+def _cut(node: ir.Node) -> tuple[int, int | None, int | None] | None:
+    """Return axis, start and end of a slice of one axis with step 1; None where they are not known.
+
+    The bounds are at least 0 if the size is known. A start or end that cuts nothing is None.
+    """
+    inputs = [*node.inputs, None, None][:5]
+    rank, axes, steps = rank_of(inputs[0]), integers_of(inputs[3]), integers_of(inputs[4])
+    bounds = integers_of(inputs[1]), integers_of(inputs[2])
+    if version_of(node) < 10 or rank is None or axes is None or len(axes) != 1:
+        return None
+    if (inputs[4] is not None and steps != [1]) or not all(one is not None and len(one) == 1 for one in bounds):
+        return None
+    axis, size = axes[0] % rank, shape_of(inputs[0])[axes[0]]
+    start, end = (one[0] for one in bounds if one is not None)
+    if isinstance(size, int):
+        start, end = (bound + size if bound < 0 else bound for bound in (start, end))
+    is_whole = end >= (size if isinstance(size, int) else 2**31 - 1)
+    return axis, start or None, None if is_whole else end
+
+
+def _roll(found: Found) -> _New | None:
+    """Match slices of one value that meet, in the other order: the last elements come first."""
+    joined, x = found["joined"], found["x"]
+    first, last = _cut(found["first"]), _cut(found["last"])
+    if len(joined.inputs) != 2 or first is None or last is None or first[0] != last[0]:
+        return None
+    axis, start, end = first[0], first[1], last[2]
+    if start is None or start != end or first[2] is not None or last[1] is not None:
+        return None
+    rank, size = rank_of(x), shape_of(x)[axis]
+    if rank is None or joined.attributes["axis"].value % rank != axis:
+        return None
+    shift = -start
+    if isinstance(size, int):
+        if not 0 < start < size:
+            return None
+        shift = -start if 2 * start <= size else size - start
+    elif abs(start) > 2:
+        return None  # where an axis is shorter than that, the slices are no rotation
+    return DOMAIN, "Roll", [x], {"axis": axis, "shift": shift}
+
+
 def _gelu(found: Found) -> _New:
     return "", "Gelu", [found["x"]], {}
 
@@ -454,6 +496,7 @@ _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
         ("Add", ("Mul", "x", "cos"), ("Mul", ("Concat:rotated", ("Neg", _SLICES[1]), _SLICES[0]), "sin")),
         _rotary,
     ),
+    (("Concat:joined", ("Slice:first", "x"), ("Slice:last", "x")), _roll),
     (("Add", _INTEGER_PRODUCT, "bias"), _integer_product),
     (_INTEGER_PRODUCT, _integer_product),
     (("MatMul", _WEIGHTS, "v"), _attention),

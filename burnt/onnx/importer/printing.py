@@ -73,6 +73,7 @@ _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
     "torch.log_softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.triu": (None, ("diagonal", 0)),
     "torch.tril": (None, ("diagonal", 0)),
+    "torch.roll": (None, ("shifts", _NO_DEFAULT), ("dims", _NO_DEFAULT)),
     **{f"torch.{name}": _KEEPDIM for name in ("mean", "sum", "amax", "amin", "argmax", "argmin")},
     "torch.addmm": (None, None, None, ("beta", 1.0), ("alpha", 1.0)),
     "F.gelu": (None, ("approximate", "none")),

@@ -76,6 +76,19 @@ def _flat_weights(build: Build, node: Node) -> list[Any]:
     ]
 
 
+@handler("Roll", domain=DOMAIN)
+def _roll(build: Build, node: Node) -> Any:
+    x, shifts = build.tensor(node, 0), {node.attr("axis"): node.attr("shift")}
+    if x in build.rolled and node.is_only_use(0) and node.attr("axis") not in build.rolled[x][1]:
+        x, before = build.rolled[x]
+        shifts = before | shifts
+    axes = sorted(shifts)
+    both = [tuple(shifts[axis] for axis in axes), tuple(axes)]
+    result = build.call("torch.roll", x, *(one if len(one) > 1 else one[0] for one in both), hint="rolled")
+    build.rolled[result] = x, shifts
+    return result
+
+
 @handler("Rotary", domain=DOMAIN)
 def _rotary(build: Build, node: Node) -> Any:
     return build.call("ops.rotate", *build.tensors_of(node), hint="rotated")

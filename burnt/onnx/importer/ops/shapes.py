@@ -198,7 +198,41 @@ def _slice(build: Build, node: Node) -> Any:
             where[axis] = slice(starts[i], ends[i], step_list[i])
         if array.size <= 4096 and min(step_list) > 0:
             return np.ascontiguousarray(array[tuple(where)])
-    return build.call("ops.slice_", build.tensor(node, 0), starts, ends, hint="sliced", **extra)
+    x = build.tensor(node, 0)
+    found = _named_slices(build, node, starts, ends, axes, steps)
+    if found is None:
+        return build.call("ops.slice_", x, starts, ends, hint="sliced", **extra)
+    value = node.node.inputs[0]
+    if x in build.sliced and value is not None and not value.is_graph_output():
+        source, before = build.sliced[x]
+        is_read_by_slices = all(use.node.op_type == "Slice" for use in value.uses())
+        is_apart = not before.keys() & found.keys() and x.name not in names_in(list(found.values()))
+        if is_read_by_slices and is_apart:
+            x, found = source, before | found
+    named = sorted(found)
+    starts, ends, steps = ([found[axis][i] for axis in named] for i in range(3))
+    extra = {} if steps == [1] * len(steps) else {"steps": steps}
+    if len(named) == 1 and named[0] == (build.rank(node, 0) or 0) - 1 > 1:
+        named = [-1]  # x[..., :4]
+    result = build.call("ops.slice_", x, starts, ends, hint="sliced", axes=named, **extra)
+    build.sliced[result] = x, found
+    return result
+
+
+def _named_slices(
+    build: Build, node: Node, starts: Any, ends: Any, axes: Any, steps: Any
+) -> dict[int, tuple[Any, Any, Any]] | None:
+    """Return start, end and step by axis; None where they are not known, or an axis is named twice."""
+    rank = build.rank(node, 0)
+    axes = list(range(len(starts))) if axes is None and isinstance(starts, list) else axes
+    steps = [1] * len(axes) if steps is None and isinstance(axes, list) else steps
+    known = [starts, ends, axes, steps]
+    if not rank or not all(isinstance(one, list) and len(one) == len(starts) for one in known):
+        return None
+    if not all(type(axis) is int and -rank <= axis < rank for axis in axes):
+        return None
+    found = {axis % rank: bounds for axis, *bounds in zip(axes, starts, ends, steps, strict=True)}
+    return {axis: (a, b, c) for axis, (a, b, c) in found.items()} if len(found) == len(axes) else None
 
 
 @handler("Gather")
@@ -300,6 +334,8 @@ def _pad(build: Build, node: Node) -> Any:
     if node.has(2):
         constant = build.constant(node, 2)
         value = build.tensor(node, 2) if constant is None else constant.reshape(()).item()
+    if isinstance(pads, list) and pads and all(type(size) is int and size == 0 for size in pads):
+        return build.tensor(node, 0)
     rank = build.rank(node, 0)
     has_axes = axes is None or (isinstance(axes, list) and all(type(a) is int for a in axes))
     is_constant = mode == "constant" and not isinstance(value, Name)
