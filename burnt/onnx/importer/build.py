@@ -23,6 +23,7 @@ from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.integers import Ints, compute
+from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.names import tensor_hint, unique_name
 from burnt.onnx.importer.node import Node, shortest_decimal, to_text
 from burnt.onnx.importer.patterns import rewrite_patterns
@@ -81,6 +82,7 @@ class Build:
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
         reshaped: for results of Reshape, the tensor before and its sizes in the file.
+        rows: for matrices that merge all axes but the last, the tensor before and its sizes in the file.
         sliced: for results of Slice, the tensor before, and start, end and step by axis.
         rolled: for results of Roll, the tensor before, and shifts by axis.
         repeated: for tensors that repeat others, what they repeat.
@@ -106,6 +108,7 @@ class Build:
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
     reshaped: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
+    rows: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
     sliced: dict[Name, tuple[Name, dict[int, tuple[Any, Any, Any]]]] = field(default_factory=dict)
     rolled: dict[Name, tuple[Name, dict[int, int]]] = field(default_factory=dict)
     repeated: dict[Name, Repeated] = field(default_factory=dict)
@@ -204,6 +207,20 @@ class Build:
             size = None if known is None else known[size.axis]
         return size is not None and type(size) is type(sizes[axis]) and bool(size == sizes[axis])
 
+    def size_of(self, name: Any) -> Any:
+        """Return a size as an expression, by its name in the file: that of the first input with such an axis.
+
+        A number is returned as it is; None if no input has such an axis.
+        """
+        if not isinstance(name, str):
+            return name
+        for value, expr in self.root.values.items():
+            if value in self.root.model_inputs and name in (sizes := shape_of(value)):
+                if expr not in self.root.shapes:
+                    self.root.shapes[expr] = sizes
+                return Size(expr, sizes.index(name))
+        return None
+
     def is_shape(self, shape: Sequence[Any], x: Name, sizes: Sequence[Any]) -> bool:
         """Whether sizes to reshape to, of which one may be -1, are those of a tensor."""
         is_other = (
@@ -245,6 +262,24 @@ class Build:
         keywords = {key: self.as_expr(value) for key, value in kwargs.items()}
         self.program.statements.append(Statement(names, Call(function, arguments, keywords)))
         return tuple(map(Name, names))
+
+    def unsqueeze(self, x: Name, axes: list[int], rank: int, *, is_only_use: bool = True) -> Name:
+        """Add a statement that inserts axes of size 1; a chain of them is one call.
+
+        Args:
+            x: the tensor.
+            axes: in order, counted in the result.
+            rank: the number of axes of the result.
+            is_only_use: whether nothing else reads the tensor.
+        """
+        if x in self.unsqueezed and is_only_use:
+            x, before = self.unsqueezed[x]
+            rest = [axis for axis in range(rank) if axis not in axes]
+            axes = sorted([*axes, *(rest[axis] for axis in before)])
+        function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
+        result = self.call(function, x, where, hint="x")
+        self.unsqueezed[result] = x, axes
+        return result
 
     def device(self, *values: Any) -> Device:
         """Return the device of a tensor that is created from expressions.

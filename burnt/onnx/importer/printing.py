@@ -57,7 +57,7 @@ _NUMBER_FIRST = ("torch.add", "torch.sub", "torch.mul", "torch.pow")
 
 METHODS = {
     *("reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "softmax", "select"),
-    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t", "unflatten", "clamp"),
+    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "chunk", "t", "unflatten", "clamp"),
 }
 """Functions of torch that are written as methods of their first argument."""
 
@@ -69,6 +69,7 @@ _KEEPDIM = (None, None, ("keepdim", False))
 _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
     "torch.cat": (None, ("dim", 0)),
     "torch.split": (None, None, ("dim", 0)),
+    "torch.chunk": (None, None, ("dim", 0)),
     "torch.softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.log_softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.triu": (None, ("diagonal", 0)),

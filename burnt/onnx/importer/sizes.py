@@ -98,6 +98,9 @@ class _Sizes:
         is_known = [value is not None and value.shape is not None for value in node.inputs]
         if node.op_type in _BROADCAST:
             return _broadcast(shapes) if is_known and all(is_known) else None
+        if node.op_type == "MatMul" and all(len(shape) > 1 for shape in shapes):
+            left, right = shapes
+            return [*_broadcast([left[:-2], right[:-2]]), left[-2], right[-1]]
         if node.op_type == "Range":
             limits = [self.known(value) for value in node.inputs]
             first, last, step = (None if v is None else _size(v.values.reshape(-1)[0]) for v in limits)

@@ -11,10 +11,10 @@ import torch
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.heads import merge_repeated
 from burnt.onnx.importer.integers import Ints, product
-from burnt.onnx.importer.matching import shape_of
+from burnt.onnx.importer.matching import producer_of, shape_of
 from burnt.onnx.importer.ops.elementwise import is_strings
+from burnt.onnx.importer.ops.grids import grid_axes
 from burnt.onnx.importer.program import Name, Size, names_in
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
@@ -41,8 +41,12 @@ def _shape(build: Build, node: Node) -> Any:
     rank = build.rank(node, 0)
     if rank is None or not isinstance(x, Name):
         return build.call("ops.shape", x, start, end, hint="shape")
-    build.root.shapes[x] = shape_of(node.node.inputs[0])
-    return Ints.of([Size(x, axis) for axis in range(rank)[start:end]])
+    known = shape_of(node.node.inputs[0])
+    build.root.shapes[x] = known
+    sizes = [Size(x, axis) for axis in range(rank)]
+    if node.node.inputs[0] in build.root.model_inputs:
+        sizes = [build.size_of(size) or sizes[axis] if type(size) is str else sizes[axis] for axis, size in enumerate(known)]
+    return Ints.of(sizes[start:end])
 
 
 @handler("Size")
@@ -60,46 +64,6 @@ def _size(build: Build, node: Node) -> Any:
 @handler("Identity")
 def _identity(build: Build, node: Node) -> Any:
     return build.value(node, 0)  # a weight that is an output too stays one parameter
-
-
-@handler("Reshape")
-def _reshape(build: Build, node: Node) -> Any:
-    shape = node.attr("shape") or build.ints(node, 1)
-    x = build.tensor(node, 0)
-    allow_zero = bool(node.attr("allowzero", 0))
-    if is_strings(node, 0):  # a numpy array
-        return build.call(
-            "ops.reshape",
-            x,
-            build.tensor(node, 1) if shape is None else shape,
-            *([True] if allow_zero else []),
-            hint="reshaped",
-        )
-    is_plain = shape is not None and all(type(size) is not int or size != 0 for size in shape)
-    if shape is not None and isinstance(x, Name) and (is_plain or not allow_zero) and build.rank(node, 0):
-        return _reshaped(build, node, x, shape)
-    if shape is not None and (allow_zero or is_plain) and isinstance(x, Name):
-        return build.call("torch.reshape", x, tuple(shape), hint="reshaped")
-    if shape is None:
-        shape = build.tensor(node, 1)
-    return build.call("ops.reshape", x, shape, *([True] if allow_zero else []), hint="reshaped")
-
-
-def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
-    """Reshape a tensor to known sizes, 0 for those that stay; a chain of nodes is one call."""
-    known = shape_of(node.node.inputs[0])
-    if build.is_shape(shape, x, known):
-        return x
-    sizes = [Size(x, i) if type(size) is int and size == 0 else size for i, size in enumerate(shape)]
-    source, before = x, known
-    if node.is_only_use(0) and x.name not in names_in(sizes):
-        source, before = build.reshaped.get(x, (x, known))
-        if source != x and build.is_shape(sizes, source, before):
-            return source
-    result = build.call("torch.reshape", source, tuple(sizes), hint="reshaped")
-    build.reshaped[result] = source, before
-    merge_repeated(build, x, shape, result)
-    return result
 
 
 @handler("Transpose")
@@ -148,15 +112,7 @@ def _unsqueeze(build: Build, node: Node) -> Any:
     if rank is None or not isinstance(axes, list) or not all(type(axis) is int for axis in axes):
         return build.call("ops.unsqueeze", x, axes, hint="x")
     total = rank + len(axes)
-    axes = sorted(axis % total for axis in axes)
-    if x in build.unsqueezed and node.is_only_use(0):  # a chain of nodes is one call
-        x, before = build.unsqueezed[x]
-        rest = [axis for axis in range(total) if axis not in axes]
-        axes = sorted([*axes, *(rest[axis] for axis in before)])
-    function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
-    result = build.call(function, x, where, hint="x")
-    build.unsqueezed[result] = x, axes
-    return result
+    return build.unsqueeze(x, sorted(axis % total for axis in axes), total, is_only_use=node.is_only_use(0))
 
 
 @handler("Concat")
@@ -176,6 +132,9 @@ def _split(build: Build, node: Node) -> Any:
     if isinstance(sizes, list):
         return build.calls("torch.split", x, sizes, axis, count=node.num_outputs, hint="part")
     sizes = node.num_outputs if sizes is None else sizes
+    length = shape_of(node.node.inputs[0])[axis] if build.rank(node, 0) else None
+    if sizes == node.num_outputs and isinstance(length, int) and length % sizes == 0 and length:
+        return build.calls("torch.chunk", x, sizes, axis, count=sizes, hint="part")
     return build.calls("ops.split", x, sizes, axis, count=node.num_outputs, hint="part")
 
 
@@ -239,6 +198,11 @@ def _named_slices(
 def _gather(build: Build, node: Node) -> Any:
     axis = node.attr("axis", 0)
     indices = build.constant(node, 1)
+    added = grid_axes(build, node) if axis == 0 and indices is None else None
+    if added is not None:
+        flat = producer_of(node.node.inputs[0], "Flatten")
+        assert flat is not None
+        return build.unsqueeze(build.tensor(Node(flat, node.version), 0), added, len(added) + 2)
     quantized = quantized_weight(build, node, 0) if axis == 0 and indices is None else None
     if quantized is not None and quantized.weight.dim() == 2:
         size, features = quantized.weight.shape
@@ -266,7 +230,7 @@ def embedding_indices(build: Build, node: Node, size: int) -> Any:
     Those of the model's input are taken as they are: ids below zero are mistakes there.
     """
     indices = build.tensor(node, 1)
-    if _is_never_negative(node.node.inputs[1], build.root.model_inputs):
+    if is_never_negative(node.node.inputs[1], build.root.model_inputs):
         return indices
     return build.call("ops.wrap_indices", indices, size, hint="indices")
 
@@ -278,7 +242,7 @@ _REARRANGING = {
 """Ops whose elements are elements of their first input."""
 
 
-def _is_never_negative(value: Any, ids: Collection[Any]) -> bool:
+def is_never_negative(value: Any, ids: Collection[Any]) -> bool:
     """Whether integers of the graph cannot be negative, by the ops that compute them, or are `ids`."""
     for _ in range(32):
         if value in ids:
@@ -300,9 +264,9 @@ def _is_never_negative(value: Any, ids: Collection[Any]) -> bool:
             attribute = node.attributes.get("value")
             return attribute is not None and bool((attribute.value.numpy() >= 0).all())
         if node.op_type == "Range":
-            return all(_is_never_negative(node.inputs[i], ids) for i in (0, 2))
+            return all(is_never_negative(node.inputs[i], ids) for i in (0, 2))
         if node.op_type == "Concat":
-            return all(_is_never_negative(part, ids) for part in node.inputs)
+            return all(is_never_negative(part, ids) for part in node.inputs)
         if node.op_type not in _REARRANGING:
             return False
         value = node.inputs[0]
