@@ -392,6 +392,31 @@ def _rotary(found: Found) -> _New | None:
     return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {}
 
 
+def _takes_every_other(node: ir.Node, first: int) -> bool:
+    """Whether a Slice takes every other element of the last axis, from the first or the second on."""
+    inputs, rank = [*node.inputs, None, None][:5], rank_of(node.inputs[0])
+    axes, bounds = integers_of(inputs[3]), [integers_of(inputs[i]) for i in (1, 2, 4)]
+    if rank is None or axes not in ([-1], [rank - 1]) or not all(one and len(one) == 1 for one in bounds):
+        return False
+    start, end, step = (one[0] for one in bounds if one)
+    size = shape_of(node.inputs[0])[-1]
+    return (start, step) == (first, 2) and end >= (size if isinstance(size, int) else 2**31 - 1)
+
+
+def _interleaved_rotary(found: Found) -> _New | None:
+    """Match rotary embedding of neighbours: the odd features, negated, beside the even ones."""
+    x, rank, sizes = found["x"], rank_of(found["x"]), shape_of(found["x"])
+    if rank is None or found["rotated"].attributes["axis"].value not in (-1, rank):
+        return None
+    if any(integers_of(found[name].inputs[1]) not in ([-1], [rank]) for name in ("odds", "evens")):
+        return None
+    if not (_takes_every_other(found["odd"], 1) and _takes_every_other(found["even"], 0)):
+        return None
+    if None in sizes or shape_of(found["whole"].outputs[0]) != sizes:
+        return None
+    return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {"interleaved": 1}
+
+
 def _widens(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
     """Whether a mask repeats scores along axes of size 1, which torch's attention refuses."""
     if mask.shape is None or query.shape is None or key.shape is None:
@@ -472,6 +497,14 @@ _INTEGER_PRODUCT: Pattern = (
 )
 _GROUPS: Pattern = ("Reshape:whole", ("InstanceNormalization:norm", ("Reshape:groups", "x"), "ones", "zeros"))
 _SLICES: tuple[Pattern, Pattern] = ("Slice:first", "x"), ("Slice:second", "x")
+_PAIRS: Pattern = (
+    "Reshape:whole",
+    (
+        "Concat:rotated",
+        ("Unsqueeze:odds", ("Neg", ("Slice:odd", "x"))),
+        ("Unsqueeze:evens", ("Slice:even", "x")),
+    ),
+)
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
 _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
     *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
@@ -496,6 +529,7 @@ _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
         ("Add", ("Mul", "x", "cos"), ("Mul", ("Concat:rotated", ("Neg", _SLICES[1]), _SLICES[0]), "sin")),
         _rotary,
     ),
+    (("Add", ("Mul", "x", "cos"), ("Mul", _PAIRS, "sin")), _interleaved_rotary),
     (("Concat:joined", ("Slice:first", "x"), ("Slice:last", "x")), _roll),
     (("Add", _INTEGER_PRODUCT, "bias"), _integer_product),
     (_INTEGER_PRODUCT, _integer_product),

@@ -91,7 +91,8 @@ def _roll(build: Build, node: Node) -> Any:
 
 @handler("Rotary", domain=DOMAIN)
 def _rotary(build: Build, node: Node) -> Any:
-    return build.call("ops.rotate", *build.tensors_of(node), hint="rotated")
+    extra = {"interleaved": True} if node.attr("interleaved", 0) else {}
+    return build.call("ops.rotate", *build.tensors_of(node), hint="rotated", **extra)
 
 
 @handler("Attention", domain=DOMAIN)
