@@ -81,7 +81,8 @@ class Build:
         shapes: sizes of tensors, numbers and names, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
-        reshaped: for results of Reshape, the tensor before and its sizes in the file.
+        reshaped: for results of Reshape, the tensor before, its sizes in the file, and those of the result.
+        permuted: for results of Transpose, the tensor before and the order of its axes.
         rows: for matrices that merge all axes but the last, the tensor before and its sizes in the file.
         sliced: for results of Slice, the tensor before, and start, end and step by axis.
         rolled: for results of Roll, the tensor before, and shifts by axis.
@@ -107,7 +108,8 @@ class Build:
     shapes: dict[Name, list[Any]] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
-    reshaped: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
+    reshaped: dict[Name, tuple[Name, list[Any], list[Any]]] = field(default_factory=dict)
+    permuted: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
     rows: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
     sliced: dict[Name, tuple[Name, dict[int, tuple[Any, Any, Any]]]] = field(default_factory=dict)
     rolled: dict[Name, tuple[Name, dict[int, int]]] = field(default_factory=dict)
@@ -214,10 +216,12 @@ class Build:
         """
         if not isinstance(name, str):
             return name
-        for value, expr in self.root.values.items():
-            if value in self.root.model_inputs and name in (sizes := shape_of(value)):
-                if expr not in self.root.shapes:
-                    self.root.shapes[expr] = sizes
+        root = self.root
+        for value, expr in root.values.items():
+            if value not in root.model_inputs:
+                return None  # the inputs come first
+            if name in (sizes := shape_of(value)):
+                root.shapes.setdefault(expr, sizes)
                 return Size(expr, sizes.index(name))
         return None
 
@@ -279,6 +283,30 @@ class Build:
         function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
         result = self.call(function, x, where, hint="x")
         self.unsqueezed[result] = x, axes
+        return result
+
+    def permute(self, x: Any, axes: Sequence[int], *, is_only_use: bool = True) -> Any:
+        """Add a statement that permutes axes; a chain of them is one call.
+
+        Args:
+            x: the tensor.
+            axes: for each axis of the result, that of the tensor.
+            is_only_use: whether nothing else reads the tensor.
+        """
+        if x in self.permuted and is_only_use:
+            x, before = self.permuted[x]
+            axes = [before[axis] for axis in axes]
+        axes = list(axes)
+        swapped = [i for i, axis in enumerate(axes) if i != axis]
+        if not swapped:
+            return x
+        if len(swapped) == 2:
+            result = self.call("torch.transpose", x, *swapped, hint="transposed")
+        else:
+            result = self.call("torch.permute", x, tuple(axes), hint="transposed")
+        self.permuted[result] = x, axes
+        if (repeated := self.repeated.get(x)) is not None and repeated.is_merged:
+            self.repeated[result] = repeated.permuted(self.permute(repeated.source, axes), axes)
         return result
 
     def device(self, *values: Any) -> Device:

@@ -5,7 +5,7 @@ The layer has the weights as the file has them: ``down_proj(silu(gate_proj(x)) *
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 from collections import Counter
 
@@ -21,9 +21,7 @@ _ACTIVATIONS = {"ops.swiglu": {"none": "silu"}, "ops.geglu": {"none": "gelu", "t
 """Activations of a gate by function, and by its `approximate`."""
 
 
-def gather_gated(
-    program: Program, layers: dict[str, torch.nn.Module], member_names: dict[str, int]
-) -> None:
+def gather_gated(program: Program, layers: dict[str, torch.nn.Module], member_names: dict[str, int]) -> None:
     """Put one layer in the place of three linear ones around a gated unit, in place.
 
     Args:
@@ -74,7 +72,11 @@ def gather_gated(
             del layers[old]
         program.statements[i] = Statement(statement.outputs, Call(f"self.{name}", gate.args))
         removed |= {*names_in((down.args, unit.args))}
-    program.statements[:] = [s for s in program.statements if not (isinstance(s, Statement) and removed & {*s.outputs})]
+    program.statements[:] = [
+        statement
+        for statement in program.statements
+        if not (isinstance(statement, Statement) and removed & {*statement.outputs})
+    ]
 
 
 def _linear(call: Call, layers: dict[str, torch.nn.Module]) -> nn.Linear | None:
@@ -114,6 +116,6 @@ def _layer(linears: list[nn.Linear | None], activation: str) -> nn.GatedFeedForw
 
 def _common_path(names: list[str]) -> str:
     """Return what the names of layers have in common: ``layers_0_mlp``."""
-    words = [name.split("_") for name in names]
-    path = "_".join(os.path.commonprefix(words))
+    words = zip(*(name.split("_") for name in names), strict=False)
+    path = "_".join(column[0] for column in itertools.takewhile(lambda column: len({*column}) == 1, words))
     return path if re.search(r"[a-z]$", path) else f"{path}_mlp".strip("_")

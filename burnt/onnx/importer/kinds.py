@@ -28,9 +28,17 @@ _TRUTH = {
 _KEEPS_ELEMENTS = {
     *("torch.reshape", "torch.transpose", "torch.permute", "torch.unsqueeze", "torch.squeeze", "torch.t"),
     *("torch.flatten", "torch.unflatten", "torch.select", "torch.split", "torch.chunk", "torch.roll"),
-    *("torch.bitwise_and", "torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not", "ops.reshape", "ops.flatten"),
-    *("torch.Tensor.expand", "ops.expand", "ops.slice_", "ops.gather", "ops.gather_nd", "ops.gather_elements", "ops.squeeze"),
-    *("ops.unsqueeze", "ops.permute", "ops.split", "ops.tile"),
+    *("torch.bitwise_and", "torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not"),
+    *("torch.Tensor.expand", "ops.reshape", "ops.flatten", "ops.expand", "ops.slice_", "ops.gather"),
+    *(
+        "ops.gather_nd",
+        "ops.gather_elements",
+        "ops.squeeze",
+        "ops.unsqueeze",
+        "ops.permute",
+        "ops.split",
+        "ops.tile",
+    ),
 }
 """Functions whose result has the dtype of the arguments that are tensors, except for indices."""
 

@@ -206,10 +206,10 @@ def _cut(node: ir.Node) -> tuple[int, int | None, int | None] | None:
     bounds = integers_of(inputs[1]), integers_of(inputs[2])
     if version_of(node) < 10 or rank is None or axes is None or len(axes) != 1:
         return None
-    if (inputs[4] is not None and steps != [1]) or not all(one is not None and len(one) == 1 for one in bounds):
+    if (inputs[4] is not None and steps != [1]) or not all(one and len(one) == 1 for one in bounds):
         return None
     axis, size = axes[0] % rank, shape_of(inputs[0])[axes[0]]
-    start, end = (one[0] for one in bounds if one is not None)
+    start, end = (one[0] for one in bounds if one)
     if isinstance(size, int):
         start, end = (bound + size if bound < 0 else bound for bound in (start, end))
     is_whole = end >= (size if isinstance(size, int) else 2**31 - 1)
@@ -221,6 +221,8 @@ def _roll(found: Found) -> _New | None:
     joined, x = found["joined"], found["x"]
     first, last = _cut(found["first"]), _cut(found["last"])
     if len(joined.inputs) != 2 or first is None or last is None or first[0] != last[0]:
+        return None
+    if x.dtype is None or x.dtype.name == "STRING":
         return None
     axis, start, end = first[0], first[1], last[2]
     if start is None or start != end or first[2] is not None or last[1] is not None:

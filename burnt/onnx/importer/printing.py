@@ -57,11 +57,13 @@ _NUMBER_FIRST = ("torch.add", "torch.sub", "torch.mul", "torch.pow")
 
 METHODS = {
     *("reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "softmax", "select"),
-    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "chunk", "t", "unflatten", "clamp"),
+    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t"),
+    *("chunk", "unflatten", "clamp"),
 }
 """Functions of torch that are written as methods of their first argument."""
 
-_SPREAD = {"torch.reshape", "torch.permute", "torch.Tensor.expand"}  # the method takes what the function takes as a tuple
+_SPREAD = {"torch.reshape", "torch.permute", "torch.Tensor.expand"}
+"""Functions whose methods take what they take as a tuple."""
 _REDUCTIONS = {f"torch.{name}" for name in ("mean", "sum", "amax", "amin")}
 
 _NO_DEFAULT = object()

@@ -1,8 +1,8 @@
 """Sizes: equal axes get one name, where ONNX's shape inference gives each a new one.
 
-Inference names sizes that it does not know ``unk__0``, ``unk__1``, and so on: those of a range, of a slice, of
-a reshape to computed sizes, and of two shapes that are broadcast. Here shapes are computed with the names of
-sizes as values, and such names replaced, so that ``[unk__0, unk__1, 16]`` is ``[batch, sequence, 16]`` again.
+Inference names sizes that it does not know ``unk__0``, ``unk__1``, and so on: those of a range, of a slice,
+of a reshape to computed sizes, and of two shapes that are broadcast. Here shapes are computed with the names
+of sizes as values, and such names replaced: ``[unk__0, unk__1, 16]`` is ``[batch, sequence, 16]`` again.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class _Sizes:
         shapes = [self.shape(value) for value in node.inputs]
         is_known = [value is not None and value.shape is not None for value in node.inputs]
         if node.op_type in _BROADCAST:
-            return _broadcast(shapes) if is_known and all(is_known) else None
+            is_old = "broadcast" in node.attributes  # versions below 7 name the axes that meet
+            return _broadcast(shapes) if is_known and all(is_known) and not is_old else None
         if node.op_type == "MatMul" and all(len(shape) > 1 for shape in shapes):
             left, right = shapes
             return [*_broadcast([left[:-2], right[:-2]]), left[-2], right[-1]]
@@ -113,7 +114,7 @@ class _Sizes:
                 return None
             cut = [axis % rank for axis in cut]
             return [None if axis in cut else size for axis, size in enumerate(shapes[0])]
-        if node.op_type in ("Expand", "Reshape", "ConstantOfShape") and node.inputs:
+        if len(node.inputs) == {"Expand": 2, "Reshape": 2, "ConstantOfShape": 1}.get(node.op_type):
             wanted = self.known(node.inputs[-1])
             if wanted is None or wanted.values.ndim != 1:
                 return None
@@ -137,21 +138,24 @@ def _size(expr: Any) -> int | str | None:
 
 
 def _reshaped(shape: list[Any], sizes: list[Any], node: ir.Node) -> list[Any]:
-    """Return the sizes that a Reshape makes: the one that is open is what the others leave of the elements."""
+    """Return the sizes that a Reshape makes; the open one is what the others leave of the elements."""
     allow_zero = node.attributes.get("allowzero")
     if allow_zero is None or not allow_zero.value:
-        sizes = [
-            size if size != 0 else shape[axis] if axis < len(shape) else None for axis, size in enumerate(sizes)
-        ]
+        kept = [*shape, *[None] * len(sizes)]
+        sizes = [size if size != 0 else kept[axis] for axis, size in enumerate(sizes)]
     if sizes.count(-1) == 1:
         left, right = list(shape), [size for size in sizes if size != -1]
         for size in [size for size in right if isinstance(size, str) and size in left]:
             left.remove(size)
             right.remove(size)
-        is_known = bool(shape) and all(type(size) is int and size > 0 for size in (*left, *right))
-        whole, rest = (math.prod(left), math.prod(right)) if is_known else (0, 1)
-        if whole and whole % rest == 0:
+        names = [size for size in left if not isinstance(size, int)]
+        numbers = [size for size in left if isinstance(size, int)]
+        is_known = bool(shape) and all(type(size) is int and size > 0 for size in (*numbers, *right))
+        whole, rest = (math.prod(numbers), math.prod(right)) if is_known else (0, 1)
+        if whole and not names and whole % rest == 0:
             return [whole // rest if size == -1 else size for size in sizes]
+        if whole == rest and len(names) == 1:
+            return [names[0] if size == -1 else size for size in sizes]
     return [None if size == -1 else size for size in sizes]
 
 

@@ -44,7 +44,7 @@ def _sizes_for_torch(build: Build, node: Node, x: Any, sizes: Any) -> list[Any] 
     source, inserted = build.unsqueezed.get(x, (None, []))
     sizes = [1] * (len(known) - len(sizes)) + sizes
     new = len(sizes) - len(known)
-    wanted = sizes[:new]
+    wanted: list[Any] = list(sizes[:new])
     for axis, size in enumerate(sizes[new:]):
         is_same = size == 1 or build.is_size(size, x, axis, known)
         if source is not None and axis not in inserted:

@@ -55,16 +55,19 @@ def grid_axes(build: Build, node: Node) -> list[int] | None:
         return None
     for column, row in (total.inputs, reversed(total.inputs)):
         product = producer_of(row, "Mul")
-        for i in (0, 1) if product is not None else ():
+        if product is None:
+            continue
+        for i in (0, 1):
             width = build.known_ints(Node(product, node.version), 1 - i)
             matrix = build.tensor(Node(flat, node.version), 0)
             if width is None or width.values.size != 1 or not isinstance(matrix, Name):
                 continue
             if not build.is_size(width.values.reshape(-1)[0], matrix, 1, sizes):
                 continue
-            places = [_positions(product.inputs[i], sizes[0]), _positions(column, sizes[1])]
-            others = [axis for axis in range(len(result)) if axis not in places]
-            if None not in places and places[0] < places[1] and all(result[axis] == 1 for axis in others):
+            first, second = _positions(product.inputs[i], sizes[0]), _positions(column, sizes[1])
+            others = [axis for axis in range(len(result)) if axis not in (first, second)]
+            is_ordered = first is not None and second is not None and first < second
+            if is_ordered and all(result[axis] == 1 for axis in others):
                 return others
     return None
 

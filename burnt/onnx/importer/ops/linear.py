@@ -40,7 +40,8 @@ def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray
     source, sizes = build.rows[x]
     result = build.layer(layer, source, hint="linear")
     rows = build.call("torch.flatten", result, 0, len(sizes) - 2, hint="linear")
-    build.rows[rows] = build.reshaped[rows] = result, [*sizes[:-1], weight.shape[0]]
+    build.rows[rows] = result, [*sizes[:-1], weight.shape[0]]
+    build.reshaped[rows] = *build.rows[rows], [None, weight.shape[0]]
     return rows
 
 

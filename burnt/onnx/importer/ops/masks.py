@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 def _and(build: Build, node: Node) -> Any:
     if "axis" not in node.node.attributes and "broadcast" not in node.node.attributes:
         for index in (0, 1):
-            if _is_true(build, node.node.inputs[1 - index]) and isinstance(build.value(node, index), Name):
+            if _is_true(node.node.inputs[1 - index]) and isinstance(build.value(node, index), Name):
                 result = _broadcast(build, node, index)
                 if result is not None:
                     return result
     return binary(build, node)
 
 
-def _is_true(build: Build, value: ir.Value | None, depth: int = 8) -> bool:
+def _is_true(value: ir.Value | None, depth: int = 8) -> bool:
     """Whether all elements of a mask are true."""
     if depth == 0 or value is None:
         return False
@@ -41,14 +41,14 @@ def _is_true(build: Build, value: ir.Value | None, depth: int = 8) -> bool:
     if node is None or node.domain == DOMAIN:
         return False
     if node.op_type == "And":
-        return all(_is_true(build, one, depth - 1) for one in node.inputs)
+        return all(_is_true(one, depth - 1) for one in node.inputs)
     if node.op_type == "ConstantOfShape":
         fill = node.attributes.get("value")
         return fill is not None and fill.value.numpy().dtype == bool and bool(fill.value.numpy().all())
     if node.op_type == "GreaterOrEqual":
         least = number_of(node.inputs[1])
-        return least is not None and least <= 0 and is_never_negative(node.inputs[0], build.root.model_inputs)
-    return _is_true(build, node.inputs[0], depth - 1)
+        return least is not None and least <= 0 and is_never_negative(node.inputs[0], ())
+    return _is_true(node.inputs[0], depth - 1)
 
 
 def _broadcast(build: Build, node: Node, index: int) -> Any:
@@ -57,10 +57,7 @@ def _broadcast(build: Build, node: Node, index: int) -> Any:
     if not sizes or len(sizes) > len(after) or None in sizes or None in after:
         return None
     sizes = [1] * (len(after) - len(sizes)) + sizes
-    wanted = [
-        -1 if size == other else build.size_of(other)
-        for size, other in zip(sizes, after, strict=True)
-    ]
+    wanted = [-1 if size == other else build.size_of(other) for size, other in zip(sizes, after, strict=True)]
     changed = [axis for axis, size in enumerate(wanted) if size != -1]
     if any(sizes[axis] != 1 for axis in changed):
         return None

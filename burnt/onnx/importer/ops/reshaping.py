@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.heads import merge_repeated
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.ops.elementwise import is_strings
+from burnt.onnx.importer.ops.heads import merge_repeated
 from burnt.onnx.importer.program import Name, Size, names_in
 from burnt.onnx.importer.registry import handler
 
@@ -44,16 +44,38 @@ def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
     sizes = [Size(x, i) if type(size) is int and size == 0 else size for i, size in enumerate(shape)]
     source = x
     if node.is_only_use(0) and x.name not in names_in(sizes):
-        source, before = build.reshaped.get(x, (x, before))
+        source, before, _ = build.reshaped.get(x, (x, before, []))
         if source != x and build.is_shape(sizes, source, before):
             return source
+    swapped = _permuted_source(build, source, sizes) if source == x and node.is_only_use(0) else None
+    if swapped is not None:
+        return swapped
     result = _changed_axes(build, source, before, sizes, shape_of(node.node.outputs[0]))
     if result is None:
         result = build.call("torch.reshape", source, tuple(sizes), hint="reshaped")
-    build.reshaped[result] = source, before
+    build.reshaped[result] = source, before, shape_of(node.node.outputs[0])
     _note_rows(build, x, shape_of(node.node.inputs[0]), shape_of(node.node.outputs[0]), result)
     merge_repeated(build, x, shape, result)
     return result
+
+
+def _permuted_source(build: Build, x: Name, sizes: list[Any]) -> Any:
+    """Return a tensor with permuted axes, where the leading ones were merged before that and are split again.
+
+    Exporters transpose the keys of an attention as matrices.
+    """
+    flat, axes = build.permuted.get(x, (x, []))
+    source, before, after = build.reshaped.get(flat, (x, [], []))
+    added = len(before) - len(axes)
+    if not axes or axes[0] != 0 or added < 1 or len(sizes) != len(before) or sizes.count(-1) > 1:
+        return None
+    if None in before or after[1:] != before[added + 1 :]:
+        return None
+    order = [*range(added + 1), *(axis + added for axis in axes[1:])]
+    for axis, size in zip(order, sizes, strict=True):
+        if size != -1 and not build.is_size(size, source, axis, before):
+            return None
+    return build.permute(source, order)
 
 
 def _note_rows(build: Build, x: Name, before: list[Any], after: list[Any], result: Name) -> None:
@@ -67,7 +89,9 @@ def _note_rows(build: Build, x: Name, before: list[Any], after: list[Any], resul
             return
 
 
-def _changed_axes(build: Build, x: Name, before: list[Any], sizes: list[Any], after: list[Any]) -> Name | None:
+def _changed_axes(
+    build: Build, x: Name, before: list[Any], sizes: list[Any], after: list[Any]
+) -> Name | None:
     """Split, merge, add or remove axes, where all others have the same sizes; None if more than that changes.
 
     Args:
@@ -83,13 +107,13 @@ def _changed_axes(build: Build, x: Name, before: list[Any], sizes: list[Any], af
     first = next((i for i in range(most) if not _is_same(before[i], after[i])), most)
     last = next((i for i in range(most - first) if not _is_same(before[-1 - i], after[-1 - i])), most - first)
     old, new = before[first : len(before) - last], sizes[first : len(sizes) - last]
+    if len(old) == 1 and new.count(1) == len(new) - 1 > 0 and new.count(-1) == 1:
+        return build.unsqueeze(x, [first + i for i, size in enumerate(new) if size == 1], len(after))
     if not first and not last:
         return None
     if len(old) > 1 and len(new) == 1:
         end = [first + len(old) - 1] if last else []
         return build.call("torch.flatten", x, first, *end, hint="reshaped")
-    if len(old) == 1 and new.count(1) == len(new) - 1 > 0 and new.count(-1) == 1:
-        return build.unsqueeze(x, [first + i for i, size in enumerate(new) if size == 1], len(after))
     if len(old) == 1 and len(new) > 1 and x.name not in names_in(new):
         return build.call("torch.unflatten", x, first if last else -1, tuple(new), hint="reshaped")
     if not old and -1 in new and last:  # heads: as many as there are, though there is one

@@ -45,7 +45,8 @@ def _shape(build: Build, node: Node) -> Any:
     build.root.shapes[x] = known
     sizes = [Size(x, axis) for axis in range(rank)]
     if node.node.inputs[0] in build.root.model_inputs:
-        sizes = [build.size_of(size) or sizes[axis] if type(size) is str else sizes[axis] for axis, size in enumerate(known)]
+        found = [build.size_of(size) if isinstance(size, str) else None for size in known]
+        sizes = [one or size for one, size in zip(found, sizes, strict=True)]
     return Ints.of(sizes[start:end])
 
 
@@ -72,20 +73,7 @@ def _transpose(build: Build, node: Node) -> Any:
     if axes is None and rank is None:
         return build.call("ops.permute", build.tensor(node, 0), hint="transposed")
     axes = list(range(rank or 0))[::-1] if axes is None else axes
-    x = build.tensor(node, 0)
-    result = _permuted(build, x, axes)
-    if (repeated := build.repeated.get(x)) is not None and repeated.is_merged:
-        build.repeated[result] = repeated.permuted(_permuted(build, repeated.source, axes), axes)
-    return result
-
-
-def _permuted(build: Build, x: Any, axes: list[int]) -> Any:
-    swapped = [i for i, axis in enumerate(axes) if i != axis]
-    if not swapped:
-        return x
-    if len(swapped) == 2:
-        return build.call("torch.transpose", x, *swapped, hint="transposed")
-    return build.call("torch.permute", x, tuple(axes), hint="transposed")
+    return build.permute(build.tensor(node, 0), axes, is_only_use=node.is_only_use(0))
 
 
 @handler("Flatten")
