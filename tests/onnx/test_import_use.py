@@ -178,11 +178,14 @@ def test_a_written_package_is_edited_and_trained(tmp_path: Path):
     assert all(p.grad is not None for p in net.parameters())
 
 
-def test_sizes_of_an_expand_stay_open():
+@pytest.mark.parametrize(("row", "function"), [("row", "torch.Tensor.expand"), ("first", "ops.expand")])
+def test_sizes_of_an_expand_stay_open(row, function):
+    """Where the size of the axis is known to be 1, and where it is not."""
     nodes = [
         helper.make_node("Shape", ["x"], ["size"], end=1),
         helper.make_node("Concat", ["size", "three"], ["shape"], axis=0),
-        helper.make_node("Expand", ["row", "shape"], ["wide"]),
+        helper.make_node("Compress", ["x", "which"], ["first"], axis=0),
+        helper.make_node("Expand", [row, "shape"], ["wide"]),
         helper.make_node("Add", ["x", "wide"], ["y"]),
     ]
     inputs, outputs = (
@@ -190,12 +193,13 @@ def test_sizes_of_an_expand_stay_open():
     )
     weights = [
         numpy_helper.from_array(np.array([3]), "three"),
+        numpy_helper.from_array(np.array([True]), "which"),
         numpy_helper.from_array(np.ones((1, 3), np.float32), "row"),
     ]
     graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     module = burnt.onnx.load(model)
-    assert "ops.expand" in _calls(module)
+    assert function in _calls(module)
     dims = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(module, (torch.ones(3, 3),), dynamic_shapes=(dims,), strict=False)
     assert torch.equal(program.module()(torch.ones(5, 3)), torch.full((5, 3), 2.0))

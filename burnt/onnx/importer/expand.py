@@ -11,6 +11,7 @@ from burnt.errors import RecordError
 from burnt.onnx.importer.qoperators import expand_qoperators
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.shapes import infer_shapes
+from burnt.onnx.importer.symbols import name_symbols
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -44,6 +45,7 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
     _infer(model)
     for _ in range(_MAX_ROUNDS):
         if not _add_bodies(model):
+            name_symbols(model)
             return
         _check_size(model, where, max_nodes)
         InlinePass()(model)

@@ -36,10 +36,18 @@ _TRUTH = {
 }
 _KEEPS_ELEMENTS = {
     *("torch.reshape", "torch.transpose", "torch.permute", "torch.unsqueeze", "torch.squeeze", "torch.t"),
-    *("torch.flatten", "torch.select", "torch.split", "torch.bitwise_and"),
-    *("torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not", "ops.reshape", "ops.flatten"),
-    *("ops.expand", "ops.slice_", "ops.gather", "ops.gather_nd", "ops.gather_elements", "ops.squeeze"),
-    *("ops.unsqueeze", "ops.permute", "ops.split", "ops.tile"),
+    *("torch.flatten", "torch.unflatten", "torch.select", "torch.split", "torch.chunk", "torch.roll"),
+    *("torch.bitwise_and", "torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not"),
+    *("torch.Tensor.expand", "ops.reshape", "ops.flatten", "ops.expand", "ops.slice_", "ops.gather"),
+    *(
+        "ops.gather_nd",
+        "ops.gather_elements",
+        "ops.squeeze",
+        "ops.unsqueeze",
+        "ops.permute",
+        "ops.split",
+        "ops.tile",
+    ),
 }
 """Functions whose result has the dtype of the arguments that are tensors, except for indices."""
 
@@ -66,6 +74,8 @@ def kind_of(tree: Any, kinds: Kinds) -> Kind:
         return kinds.get(tree.name, "any")
     if isinstance(tree, Call):
         return result_kinds(tree, 1, kinds)[0]
+    if isinstance(tree, Size) and tree.axis is None:
+        return "any"
     if isinstance(tree, Size | Arithmetic) or type(tree) is int:
         return "int"
     return "float" if type(tree) is float else "any"
@@ -76,7 +86,7 @@ def result_kinds(call: Call, count: int, kinds: Kinds) -> list[Kind]:
     namespace, _, name = call.function.partition(".")
     if namespace == "self":
         return [kinds.get(call.function, "any")] * count
-    if call.function in _TRUTH:
+    if call.function in _TRUTH or (call.function == "torch.Tensor.to" and torch.bool in call.args[1:]):
         return ["bool"] * count
     first = kind_of(call.args[0], kinds) if call.args else "any"
     if call.function in _KEEPS_ELEMENTS and first == "bool":

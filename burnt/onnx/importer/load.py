@@ -11,6 +11,7 @@ import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.errors import InputValueError
 from burnt.onnx.importer.blocks import group_blocks
 from burnt.onnx.importer.build import build_program, is_tensor_value
+from burnt.onnx.importer.gated import gather_gated
 from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
 from burnt.onnx.importer.sizes import axis_names, name_sizes
@@ -87,6 +88,7 @@ def _load(model: object) -> ImportedModule:
     parsed, where = read_model(model)
     signature = _signature(parsed)
     build = build_program(parsed, where)
+    gather_gated(build.program, build.layers, build.member_names)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
     values = [v for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
     inputs = [v.name or "" for v in values]

@@ -103,6 +103,7 @@ _OWN_NAMES = {
     "torch.argmax": "indices",
     "torch.argmin": "indices",
     "torch.cat": "joined",
+    "torch.chunk": "part",
     "torch.cos": "cos",
     "torch.einsum": "x",
     "torch.full": "filled",

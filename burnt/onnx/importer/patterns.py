@@ -267,6 +267,50 @@ def _bounds(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None] | None:
     return inputs[1], inputs[2]
 
 
+def _cut(node: ir.Node) -> tuple[int, int | None, int | None] | None:
+    """Return axis, start and end of a slice of one axis with step 1; None where they are not known.
+
+    The bounds are at least 0 if the size is known. A start or end that cuts nothing is None.
+    """
+    inputs = [*node.inputs, None, None][:5]
+    rank, axes, steps = rank_of(inputs[0]), integers_of(inputs[3]), integers_of(inputs[4])
+    bounds = integers_of(inputs[1]), integers_of(inputs[2])
+    if version_of(node) < 10 or rank is None or axes is None or len(axes) != 1:
+        return None
+    if (inputs[4] is not None and steps != [1]) or not all(one and len(one) == 1 for one in bounds):
+        return None
+    axis, size = axes[0] % rank, shape_of(inputs[0])[axes[0]]
+    start, end = (one[0] for one in bounds if one)
+    if isinstance(size, int):
+        start, end = (bound + size if bound < 0 else bound for bound in (start, end))
+    is_whole = end >= (size if isinstance(size, int) else 2**31 - 1)
+    return axis, start or None, None if is_whole else end
+
+
+def _roll(found: Found) -> _New | None:
+    """Match slices of one value that meet, in the other order: the last elements come first."""
+    joined, x = found["joined"], found["x"]
+    first, last = _cut(found["first"]), _cut(found["last"])
+    if len(joined.inputs) != 2 or first is None or last is None or first[0] != last[0]:
+        return None
+    if x.dtype is None or x.dtype.name == "STRING":
+        return None
+    axis, start, end = first[0], first[1], last[2]
+    if start is None or start != end or first[2] is not None or last[1] is not None:
+        return None
+    rank, size = rank_of(x), shape_of(x)[axis]
+    if rank is None or joined.attributes["axis"].value % rank != axis:
+        return None
+    shift = -start
+    if isinstance(size, int):
+        if not 0 < start < size:
+            return None
+        shift = -start if 2 * start <= size else size - start
+    elif abs(start) > 2:
+        return None  # where an axis is shorter than that, the slices are no rotation
+    return DOMAIN, "Roll", [x], {"axis": axis, "shift": shift}
+
+
 def _gelu(found: Found) -> _New:
     return "", "Gelu", [found["x"]], {}
 
@@ -421,6 +465,31 @@ def _rotary(found: Found) -> _New | None:
     return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {}
 
 
+def _takes_every_other(node: ir.Node, first: int) -> bool:
+    """Whether a Slice takes every other element of the last axis, from the first or the second on."""
+    inputs, rank = [*node.inputs, None, None][:5], rank_of(node.inputs[0])
+    axes, bounds = integers_of(inputs[3]), [integers_of(inputs[i]) for i in (1, 2, 4)]
+    if rank is None or axes not in ([-1], [rank - 1]) or not all(one and len(one) == 1 for one in bounds):
+        return False
+    start, end, step = (one[0] for one in bounds if one)
+    size = shape_of(node.inputs[0])[-1]
+    return (start, step) == (first, 2) and end >= (size if isinstance(size, int) else 2**31 - 1)
+
+
+def _interleaved_rotary(found: Found) -> _New | None:
+    """Match rotary embedding of neighbours: the odd features, negated, beside the even ones."""
+    x, rank, sizes = found["x"], rank_of(found["x"]), shape_of(found["x"])
+    if rank is None or found["rotated"].attributes["axis"].value not in (-1, rank):
+        return None
+    if any(integers_of(found[name].inputs[1]) not in ([-1], [rank]) for name in ("odds", "evens")):
+        return None
+    if not (_takes_every_other(found["odd"], 1) and _takes_every_other(found["even"], 0)):
+        return None
+    if None in sizes or shape_of(found["whole"].outputs[0]) != sizes:
+        return None
+    return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {"interleaved": 1}
+
+
 def _widens(mask: ir.Value, query: ir.Value, key: ir.Value) -> bool:
     """Whether a mask repeats scores along axes of size 1, which torch's attention refuses."""
     if mask.shape is None or query.shape is None or key.shape is None:
@@ -513,6 +582,14 @@ _SWAP_BY_RESHAPES: Pattern = (
     ("Transpose:swapped", ("Reshape", "x", ("Concat", -1.0, "rows", "columns"))),
     ("Concat", "leading", "columns", "rows"),
 )
+_PAIRS: Pattern = (
+    "Reshape:whole",
+    (
+        "Concat:rotated",
+        ("Unsqueeze:odds", ("Neg", ("Slice:odd", "x"))),
+        ("Unsqueeze:evens", ("Slice:even", "x")),
+    ),
+)
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
 _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
     *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
@@ -537,6 +614,8 @@ _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
         ("Add", ("Mul", "x", "cos"), ("Mul", ("Concat:rotated", ("Neg", _SLICES[1]), _SLICES[0]), "sin")),
         _rotary,
     ),
+    (("Add", ("Mul", "x", "cos"), ("Mul", _PAIRS, "sin")), _interleaved_rotary),
+    (("Concat:joined", ("Slice:first", "x"), ("Slice:last", "x")), _roll),
     (("Add", _INTEGER_PRODUCT, "bias"), _integer_product),
     (_INTEGER_PRODUCT, _integer_product),
     (("MatMul", _WEIGHTS, "v"), _attention),

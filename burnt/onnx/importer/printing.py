@@ -59,11 +59,13 @@ _NUMBER_FIRST = ("torch.add", "torch.sub", "torch.mul", "torch.pow")
 
 METHODS = {
     *("reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "softmax", "select"),
-    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t", "unflatten", "clamp"),
+    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t"),
+    *("chunk", "unflatten", "clamp"),
 }
 """Functions of torch that are written as methods of their first argument."""
 
-_SPREAD = {"torch.reshape", "torch.permute"}  # the method takes what the function takes as a tuple
+_SPREAD = {"torch.reshape", "torch.permute", "torch.Tensor.expand"}
+"""Functions whose methods take what they take as a tuple."""
 _REDUCTIONS = {f"torch.{name}" for name in ("mean", "sum", "amax", "amin")}
 
 _LONGEST_PART = 96  # characters of a slice
@@ -73,10 +75,12 @@ _KEEPDIM = (None, None, ("keepdim", False))
 _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
     "torch.cat": (None, ("dim", 0)),
     "torch.split": (None, None, ("dim", 0)),
+    "torch.chunk": (None, None, ("dim", 0)),
     "torch.softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.log_softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.triu": (None, ("diagonal", 0)),
     "torch.tril": (None, ("diagonal", 0)),
+    "torch.roll": (None, ("shifts", _NO_DEFAULT), ("dims", _NO_DEFAULT)),
     **{f"torch.{name}": _KEEPDIM for name in ("mean", "sum", "amax", "amin", "argmax", "argmin")},
     "torch.addmm": (None, None, None, ("beta", 1.0), ("alpha", 1.0)),
     "F.gelu": (None, ("approximate", "none")),
@@ -241,8 +245,8 @@ class _Source:
         namespace, _, name = call.function.partition(".")
         receiver = arguments[0][1] if arguments and arguments[0][0] is None else None
         is_method = namespace == "torch" and name in METHODS
-        if call.function == "torch.Tensor.type_as":
-            is_method, name = True, "type_as"
+        if call.function.startswith("torch.Tensor."):
+            is_method, name = True, name.removeprefix("Tensor.")
         if is_method and isinstance(receiver, Name | Call):
             head = f"{_wrapped(self.code(receiver), _ATOM)}.{name}("
             del arguments[0]

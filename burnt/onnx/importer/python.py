@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from burnt import nn
 from burnt._files import replacing
 from burnt.config import qualified_name
 from burnt.errors import UnsupportedError
@@ -325,6 +326,10 @@ def _layer_code(layer: torch.nn.Module) -> Code:
 
 def _attribute(layer: torch.nn.Module, name: str) -> Any:
     value = getattr(layer, name, inspect.Parameter.empty)
+    if isinstance(value, torch.nn.Dropout):
+        return value.p
+    if name == "bias" and isinstance(layer, nn.GatedFeedForward):
+        return layer.gate_proj.bias is not None
     if name in ("bias", "affine", "elementwise_affine") and not isinstance(value, bool):
         return value is not None and value is not inspect.Parameter.empty
     if value is inspect.Parameter.empty:

@@ -179,7 +179,7 @@ def test_sizes_of_an_outer_tensor_are_arguments(tmp_path):
     body = "s = Shape(z) "
     for i, x in enumerate(["x", "h0", "h1"]):
         body += _layer(i, x, f"t{i}") + f"h{i} = Expand(t{i}, s)"
-    inputs = "float[n, 6] x, float[n, 6] z"
+    inputs = "float[n, 6] x, float[k, 6] z"
     module = _check(_model(body + "y = Relu(h2)", inputs=inputs), tmp_path, (1, 6), (5, 6))
     assert len(_blocks(module)) == 3
 

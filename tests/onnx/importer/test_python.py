@@ -180,6 +180,7 @@ def test_methods_are_the_functions():
         "narrow": (1, 0, 2),
         "select": (1, 0),
         "split": ([1, 2], 1),
+        "chunk": (3, 1),
         "t": (),
         "unflatten": (2, (2, 2)),
         "clamp": (-0.5, 0.5),

@@ -84,8 +84,9 @@ def _unary(build: Build, node: Node) -> Any:
     return build.call(_UNARY[node.op], build.tensor(node, 0), hint=node.op)
 
 
-@handler(*_BINARY)
-def _binary(build: Build, node: Node) -> Any:
+@handler(*(op for op in _BINARY if op != "And"))
+def binary(build: Build, node: Node) -> Any:
+    """Add an op of two operands."""
     function, wide = _BINARY[node.op]
     same = _unchanged(build, node)
     if same is not None:
