@@ -56,7 +56,14 @@ def compare(
     try:
         session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base but Exception
-        raise InputRuntimeError("ONNX Runtime refuses the file", found=first_line(error)) from error
+        has_bfloat16 = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+        raise InputRuntimeError(
+            "ONNX Runtime refuses the file",
+            found=first_line(error),
+            hint="it lacks ops for bfloat16: export model.float() with weights='bfloat16'"
+            if has_bfloat16
+            else None,
+        ) from error
     beside = _Beside(session, model, tolerance)
     errors, shorter = {}, signature
     for batch in batches:

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from burnt._files import replacing
-from burnt._torch import missing_onnx_ops, writes_to_argument
+from burnt._torch import missing_onnx_ops, without_compilation, writes_to_argument
 from burnt._version import __version__
 from burnt.errors import (
     BurntError,
     InputRuntimeError,
+    InputTypeError,
     InputValueError,
     ShapeError,
     UnsupportedError,
@@ -48,7 +49,14 @@ from burnt.onnx.axes import (
 )
 from burnt.onnx.comparison import compare, first_line
 from burnt.onnx.importer.module import ImportedModule
-from burnt.onnx.translations import FLOAT8, OPSET_4_BITS, OPSET_FLOAT8, store_packed_weights, translations
+from burnt.onnx.translations import (
+    FLOAT8,
+    OPSET_4_BITS,
+    OPSET_FLOAT8,
+    quantize_in_shape,
+    store_packed_weights,
+    translations,
+)
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 from burnt.scheme import QuantScheme
 
@@ -57,14 +65,14 @@ __all__ = ["Exported", "export"]
 OPSET = 20
 """The version of ONNX's operators that is written: the newest that all the runtimes in docs/ship.md read."""
 
-OPSETS = range(18, 24)
-"""The versions that can be written."""
+OPSETS = range(18, 26)
+"""The versions that can be written; with 26, ONNX Runtime 1.32 lacks kernels for norms and attention."""
 
 _WEIGHTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _DTYPES = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
 _DTYPES |= {"uint8", "uint16", "uint32", "uint64"}
 _BATCHES = (1, 3)  # the numbers of items with which the file is compared
-_TOLERANCE, _TOLERANCE_QUANTIZED = 1e-4, 2e-2
+_TOLERANCE, _TOLERANCE_FLOAT16, _TOLERANCE_QUANTIZED = 1e-4, 4e-3, 2e-2
 _MAX_BYTES = 2**31 - 2**20  # of weights: protobuf's limit for a file, less some space for the graph
 
 
@@ -113,7 +121,7 @@ def export(
     """Write a module as an ONNX file, in evaluation mode.
 
     Args:
-        model: any module; it is not changed. One on another device is exported from a copy on the CPU.
+        model: any module; it is not changed. Of one from `torch.compile`, the original. One on another device is exported from a copy on the CPU.
         example: its inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a `Signature`.
         path: the file to write; an older one is replaced once the new one is complete.
         batch: a fixed number of items; by default the batch axis is open.
@@ -128,9 +136,9 @@ def export(
             those in 16 bits.
         metadata: texts to store in the file, beside the versions of burnt and torch and the signature.
         tolerance: the largest difference from the module that is accepted, relative to the largest output.
-            None for 1e-4, or 2e-2 where layers quantize their inputs: a number halfway between two integers
-            may be rounded to either, as the sums before it are rounded.
-        opset: the version of ONNX's operators, 18 to 23. None for 20, which all the runtimes in docs/ship.md
+            None for 1e-4; 4e-3 where parameters are float16; or 2e-2 where layers quantize their inputs: a
+            number halfway between two integers may be rounded to either, as the sums before it are rounded.
+        opset: the version of ONNX's operators, 18 to 25. None for 20, which all the runtimes in docs/ship.md
             read, or 21 for weights of 4 bits or blocks of float8. With 23, RMS norms, rotary embeddings and
             attention are ONNX's own ops instead of several; layer norms are since 17, GELU since 20.
 
@@ -147,6 +155,7 @@ def export(
         UnsupportedError: a package is missing, the module cannot be traced, ops or a quantization scheme have
             no translation, or the file would be larger than 2 GB.
         InputRuntimeError: an open axis cannot stay open, or the file computes something else.
+        InputTypeError: `model` is no module, or does not take the example.
         InputValueError: an option is invalid, or a weight is NaN or does not fit the dtype.
         OSError: the file cannot be written.
 
@@ -157,6 +166,14 @@ def export(
     input: float32[batch, 3] -> output: float32[batch, 2]
     """
     _require_packages()
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(
+            "model is no module",
+            expected="a torch.nn.Module",
+            found=type(model).__name__,
+            hint="call the function in the forward of a module" if callable(model) else None,
+        )
+    model = without_compilation(model)
     if weights not in _WEIGHTS:
         raise InputValueError(
             "weights= is invalid", expected=" or ".join(map(repr, _WEIGHTS)), found=repr(weights)
@@ -189,8 +206,7 @@ def export(
         if opset is None:
             opset = max([OPSET, *(_first_opset(layer.scheme) for layer in layers)])
         if tolerance is None:
-            has_quantized_inputs = any(layer.scheme.activations for layer in layers)
-            tolerance = _TOLERANCE_QUANTIZED if has_quantized_inputs else _TOLERANCE
+            tolerance = _tolerance(model, layers)
         batches = _BATCHES if batch is None else (batch,)
         settings = _Settings(target, dtype, fold, metadata, opset, batches, tolerance)
         source = _copy_for_export(model, dtype)
@@ -204,6 +220,13 @@ def export(
             reason = error.args[0] if error.found is None else f"{error.args[0]}: {error.found}"
             exported = _write(source, signature, {}, settings)
             return replace(exported, fixed=dict.fromkeys(names, reason))
+
+
+def _tolerance(model: nn.Module, layers: Sequence[Quantized]) -> float:
+    if any(layer.scheme.activations for layer in layers):
+        return _TOLERANCE_QUANTIZED
+    is_float16 = any(parameter.dtype == torch.float16 for parameter in model.parameters())
+    return _TOLERANCE_FLOAT16 if is_float16 else _TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -346,6 +369,7 @@ def _translate(
     if not optimize:
         _fold_constants(translated.model)
     store_packed_weights(translated.model)
+    quantize_in_shape(translated.model)
     _rename(translated.model, signature)
     _drop_source_lines(translated.model)
     return translated.model, limits
