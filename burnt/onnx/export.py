@@ -121,7 +121,8 @@ def export(
     """Write a module as an ONNX file, in evaluation mode.
 
     Args:
-        model: any module; it is not changed. Of one from `torch.compile`, the original. One on another device is exported from a copy on the CPU.
+        model: any module; it is not changed. Of one from `torch.compile`, the original. One on another device
+            is exported from a copy on the CPU.
         example: its inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a `Signature`.
         path: the file to write; an older one is replaced once the new one is complete.
         batch: a fixed number of items; by default the batch axis is open.

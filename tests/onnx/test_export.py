@@ -396,6 +396,7 @@ def test_invalid_arguments(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_compiled_module_is_exported_as_the_original(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     exported = export(torch.compile(model), torch.rand(4, 3), tmp_path / "m.onnx")
