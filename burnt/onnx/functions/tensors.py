@@ -139,8 +139,9 @@ def slice_(
     step_list = [1] * len(start_list) if steps is None else to_ints(steps)
     for start, end, axis, step in zip(start_list, end_list, axis_list, step_list, strict=True):
         if step > 0:  # torch clamps bounds as ONNX does, and torch.export follows that for open sizes
-            bounds = (0 if isinstance(n, int) and n < -(2**62) else n for n in (start, end))  # or torch warns
-            x = x[(*(slice(None),) * (axis % x.dim()), slice(*bounds, step))]
+            # Of bounds far below zero torch warns.
+            start, end = (0 if isinstance(n, int) and n < -(2**62) else n for n in (start, end))
+            x = x[(*(slice(None),) * (axis % x.dim()), slice(start, end, step))]
         else:
             size = x.shape[axis]
             start, end = (start + size if start < 0 else start), (end + size if end < 0 else end)
