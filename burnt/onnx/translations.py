@@ -26,7 +26,14 @@ from burnt.kernels.ops.quantized.scaled import finish_linear
 from burnt.kernels.ops.quantized.values import unpack
 from burnt.scheme import VALUES
 
-__all__ = ["FLOAT8", "OPSET_4_BITS", "OPSET_FLOAT8", "store_packed_weights", "translations"]
+__all__ = [
+    "FLOAT8",
+    "OPSET_4_BITS",
+    "OPSET_FLOAT8",
+    "quantize_in_shape",
+    "store_packed_weights",
+    "translations",
+]
 
 OPSET_FLOAT8 = 19
 """The first opset with tensors of float8."""
@@ -417,3 +424,37 @@ def store_packed_weights(model: Any) -> None:
         if not source.uses():
             del graph.initializers[name]
     model.opset_imports.pop(_PACKED, None)
+
+
+def quantize_in_shape(model: Any) -> None:
+    """Quantize inputs with one scale in their own shape, instead of as the matrices that burnt's ops take.
+
+    Without reshapes between QuantizeLinear, DequantizeLinear and Conv, runtimes know the pattern. From opset
+    21 on, ONNX Runtime 1.32 refuses a file with a reshape between DequantizeLinear and Conv: it inserts a
+    QuantizeLinear there, of another type than its zero point.
+    """
+    graph = model.graph
+    for first in [node for node in graph if node.op_type == "Reshape"]:
+        if first.graph is None:  # removed with another one
+            continue
+        x, chain = first.inputs[0], [first]
+        while not _have_same_shape(chain[-1].outputs[0], x):
+            users = chain[-1].outputs[0].consumers()
+            if len(users) != 1 or not (users[0].op_type == "Reshape" or _has_one_scale(users[0])):
+                break
+            chain.append(users[0])
+        else:
+            for node in chain:
+                if node.op_type == "Reshape" and not node.outputs[0].is_graph_output():
+                    node.outputs[0].replace_all_uses_with(node.inputs[0])
+                    graph.remove(node, safe=True)
+                else:
+                    node.outputs[0].shape = x.shape
+
+
+def _has_one_scale(node: Any) -> bool:
+    return node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.inputs[1].shape == ()
+
+
+def _have_same_shape(a: Any, b: Any) -> bool:
+    return a.shape is not None and a.shape == b.shape and not a.shape.has_unknown_dim()

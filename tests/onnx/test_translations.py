@@ -22,6 +22,7 @@ from burnt import kernels
 from burnt.errors import InputValueError, UnsupportedError
 from burnt.models import BertConfig, Gpt2Config, LlamaConfig, ResNetConfig, ViTConfig
 from burnt.onnx import export
+from burnt.onnx.export import OPSETS
 
 SIZES: dict[str, Any] = {"d_model": 32, "num_layers": 1, "num_heads": 4}
 
@@ -67,6 +68,59 @@ def test_the_circle(case: str, tmp_path: Path) -> None:
     for ours in (found,) if isinstance(found, Tensor) else found[:1]:
         assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
     assert max(exported.errors.values()) <= tolerance
+
+
+@torch.no_grad()
+@pytest.mark.full
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_opset(name: str, opset: int, tmp_path: Path, run_file: Callable[..., Any]) -> None:
+    config, example = MODELS[name]
+    model, x = config.init().eval(), example()
+    exported = export(model, x, tmp_path / "m.onnx", opset=opset)
+    file = onnx.load(exported.path)
+    onnx.checker.check_model(file, full_check=True)
+    assert [(entry.domain, entry.version) for entry in file.opset_import] == [("", opset)]
+    found = next(iter(run_file(exported.path, {exported.signature.inputs[0].name: x}).values()))
+    expected = model(x)
+    expected = expected if isinstance(expected, Tensor) else next(iter(vars(expected).values()))
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-5)
+
+
+class Convolutions(torch.nn.Module):
+    """A convolution, a depthwise one with strides, and a linear map of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.depthwise = torch.nn.Conv2d(8, 8, 3, groups=8, stride=2)
+        self.head = torch.nn.Linear(8 * 9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.depthwise(self.conv(x).relu()).relu().flatten(1))
+
+
+@torch.no_grad()
+@pytest.mark.sample(keep=("int8-static-asymmetric-21",))
+@pytest.mark.parametrize(
+    "case",
+    [
+        f"{scheme}-{opset}"
+        for scheme in ("int8-static", "int8-static-asymmetric", "int8-tensor-static", "int4-block32-static")
+        for opset in (18, 20, 21, 22, 23, 25)
+    ],
+)
+def test_quantized_convolutions(case: str, tmp_path: Path, run_file: Callable[..., Any]) -> None:
+    scheme, opset = case.rsplit("-", 1)
+    model, x = Convolutions().eval(), torch.randn(4, 3, 7, 7)
+    burnt.quantize(model, scheme, calibrate=[x])
+    exported = export(model, x, tmp_path / "m.onnx", opset=int(opset), tolerance=1e-3)
+    nodes = onnx.load(exported.path).graph.node
+    by_output = {output: node for node in nodes for output in node.output}
+    convolutions = [node for node in nodes if node.op_type == "Conv"]
+    assert [by_output[node.input[0]].op_type for node in convolutions] == ["DequantizeLinear"] * 2
+    found = torch.from_numpy(run_file(exported.path, {"x": x})["output"])
+    torch.testing.assert_close(found, model(x), atol=1e-4, rtol=1e-4)
 
 
 class Kernels(torch.nn.Module):
@@ -167,10 +221,11 @@ def test_dequantized_weights_are_exact(tmp_path: Path, run_file: Callable[..., A
     torch.testing.assert_close(torch.from_numpy(found).T, model[0].weight, atol=1e-6, rtol=1e-6)
 
 
-def test_an_opset_that_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", [17, 26])
+def test_an_opset_that_is_not_written(opset: int, tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(32, 8))
-    with pytest.raises(InputValueError, match=r"(?s)opset= is invalid.*18 to 23, or None.*17"):
-        export(model, torch.randn(4, 32), tmp_path / "m.onnx", opset=17)
+    with pytest.raises(InputValueError, match=rf"(?s)opset= is invalid.*18 to 25, or None.*{opset}"):
+        export(model, torch.randn(4, 32), tmp_path / "m.onnx", opset=opset)
 
 
 SCHEMES_REFUSED: dict[tuple[str, int | None], str] = {

@@ -112,7 +112,14 @@ def _signature(model: ir.Model) -> Signature:
         tuple(map(_described, graph.outputs)),
         tuple(map(is_tensor_value, inputs)),
         origin or operators.capitalize(),
+        tuple(map(_open_axes, inputs)),
     )
+
+
+def _open_axes(value: ir.Value) -> dict[int, str]:
+    """Return the names of the axes without a fixed size."""
+    sizes = enumerate(value.shape or ())
+    return {axis: size.value for axis, size in sizes if not isinstance(size, int) and size.value}
 
 
 def _described(value: Any) -> str:

@@ -29,12 +29,14 @@ class Signature:
         outputs: likewise.
         tensors: for each input, whether it is a tensor.
         origin: what wrote the file, and its operator set.
+        axes: for each input, the names of its open axes.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     tensors: tuple[bool, ...]
     origin: str
+    axes: tuple[Mapping[int, str], ...] = ()
 
 
 class Block(Module, init=False):
