@@ -317,6 +317,7 @@ class _Names:
         self.plain = {name: plain_name(name) for name in inputs}
         self.position = -1
         self.wanted = _wanted(lines)
+        self.carried = _carried(lines)
         self.returned = set(_events(lines[-1].tree))
         self.last_read = {name: i for i, line in enumerate(lines) for name in line.reads()}
         self.kept = set(outer)  # what nested functions read, when they are called
@@ -348,6 +349,7 @@ class _Names:
                     plain = self.wanted.get(output, plain)
                 elif plain == "weights" and output in self.returned:
                     plain = "probabilities"
+                plain = self.carried.get(output, plain)
                 self.name(output, plain, set(), line)
 
     def name(self, output: str, plain: str, refused: set[str | None], line: _Line) -> None:
@@ -386,6 +388,17 @@ def _wanted(lines: list[_Line]) -> dict[str, str]:
                 for arg, name in zip(call.args, ("query", "key", "value", "mask"), strict=False):
                     _want(arg, name, wanted)
     return wanted
+
+
+def _carried(lines: list[_Line]) -> dict[str, str]:
+    """Return the names in loops of what enters them, where the program has one name for both."""
+    return {
+        output: plain_name(output)
+        for line in lines
+        if isinstance(line.statement, Repeat)
+        for output, first in zip(line.statement.outputs, line.statement.initial, strict=True)
+        if first == Name(output)
+    }
 
 
 def _want(tree: Any, name: str, wanted: dict[str, str]) -> None:
