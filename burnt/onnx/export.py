@@ -36,7 +36,7 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
-from burnt.inspect.signature import Signature, TensorInfo, forward_signature, signature_of
+from burnt.inspect.signature import Signature, TensorInfo, signature_of
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.axes import (

@@ -418,6 +418,7 @@ class _Names:
         self.plain = {name: plain_name(name) for name in inputs}
         self.position = -1
         self.wanted = _wanted(lines, arguments)
+        self.carried = _carried(lines)
         self.returned = set(_events(lines[-1].tree))
         self.last_read = {name: i for i, line in enumerate(lines) for name in line.reads()}
         self.kept = set(outer)  # what nested functions read, when they are called
@@ -447,6 +448,7 @@ class _Names:
                 plain = self.wanted.get(output) or variable_name(line.tree, output, self.plain, self.kinds)
                 if plain == "weights" and output in self.returned:
                     plain = "probabilities"
+                plain = self.carried.get(output, plain)
                 self.name(output, plain, set(), line)
 
     def name(self, output: str, plain: str, refused: set[str | None], line: _Line) -> None:
@@ -510,6 +512,17 @@ def _want_roles(args: Sequence[Any], names: Sequence[str], wanted: dict[str, str
     for arg, name in zip(args, names, strict=False):
         if name in ("query", "key", "value", "mask", "cos", "sin", "angles", "positions"):
             _want(arg, name, wanted)
+
+
+def _carried(lines: list[_Line]) -> dict[str, str]:
+    """Return the names in loops of what enters them, where the program has one name for both."""
+    return {
+        output: plain_name(output)
+        for line in lines
+        if isinstance(line.statement, Repeat)
+        for output, first in zip(line.statement.outputs, line.statement.initial, strict=True)
+        if first == Name(output)
+    }
 
 
 def _want(tree: Any, name: str, wanted: dict[str, str]) -> None:

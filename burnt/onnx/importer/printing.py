@@ -16,7 +16,7 @@ from burnt.onnx import functions
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
 
-__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "is_index", "prefixed"]
+__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "is_index", "parameter_name", "prefixed"]
 
 _ATOM, _POWER, _UNARY, _COMPARISON = 13, 12, 11, 4
 _STRENGTHS = {
@@ -342,10 +342,7 @@ class _Source:
             return None
         parts = {}
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-            if not all(
-                isinstance(v, Size | Arithmetic) or type(v) is int or self.is_variable(v)
-                for v in (start, end)
-            ):
+            if not all(kind_of(v, self.kinds) == "int" for v in (start, end)):
                 return None
             has_start = type(start) is not int or -(2**31) < start != 0
             has_end = type(end) is not int or end < 2**31 - 1
@@ -449,6 +446,17 @@ def _arguments(call: Call) -> Iterator[tuple[str | None, Any]]:
     for key, value in kwargs.items():
         if not (key in defaults and _is_literal(value) and _is_same(value, defaults[key])):
             yield key, value
+
+
+def parameter_name(function: str, position: int) -> str:
+    """Return the name of a function's parameter that has a default; "" if it is not known.
+
+    >>> parameter_name("F.leaky_relu", 1)
+    'negative_slope'
+    """
+    parameters = _parameters(function)
+    parameter = parameters[position] if position < len(parameters) else None
+    return "" if parameter is None else parameter[0]
 
 
 @functools.cache
