@@ -27,7 +27,10 @@ from burnt.onnx.importer.program import (
 
 __all__ = ["arranged", "with_named_sizes"]
 
-_REARRANGING = {f"torch.{name}" for name in ("reshape", "transpose", "permute", "unsqueeze", "squeeze", "t")}
+_REARRANGING = {
+    f"torch.{name}"
+    for name in ("flatten", "permute", "reshape", "squeeze", "t", "transpose", "unflatten", "unsqueeze")
+}
 
 
 _FAR = 200  # statements over which one is moved

@@ -312,7 +312,7 @@ def _member_names_of(group: Sequence[Element]) -> list[str]:
 
 
 def _hint(*turns: Leaf) -> str:
-    """Return what an argument of blocks is called where nothing says it better, from what each of them gets."""
+    """Return what an argument is called where nothing says it better, from what each of the blocks gets."""
     if isinstance(turns[0], Size):
         return "batch_size" if turns[0].axis == 0 else "size"
     names = tuple(name_of(one).name for one in turns)

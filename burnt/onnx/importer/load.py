@@ -14,7 +14,7 @@ from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.gated import gather_gated
 from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
-from burnt.onnx.importer.sizes import axis_names, name_sizes
+from burnt.onnx.importer.sizes import axis_names, name_sizes, read_sizes_from_inputs
 from burnt.onnx.importer.source import read_model
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def _load(model: object) -> ImportedModule:
     build = build_program(parsed, where)
     gather_gated(build.program, build.layers, build.member_names)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
+    read_sizes_from_inputs(build)
     values = [v for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
     inputs = [v.name or "" for v in values]
     outputs = [v.name or "" for v in parsed.graph.outputs]

@@ -204,17 +204,18 @@ def test_sizes_in_forward_are_attributes(tmp_path):
     for i, (width, heads) in enumerate([(6, 2), (6, 2), (12, 3), (12, 3)]):
         path = f"net.blocks.{i}"
         q = net.op("Reshape", net.linear(x, f"{path}.q", width, width), net.sizes(-1, heads, width // heads))
-        q = net.op("Reshape", net.op("Softmax", q, axis=-1), net.sizes(-1, width))
+        q = net.op("Transpose", net.op("Softmax", q, axis=-1), perm=[1, 0, 2])
+        q = net.op("Reshape", q, net.sizes(-1, width))
         x = net.op("Add", x, net.linear(net.op("Tanh", q), f"{path}.o", width, width))
         if i == 1:
             x = net.linear(x, "net.between", width, 12)
     module = _check(net.model(x), tmp_path)
     source = _classes(module)
-    assert "def __init__(self, features: int, length: int, size: int) -> None:" in source
+    assert "def __init__(self, features: int, size: int, size_2: int) -> None:" in source
     assert "self.features = features\n" in source
-    assert ".reshape(-1, self.length, self.size).softmax(dim=-1)" in source
+    assert ".unflatten(-1, (self.size, self.size_2)).softmax(dim=-1)" in source
     assert ".reshape(-1, self.features)" in source
-    assert "ModuleList(Block(12, length=3, size=4) for _ in range(2))" in source
+    assert "ModuleList(Block(12, size=3, size_2=4) for _ in range(2))" in source
 
 
 def test_a_real_file_keeps_the_names_of_its_weights():
