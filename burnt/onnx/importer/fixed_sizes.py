@@ -56,7 +56,22 @@ def _fixed(value: ir.Value, known: dict[Any, Sizes]) -> Sizes:
         its_sizes = known[source]
         if 0 <= its_axis < len(its_sizes) and sizes[axis] is None:
             sizes[axis] = its_sizes[its_axis]
+    features = _features(value)
+    if sizes and sizes[-1] is None and features != 1:
+        sizes[-1] = features
     return tuple(sizes)
+
+
+def _features(value: ir.Value) -> int | None:
+    """Return the size of the last axis that a product with a weight asks for."""
+    for node, position in value.uses():
+        is_product = node.op_type == "MatMul" and position == 0 and node.graph is value.graph
+        weight = node.inputs[1] if is_product else None
+        if weight is not None and weight.is_initializer() and not weight.is_graph_input():
+            size = weight.shape[0] if weight.shape is not None and len(weight.shape) == 2 else None
+            if isinstance(size, int):
+                return size
+    return None
 
 
 def _sources(value: ir.Value | None) -> Iterator[tuple[ir.Value, int, int]]:

@@ -234,8 +234,8 @@ def _shape_roles(statements: Sequence[Statement]) -> dict[tuple[str, ...], Seque
                 roles[statement.outputs] = "batch", "length", "size"
             elif len(call.args[1]) == 4 and heads.intersection(statement.outputs):
                 roles[statement.outputs] = "batch", "length", "heads", "head_size"
-        elif call.function == "torch.unflatten" and heads.intersection(statement.outputs):
-            if isinstance(call.args[2], tuple) and len(call.args[2]) == 2:
+        elif call.function == "torch.unflatten" and isinstance(call.args[2], tuple):
+            if len(call.args[2]) == 2 and heads.intersection(statement.outputs):
                 roles[statement.outputs] = "heads", "head_size"
     return roles
 

@@ -46,10 +46,12 @@ def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
         return x
     sizes = [Size(x, i) if type(size) is int and size == 0 else size for i, size in enumerate(shape)]
     source = x
-    if node.is_only_use(0) and x.name not in names_in(sizes):
-        source, before, _ = build.reshaped.get(x, (x, before, []))
-        if source != x and build.is_shape(sizes, source, before):
-            return source
+    if x.name not in names_in(sizes):
+        first, its_sizes, _ = build.reshaped.get(x, (x, before, []))
+        if first != x and build.is_shape(sizes, first, its_sizes):
+            return first
+        if node.is_only_use(0):
+            source, before = first, its_sizes
     swapped = _permuted_source(build, source, sizes) if source == x and node.is_only_use(0) else None
     if swapped is not None:
         return swapped
