@@ -234,10 +234,13 @@ def _shape_roles(statements: Sequence[Statement]) -> dict[tuple[str, ...], Seque
                 roles[statement.outputs] = "batch", "length", "size"
             elif len(call.args[1]) == 4 and heads.intersection(statement.outputs):
                 roles[statement.outputs] = "batch", "length", "heads", "head_size"
-        elif call.function == "torch.unflatten" and isinstance(call.args[2], tuple):
-            if len(call.args[2]) == 2 and heads.intersection(statement.outputs):
-                roles[statement.outputs] = "heads", "head_size"
+        elif call.function == "torch.unflatten" and heads.intersection(statement.outputs):
+            roles[statement.outputs] = ("heads", "head_size") if _parts(call.args[2]) == 2 else ()
     return roles
+
+
+def _parts(sizes: Expr) -> int:
+    return len(sizes) if isinstance(sizes, tuple | list) else 0
 
 
 def _with_numbers(call: Call, replace: Callable[[Value, str], Expr], roles: Sequence[str] = ()) -> Call:
