@@ -168,6 +168,14 @@ def test_a_global_pool_of_an_input_without_a_shape(op: str) -> None:
     _check(model, {"x": x})
 
 
+@pytest.mark.parametrize("include", [0, 1])
+def test_a_window_far_larger_than_the_input(include: int) -> None:
+    """As EfficientNet pools, whose window is as large as there are channels: one of 2560 x 2560."""
+    options = f"kernel_shape=[2560, 2560], strides=[2560, 2560], ceil_mode=1, count_include_pad={include}"
+    text = f"g (float[N, 2, H, W] x) => (float[N, 2, a, b] y) {{ y = AveragePool<{options}>(x) }}"
+    _check(_model(text), {"x": _floats(3, 2, 4, 5)})
+
+
 def test_logic_with_a_constant_truth_value() -> None:
     text = "g (bool[N] x) => (bool[N] a, bool[N] b, bool[N] c) { a = And(x, t)  b = Or(x, t)  c = Xor(x, t) }"
     _check(_model(text, {"t": np.array(True)}), {"x": np.array([True, False])})
