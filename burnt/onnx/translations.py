@@ -30,6 +30,7 @@ __all__ = [
     "FLOAT8",
     "OPSET_4_BITS",
     "OPSET_FLOAT8",
+    "expand_masks",
     "quantize_in_shape",
     "store_packed_weights",
     "translations",
@@ -450,6 +451,26 @@ def quantize_in_shape(model: Any) -> None:
                     graph.remove(node, safe=True)
                 else:
                     node.outputs[0].shape = x.shape
+
+
+def expand_masks(model: Any) -> None:
+    """Give masks of attention a row for each query and a column for each key.
+
+    ONNX's Attention broadcasts a mask such as ``[batch, 1, 1, keys]``; ONNX Runtime 1.32 refuses one whose
+    last two axes are not ``[queries, keys]``.
+    """
+    import onnx_ir as ir
+
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "Attention" and node.domain == ""]:
+        q, k, _, mask, *_ = (*node.inputs, None)
+        if mask is None or mask.shape[-2:] == (q.shape[2], k.shape[2]):
+            continue
+        sizes = [ir.node("Shape", [x], {"start": 2, "end": 3}) for x in (q, k)]
+        shape = ir.node("Concat", [size.outputs[0] for size in sizes], {"axis": 0})
+        expanded = ir.node("Expand", [mask, shape.outputs[0]])
+        graph.insert_before(node, (*sizes, shape, expanded))
+        node.replace_input_with(3, expanded.outputs[0])
 
 
 def _has_one_scale(node: Any) -> bool:

@@ -242,7 +242,9 @@ def _damaged(where: str, data: bytes, problem: str) -> RecordError:
         hint = "burnt.load_weights reads weights; for ONNX, torch.onnx.export the model"
     else:
         found, hint = f"{problem[:200]}, in {len(data):,} bytes", "was it downloaded or copied as a whole?"
-    return RecordError("this is not an ONNX model", where=where, expected="an ONNX model", found=found, hint=hint)
+    return RecordError(
+        "this is not an ONNX model", where=where, expected="an ONNX model", found=found, hint=hint
+    )
 
 
 def _not_onnx(where: str, found: str) -> RecordError:
