@@ -71,6 +71,7 @@ class _Translations:
             ops.layer_norm.default: self.layer_norm,
             ops.layer_norm.residual: self.layer_norm,
             ops.dot_product_attention.default: self.attention,
+            torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention,
             ops.quantize.default: self.quantize,
             ops.quantize_tensor.default: self.quantize_tensor,
             ops.dequantize.default: self.dequantize,
@@ -144,6 +145,36 @@ class _Translations:
         if bound.arguments["softcap"] is not None or bound.arguments["seed"] is not None:
             return kernels.dot_product_attention.reference(*bound.args)
         return traceable_attention(*bound.args)
+
+    def torch_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """torch's attention of any rank in the form that torch.onnx takes: 4 axes, heads equal or grouped."""
+        if not q.dim() == k.dim() == v.dim():
+            return NotImplemented
+        lead = q.shape[:-2]
+        options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if q.dim() != 4:
+            padding = (None,) * (4 - q.dim())
+            heads = [t.expand(*lead[:-1], *t.shape[-3:])[padding].flatten(0, -4) for t in (q, k, v)]
+            if attn_mask is not None and attn_mask.dim() > 2:
+                attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:])[padding].flatten(0, -4)
+            out = F.scaled_dot_product_attention(*heads, attn_mask, **options, enable_gqa=enable_gqa)
+            return out.reshape(*lead, q.shape[-2], v.shape[-1])
+        have_equal_heads = q.shape[1] == k.shape[1] == v.shape[1]
+        if enable_gqa != have_equal_heads:
+            return NotImplemented
+        k, v = (t.expand(-1, q.shape[1], -1, -1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
 
     def quantize(
         self,

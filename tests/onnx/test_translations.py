@@ -193,6 +193,31 @@ def test_masks_of_attention_broadcast(axes: tuple[int, ...], opset: int, tmp_pat
         torch.testing.assert_close(burnt.onnx.load(path)(x, mask), Masked()(x, mask), atol=1e-5, rtol=1e-5)
 
 
+class Ranks(torch.nn.Module):
+    """Attention of 2 to 5 axes, with heads that are equal, grouped or broadcast."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        attention, one = F.scaled_dot_product_attention, x[:, :1]
+        return (
+            attention(x[0, 0], x[0, 1], x[0, 2]),
+            attention(x[:, 0], x[:, 1], x[:, 2], attn_mask=mask[:, 0], scale=0.7),
+            attention(x[None], x[None], x[None], attn_mask=mask),
+            attention(x.unflatten(1, (2, 2)), one[:, :, None], one[:, :, None], is_causal=True),
+            attention(x, one, one),
+            attention(x, x, x, enable_gqa=True),
+            attention(x, one, one, attn_mask=mask, enable_gqa=True),
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.full), 23])
+def test_attention_of_any_rank(opset: int, tmp_path: Path) -> None:
+    path, x, mask = tmp_path / "m.onnx", torch.randn(3, 4, 5, 8), torch.randn(3, 1, 1, 5)
+    assert max(export(Ranks(), (x, mask), path, opset=opset).errors.values()) < 1e-5
+    for ours, expected in zip(burnt.onnx.load(path)(x, mask), Ranks()(x, mask), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
 class Layers(torch.nn.Module):
     """The layers that are quantized: an embedding, linear maps of two and three axes, a convolution."""
 
