@@ -165,10 +165,10 @@ class _Translations:
         options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if q.dim() != 4:
             padding = (None,) * (4 - q.dim())
-            heads = [t.expand(*lead[:-1], *t.shape[-3:])[padding].flatten(0, -4) for t in (q, k, v)]
+            q4, k4, v4 = (t.expand(*lead[:-1], *t.shape[-3:])[padding].flatten(0, -4) for t in (q, k, v))
             if attn_mask is not None and attn_mask.dim() > 2:
                 attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:])[padding].flatten(0, -4)
-            out = F.scaled_dot_product_attention(*heads, attn_mask, **options, enable_gqa=enable_gqa)
+            out = F.scaled_dot_product_attention(q4, k4, v4, attn_mask, **options, enable_gqa=enable_gqa)
             return out.reshape(*lead, q.shape[-2], v.shape[-1])
         have_equal_heads = q.shape[1] == k.shape[1] == v.shape[1]
         if enable_gqa != have_equal_heads:
@@ -494,7 +494,8 @@ def expand_masks(model: Any) -> None:
 
     graph = model.graph
     for node in [node for node in graph if node.op_type == "Attention" and node.domain == ""]:
-        q, k, _, mask, *_ = (*node.inputs, None)
+        inputs: list[Any] = list(node.inputs)
+        q, k, mask = inputs[0], inputs[1], inputs[3] if len(inputs) > 3 else None
         if mask is None or mask.shape[-2:] == (q.shape[2], k.shape[2]):
             continue
         sizes = [ir.node("Shape", [x], {"start": 2, "end": 3}) for x in (q, k)]
