@@ -53,6 +53,7 @@ from burnt.onnx.translations import (
     FLOAT8,
     OPSET_4_BITS,
     OPSET_FLOAT8,
+    expand_masks,
     quantize_in_shape,
     store_packed_weights,
     translations,
@@ -375,6 +376,7 @@ def _translate(
         _fold_constants(translated.model)
     store_packed_weights(translated.model)
     quantize_in_shape(translated.model)
+    expand_masks(translated.model)
     _rename(translated.model, signature)
     _drop_source_lines(translated.model)
     return translated.model, limits

@@ -30,6 +30,7 @@ __all__ = [
     "FLOAT8",
     "OPSET_4_BITS",
     "OPSET_FLOAT8",
+    "expand_masks",
     "quantize_in_shape",
     "store_packed_weights",
     "translations",
@@ -70,6 +71,7 @@ class _Translations:
             ops.layer_norm.default: self.layer_norm,
             ops.layer_norm.residual: self.layer_norm,
             ops.dot_product_attention.default: self.attention,
+            torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention,
             ops.quantize.default: self.quantize,
             ops.quantize_tensor.default: self.quantize_tensor,
             ops.dequantize.default: self.dequantize,
@@ -143,6 +145,36 @@ class _Translations:
         if bound.arguments["softcap"] is not None or bound.arguments["seed"] is not None:
             return kernels.dot_product_attention.reference(*bound.args)
         return traceable_attention(*bound.args)
+
+    def torch_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """torch's attention of any rank in the form that torch.onnx takes: 4 axes, heads equal or grouped."""
+        if not q.dim() == k.dim() == v.dim():
+            return NotImplemented
+        lead = q.shape[:-2]
+        options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if q.dim() != 4:
+            padding = (None,) * (4 - q.dim())
+            q4, k4, v4 = (t.expand(*lead[:-1], *t.shape[-3:])[padding].flatten(0, -4) for t in (q, k, v))
+            if attn_mask is not None and attn_mask.dim() > 2:
+                attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:])[padding].flatten(0, -4)
+            out = F.scaled_dot_product_attention(q4, k4, v4, attn_mask, **options, enable_gqa=enable_gqa)
+            return out.reshape(*lead, q.shape[-2], v.shape[-1])
+        have_equal_heads = q.shape[1] == k.shape[1] == v.shape[1]
+        if enable_gqa != have_equal_heads:
+            return NotImplemented
+        k, v = (t.expand(-1, q.shape[1], -1, -1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
 
     def quantize(
         self,
@@ -450,6 +482,27 @@ def quantize_in_shape(model: Any) -> None:
                     graph.remove(node, safe=True)
                 else:
                     node.outputs[0].shape = x.shape
+
+
+def expand_masks(model: Any) -> None:
+    """Give masks of attention a row for each query and a column for each key.
+
+    ONNX's Attention broadcasts a mask such as ``[batch, 1, 1, keys]``; ONNX Runtime 1.32 refuses one whose
+    last two axes are not ``[queries, keys]``.
+    """
+    import onnx_ir as ir
+
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "Attention" and node.domain == ""]:
+        inputs: list[Any] = list(node.inputs)
+        q, k, mask = inputs[0], inputs[1], inputs[3] if len(inputs) > 3 else None
+        if mask is None or mask.shape[-2:] == (q.shape[2], k.shape[2]):
+            continue
+        sizes = [ir.node("Shape", [x], {"start": 2, "end": 3}) for x in (q, k)]
+        shape = ir.node("Concat", [size.outputs[0] for size in sizes], {"axis": 0})
+        expanded = ir.node("Expand", [mask, shape.outputs[0]])
+        graph.insert_before(node, (*sizes, shape, expanded))
+        node.replace_input_with(3, expanded.outputs[0])
 
 
 def _has_one_scale(node: Any) -> bool:

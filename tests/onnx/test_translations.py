@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor
@@ -156,6 +157,64 @@ def test_ops_of_burnt_are_onnx_s_own(opset: int, tmp_path: Path) -> None:
     assert "LayerNormalization" in found
     assert found & since_23 == (since_23 if opset == 23 else set())
     for ours, expected in zip(burnt.onnx.load(tmp_path / "m.onnx")(x), model(x), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+class Masked(torch.nn.Module):
+    """Attention of an input with itself, under a mask."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("opset", [pytest.param(22, marks=pytest.mark.full), 23])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        pytest.param((1, 1, 6), id="keys"),
+        pytest.param((1, 6, 6), id="both", marks=pytest.mark.full),
+        pytest.param((1, 6, 1), id="queries"),
+    ],
+)
+def test_masks_of_attention_broadcast(axes: tuple[int, ...], opset: int, tmp_path: Path) -> None:
+    path, x, mask = tmp_path / "m.onnx", torch.randn(3, 6, 8), torch.randn(3, *axes)
+    lengths = {axis: "length" for axis, size in enumerate(mask.shape) if size == 6}
+    export(Masked(), (x, mask), path, opset=opset, open_axes={"x": {1: "length"}, "mask": lengths})
+    assert ("Attention" in ops(path)) == (opset == 23)
+    assert ("Expand" in ops(path)) == (opset == 23 and axes != (1, 6, 6))
+    session = onnxruntime.InferenceSession(path)
+    for batch, length in ((1, 2), (4, 9)):
+        x = torch.randn(batch, length, 8)
+        mask = torch.randn(batch, *(length if size == 6 else 1 for size in axes))
+        (found,) = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), Masked()(x, mask), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(burnt.onnx.load(path)(x, mask), Masked()(x, mask), atol=1e-5, rtol=1e-5)
+
+
+class Ranks(torch.nn.Module):
+    """Attention of 2 to 5 axes, with heads that are equal, grouped or broadcast."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        attention, one = F.scaled_dot_product_attention, x[:, :1]
+        return (
+            attention(x[0, 0], x[0, 1], x[0, 2]),
+            attention(x[:, 0], x[:, 1], x[:, 2], attn_mask=mask[:, 0], scale=0.7),
+            attention(x[None], x[None], x[None], attn_mask=mask),
+            attention(x.unflatten(1, (2, 2)), one[:, :, None], one[:, :, None], is_causal=True),
+            attention(x, one, one),
+            attention(x, x, x, enable_gqa=True),
+            attention(x, one, one, attn_mask=mask, enable_gqa=True),
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.full), 23])
+def test_attention_of_any_rank(opset: int, tmp_path: Path) -> None:
+    path, x, mask = tmp_path / "m.onnx", torch.randn(3, 4, 5, 8), torch.randn(3, 1, 1, 5)
+    assert max(export(Ranks(), (x, mask), path, opset=opset).errors.values()) < 1e-5
+    for ours, expected in zip(burnt.onnx.load(path)(x, mask), Ranks()(x, mask), strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 

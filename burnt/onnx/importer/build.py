@@ -748,7 +748,7 @@ def build_program(model: ir.Model, where: str) -> Build:
             where=where,
             expected="ops in the table of docs/import-export.md",
             found="\n".join(lines),
-            hint="an exporter may write other ops with another opset, or without operators of its own",
+            hint="export it again with another opset, or without operators of the exporter's own",
         )
     build = Build(Program([]), prefix=common_prefix(model.graph))
     build.add_graph(model.graph)

@@ -42,7 +42,7 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
         names in the file; it returns one tensor, or a tuple of several.
 
     Raises:
-        RecordError: this is no ONNX model, or it is damaged.
+        RecordError: this is not an ONNX model, or it is damaged.
         UnsupportedError: it has ops that the engine does not support (burnt's names all of them), or
             onnx2torch is missing.
         InputValueError: there is no such engine.

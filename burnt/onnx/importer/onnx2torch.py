@@ -56,7 +56,7 @@ def convert(model: object) -> ConvertedModule:
         A module in evaluation mode.
 
     Raises:
-        RecordError: this is no ONNX model, or it is damaged.
+        RecordError: this is not an ONNX model, or it is damaged.
         UnsupportedError: onnx2torch or torchvision is missing, or does not support the model.
         OSError: the file does not exist or cannot be read.
     """
