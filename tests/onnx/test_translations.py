@@ -119,8 +119,10 @@ def test_quantized_convolutions(case: str, tmp_path: Path, run_file: Callable[..
     by_output = {output: node for node in nodes for output in node.output}
     convolutions = [node for node in nodes if node.op_type == "Conv"]
     assert [by_output[node.input[0]].op_type for node in convolutions] == ["DequantizeLinear"] * 2
-    found = torch.from_numpy(run_file(exported.path, {"x": x})["output"])
-    torch.testing.assert_close(found, model(x), atol=1e-4, rtol=1e-4)
+    # Its optimized graph, which `export` compares, rounds biases to multiples of the scales' product: numbers
+    # near a tie (here one, by 5e-4 of a step) come out a quantization step apart.
+    found = torch.from_numpy(run_file(exported.path, {"x": x}, optimized=False)["output"])
+    torch.testing.assert_close(found, model(x), atol=1e-6, rtol=1e-5)
 
 
 class Kernels(torch.nn.Module):
