@@ -194,7 +194,10 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's Dynamo
 @pytest.mark.parametrize(
     "scheme",
-    ["int8-dynamic", *(pytest.param(s, marks=pytest.mark.full) for s in (*SOME, WHOLE) if s != "int8-dynamic")],
+    [
+        "int8-dynamic",
+        *(pytest.param(s, marks=pytest.mark.full) for s in (*SOME, WHOLE) if s != "int8-dynamic"),
+    ],
 )
 def test_vmap_and_compile(scheme: str) -> None:
     for build, shape in FAST[:2]:
