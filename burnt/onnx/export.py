@@ -55,6 +55,7 @@ from burnt.onnx.translations import (
     OPSET_FLOAT8,
     expand_masks,
     quantize_in_shape,
+    reads_only_quantized,
     store_packed_weights,
     translations,
 )
@@ -424,7 +425,8 @@ def _decomposed(program: torch.export.ExportedProgram, opset: int) -> torch.expo
     """Replace burnt's ops by ONNX's or by their references, an op that torch.onnx translates wrongly, and
     in-place ops."""
     targets = {node.target for node in program.graph.nodes}
-    known = {**decompositions(), **translations(opset)}
+    signed = not reads_only_quantized(program.graph)
+    known = {**decompositions(), **translations(opset, signed)}
     table = {op: function for op, function in known.items() if op in targets}
     cross_entropy = torch.ops.aten.cross_entropy_loss.default
     if cross_entropy in targets:  # the translation ignores label_smoothing

@@ -10,6 +10,7 @@ it by an initializer.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "OPSET_FLOAT8",
     "expand_masks",
     "quantize_in_shape",
+    "reads_only_quantized",
     "store_packed_weights",
     "translations",
 ]
@@ -47,16 +49,39 @@ FLOAT8 = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 _PACKED = "burnt"  # the domain of the op that stands for a packed weight
 
 
-def translations(opset: int) -> dict[Any, Callable[..., Any]]:
+def translations(opset: int, signed: bool = False) -> dict[Any, Callable[..., Any]]:
     """Return what is traced in place of burnt's ops: a function of the same arguments for each overload.
 
     Args:
         opset: the version of ONNX's ops, at least 18.
+        signed: `quantize_tensor` returns burnt's values, not ONNX's unsigned ones.
 
     >>> torch.ops.burnt.rms_norm.default in translations(23), torch.ops.burnt.rope.default in translations(20)
     (True, False)
     """
-    return _Translations(opset).table()
+    translated = _Translations(opset)
+    table = translated.table()
+    if signed:
+        table[torch.ops.burnt.quantize_tensor.default] = translated.signed_quantize_tensor
+    return table
+
+
+def reads_only_quantized(graph: torch.fx.Graph) -> bool:
+    """Whether only burnt's quantized ops read what `quantize_tensor` returns.
+
+    Their translations take ONNX's unsigned values; other ops would find numbers larger by 128.
+    """
+    ops = torch.ops.burnt
+    readers = {op.default for op in (ops.scaled_linear, ops.scaled_conv, ops.dequantize)}
+    passing = {operator.getitem, torch.ops.aten.view.default, torch.ops.aten.reshape.default}
+    values = [node for node in graph.nodes if node.target is ops.quantize_tensor.default]
+    while values:
+        for user in values.pop().users:
+            if user.target in passing:
+                values.append(user)
+            elif user.target not in readers:
+                return False
+    return True
 
 
 class _Translations:
@@ -201,6 +226,11 @@ class _Translations:
             version=self._opset,
         )
         return values, scale, zero_point
+
+    def signed_quantize_tensor(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, scale, zero_point = self.quantize_tensor(x)
+        signed = [(number.to(torch.int32) - 128).to(torch.int8) for number in (values, zero_point)]
+        return signed[0], scale.reshape(1, 1), signed[1].reshape(1, 1)
 
     def dequantize(
         self,
