@@ -121,6 +121,8 @@ def _merged(inner: Call, outer: Call, name: str) -> Call | None:
     """Return one call for two, where that is certainly the same."""
     if not outer.args or outer.args[0] != Name(name) or not inner.args:
         return None
+    if name in names_in((*outer.args[1:], *outer.kwargs.values())):  # its size is read too
+        return None
     if inner.function == outer.function == "ops.slice_":
         return _merged_slices(inner, outer)
     first, second = _added_axes(inner), _added_axes(outer)
