@@ -398,3 +398,10 @@ def test_results_need_not_have_the_sizes_that_the_file_declares(
         {"sizes": np.array(sizes)},
     )
     _check(model, {"x": _floats(*shape)})
+
+
+def test_names_of_the_axes_of_outputs_are_not_relied_on() -> None:
+    text = """g (float[n, m] x) => (float[n, m] y, float[a, b] z) {
+        y = Transpose(x)  e = Exp(y)  s = Shape(e)  z = Reshape(x, s)
+    }"""
+    _check(_model(text), {"x": _floats(2, 3)})
