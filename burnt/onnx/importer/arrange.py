@@ -17,6 +17,7 @@ from burnt.onnx.importer.program import (
     Define,
     Name,
     Program,
+    Reads,
     Repeat,
     Size,
     Statement,
@@ -44,19 +45,9 @@ def arranged(program: Program) -> Program:
     return found
 
 
-def _reads(program: Program) -> Counter[str]:
-    reads = Counter(names_in(tuple(program.outputs)))
-    for statement in program.statements:
-        if isinstance(statement, Define):
-            reads.update(statement.program.free_names())
-        else:
-            reads.update(names_read(statement))
-    return reads
-
-
 def _move_to_arguments(program: Program) -> None:
     """Move rearrangements of a result that nothing else reads to directly after it."""
-    reads = _reads(program)
+    reads = Reads(program).total
     ordered: list[Statement | Define | Repeat] = []
     place: dict[str, Statement] = {}
     for statement in program.statements:
@@ -86,7 +77,7 @@ def _made(statement: Statement | Define | Repeat) -> tuple[str, ...]:
 
 def _merge_indices(program: Program) -> None:
     """Merge slices of slices, and added axes, where nothing else reads the inner ones."""
-    reads = _reads(program)
+    reads = Reads(program).total
     readers: dict[str, list[int]] = {}
     for i, statement in enumerate(program.statements):
         for name in () if isinstance(statement, Define) else names_read(statement):
@@ -120,6 +111,8 @@ _MERGED = {"ops.slice_", "torch.unsqueeze", "ops.unsqueeze"}
 def _merged(inner: Call, outer: Call, name: str) -> Call | None:
     """Return one call for two, where that is certainly the same."""
     if not outer.args or outer.args[0] != Name(name) or not inner.args:
+        return None
+    if name in names_in((*outer.args[1:], *outer.kwargs.values())):  # its size is read too
         return None
     if inner.function == outer.function == "ops.slice_":
         return _merged_slices(inner, outer)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -39,7 +38,6 @@ from burnt.onnx.importer.program import (
     members_read,
     name_of,
     names_in,
-    names_read,
     replace_leaves,
 )
 from burnt.onnx.importer.repeats import Found, find_repeat, gather_turn, signatures, split_counted
@@ -132,8 +130,9 @@ class _Grouping:
 
     def group_repeats(self) -> None:
         """Replace sequences that follow themselves."""
+        known: dict[int, tuple[object, Hashable]] = {}
         while self.reads_again():
-            ids = signatures(self.program, self.tensors, self.layers)
+            ids = signatures(self.program, self.tensors, self.layers, known)
             found = find_repeat(self.program, ids, self.layers)
             if found is None:
                 return
@@ -209,7 +208,8 @@ class _Grouping:
     def replace_family(self, family: Family) -> None:
         """Put calls of blocks, and loops over lists of them, in the place of a family."""
         blocks = self.family_blocks(family)
-        chains = {id(found): _is_chain(found, self.program) for found in family.lists}
+        reads = Reads(self.program)
+        chains = {id(found): _is_chain(found, reads) for found in family.lists}
         replaced: list[tuple[int, int, Statement | Repeat]] = []
         for found in family.lists:
             name = self.add(
@@ -286,9 +286,8 @@ class _Grouping:
         return name
 
 
-def _is_chain(elements: Sequence[Element], program: Program) -> bool:
+def _is_chain(elements: Sequence[Element], reads: Reads) -> bool:
     """Whether a loop can call the blocks of a list: each hands on its result, and nothing else is read."""
-    reads = Reads(program)
     for before, element in itertools.pairwise(elements):
         others = reads.total[before.output] - reads.within(before.start, element.end)[before.output]
         if element.start != before.end or element.inputs[0] != Name(before.output) or others:
@@ -422,15 +421,14 @@ def _name_carried(program: Program, at: int, repeat: Repeat, used_names: dict[st
     """Give what a loop hands on one name: before it where nothing reads the old one later, and after it."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
-    later = Counter(names_in((*repeat.args, *program.outputs)))
+    given = set(names_in(repeat.initial))
+    later = set(names_in((*repeat.args, *program.outputs)))
     for statement in program.statements[at + 1 :]:
-        later.update(
-            statement.program.free_names() if isinstance(statement, Define) else names_read(statement)
-        )
+        later |= given & statement.reads.keys()
     for initial, output in zip(repeat.initial, repeat.outputs, strict=True):
         name = unique_name("hidden", used_names)
         after[output] = name
         is_result = isinstance(initial, Name) and initial.name not in (*program.inputs, *before)
-        if isinstance(initial, Name) and is_result and not later[initial.name] and "." not in initial.name:
+        if isinstance(initial, Name) and is_result and initial.name not in later and "." not in initial.name:
             before[initial.name] = name
     program.rename(before | after)

@@ -19,11 +19,11 @@ from burnt.onnx.importer.program import (
     Device,
     Name,
     Program,
+    Reads,
     Repeat,
     Size,
     Statement,
     names_in,
-    names_read,
 )
 
 __all__ = ["body_lines"]
@@ -64,10 +64,8 @@ class _Line:
 
     def reads(self) -> Iterator[str]:
         """Yield the names of variables that it reads, as often as it does."""
-        if isinstance(self.statement, Define):
-            yield from self.statement.program.free_names()
-        elif isinstance(self.statement, Repeat):
-            yield from names_read(self.statement)
+        if self.statement is not None:
+            yield from self.statement.reads.elements()
         else:
             yield from (event for event in _events(self.tree) if event)
 
@@ -229,12 +227,7 @@ class _Body:
 
     def written_in_place(self, program: Program) -> list[_Line]:
         """Return the lines of a program, with results in place where only the next line reads them, once."""
-        reads: Counter[str] = Counter(names_in(tuple(program.outputs)))
-        for statement in program.statements:
-            if isinstance(statement, Define):
-                reads.update(statement.program.free_names())
-            else:
-                reads.update(names_read(statement))
+        reads = Reads(program).total
         lines: list[_Line] = []
         for statement in program.statements:
             if isinstance(statement, Statement):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 
 import torch
 
 from burnt import nn
 from burnt.onnx.importer.names import unique_name
-from burnt.onnx.importer.program import Call, Define, Name, Program, Statement, names_in, names_read
+from burnt.onnx.importer.program import Call, Name, Program, Reads, Statement, names_in
 
 __all__ = ["gather_gated"]
 
@@ -31,11 +30,7 @@ def gather_gated(program: Program, layers: dict[str, torch.nn.Module], member_na
 
     The three layers are called once each, and nothing else reads what lies between them.
     """
-    reads = Counter(names_in(tuple(program.outputs)))
-    for statement in program.statements:
-        reads.update(
-            statement.program.free_names() if isinstance(statement, Define) else names_read(statement)
-        )
+    reads = Reads(program).total
     made = {
         statement.outputs[0]: statement
         for statement in program.statements

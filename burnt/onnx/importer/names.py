@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from burnt.module import Module
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Call, Name
 
@@ -25,7 +24,8 @@ __all__ = [
 
 _RESERVED = (
     {"self", "ops", "torch", "F", "nn", "burnt", "forward", "training", "f"}
-    | set(dir(torch.nn.Module))
+    | {"axes", "input_names", "kind", "output_names", "program", "signature"}  # of ImportedModule
+    | set(dir(Module))
     | set(dir(builtins))
 )
 

@@ -323,10 +323,6 @@ class _Source:
             return None
         return bracketed(f"{_wrapped(self.code(call.args[0]), _ATOM)}[", list(map(Code, inner)), "]")
 
-    def is_variable(self, tree: Any) -> bool:
-        """Whether this is a variable that is certainly an integer."""
-        return isinstance(tree, Name) and self.kinds.get(tree.name) == "int"
-
     def slices(self, call: Call) -> dict[int, str] | None:
         """Return what stands in brackets for the axes of a slice; None where bounds or axes are not known."""
         _, starts, ends, *rest = call.args

@@ -7,6 +7,7 @@ their own, and see the names around them, as nested functions do.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections import Counter
@@ -116,6 +117,11 @@ class Statement:
     outputs: tuple[str, ...]
     call: Call
 
+    @functools.cached_property
+    def reads(self) -> Counter[str]:
+        """How often each name is read, that of the function included; not to be changed."""
+        return Counter(names_read(self))
+
 
 @dataclass(frozen=True)
 class Define:
@@ -123,6 +129,11 @@ class Define:
 
     name: str
     program: Program
+
+    @property
+    def reads(self) -> Counter[str]:
+        """The names that it reads from around it, once each."""
+        return Counter(self.program.free_names())
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,11 @@ class Repeat:
     initial: tuple[Expr, ...]
     args: tuple[Expr, ...] = ()
     count: int | None = None
+
+    @functools.cached_property
+    def reads(self) -> Counter[str]:
+        """How often each name is read, that of the list included; not to be changed."""
+        return Counter(names_read(self))
 
 
 @dataclass
@@ -205,6 +221,8 @@ class Program:
         for i, statement in enumerate(self.statements):
             if isinstance(statement, Define):
                 statement.program.rename(names)
+                continue
+            if names.keys().isdisjoint(statement.outputs) and names.keys().isdisjoint(statement.reads):
                 continue
             outputs = tuple(names.get(name, name) for name in statement.outputs)
             if isinstance(statement, Repeat):
@@ -313,10 +331,7 @@ class Reads:
     """
 
     def __init__(self, program: Program) -> None:
-        self.of_statement = [
-            Counter(s.program.free_names()) if isinstance(s, Define) else Counter(names_read(s))
-            for s in program.statements
-        ]
+        self.of_statement = [statement.reads for statement in program.statements]
         self.of_outputs = Counter(names_in(tuple(program.outputs)))
         self.total = sum_reads([*self.of_statement, self.of_outputs])
 

@@ -27,7 +27,6 @@ from burnt.onnx.importer.program import (
     Statement,
     leaves,
     name_of,
-    names_read,
     sum_reads,
 )
 
@@ -88,9 +87,20 @@ class Found:
 
 
 def signatures(
-    program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module]
+    program: Program,
+    tensors: dict[str, Tensor],
+    layers: dict[str, torch.nn.Module],
+    known: dict[int, tuple[object, Hashable]],
 ) -> np.ndarray[Any, Any]:
-    """Return a number for each statement: equal for those that do the same on other values."""
+    """Return a number for each statement: equal for those that do the same on other values.
+
+    Args:
+        program: of the module.
+        tensors: of the module, by name.
+        layers: likewise.
+        known: statements and what they have in common with others, by ``id(statement)``: those of the calls
+            before, to which those of this one are added.
+    """
     numbers: dict[Hashable, int] = {}
     sources: dict[str, str] = {}
 
@@ -101,7 +111,10 @@ def signatures(
             sources[name] = str(id(module)) if is_list else layer_source(module)
         return sources[name]
 
-    found = (_signature(statement, tensors, layers, layer) for statement in program.statements)
+    for statement in program.statements:
+        if id(statement) not in known:
+            known[id(statement)] = statement, _signature(statement, tensors, layers, layer)
+    found = (known[id(statement)][1] for statement in program.statements)
     return np.array([numbers.setdefault(signature, len(numbers)) for signature in found])
 
 
@@ -165,14 +178,7 @@ def _is_read(statements: list[Statement | Define | Repeat], makers: list[int], r
     for i in makers:
         statement = statements[i]
         made |= {statement.name} if isinstance(statement, Define) else set(statement.outputs)
-    for i in readers:
-        statement = statements[i]
-        names = (
-            statement.program.free_names() if isinstance(statement, Define) else set(names_read(statement))
-        )
-        if made & names:
-            return True
-    return False
+    return not all(made.isdisjoint(statements[i].reads) for i in readers)
 
 
 def _repetitions(ids: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:

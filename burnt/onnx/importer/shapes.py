@@ -59,6 +59,9 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
                 ir.serde.serialize_value_into(proto.graph.value_info.add(), output)
     for value in graph.outputs:
         ir.serde.serialize_value_into(proto.graph.output.add(), value)
+        # Users name the axes of outputs (dynamic_axes of torch.onnx.export), and nothing checks the names.
+        for size in proto.graph.output[-1].type.tensor_type.shape.dim:
+            size.ClearField("dim_param")
     return proto
 
 

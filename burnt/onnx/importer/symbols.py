@@ -145,9 +145,10 @@ def _reshaped(shape: list[Any], sizes: list[Any], node: ir.Node) -> list[Any]:
         sizes = [size if size != 0 else kept[axis] for axis, size in enumerate(sizes)]
     if sizes.count(-1) == 1:
         left, right = list(shape), [size for size in sizes if size != -1]
-        for size in [size for size in right if isinstance(size, str) and size in left]:
-            left.remove(size)
-            right.remove(size)
+        for size in [size for size in right if isinstance(size, str)]:
+            if size in left:  # once for each axis of that size
+                left.remove(size)
+                right.remove(size)
         names = [size for size in left if not isinstance(size, int)]
         numbers = [size for size in left if isinstance(size, int)]
         is_known = bool(shape) and all(type(size) is int and size > 0 for size in (*numbers, *right))

@@ -56,23 +56,23 @@ def _broadcast(build: Build, node: Node, index: int) -> Any:
     sizes, after = shape_of(node.node.inputs[index]), shape_of(node.node.outputs[0])
     if not sizes or len(sizes) > len(after) or None in sizes or None in after:
         return None
-    sizes = [1] * (len(after) - len(sizes)) + sizes
+    added = len(after) - len(sizes)
+    sizes = [1] * added + sizes
     wanted = [-1 if size == other else build.size_of(other) for size, other in zip(sizes, after, strict=True)]
-    changed = [axis for axis, size in enumerate(wanted) if size != -1]
+    changed = {axis: after[axis] for axis, size in enumerate(wanted) if size != -1}
     if any(sizes[axis] != 1 for axis in changed):
         return None
     x = build.tensor(node, index)
-    if _is_broadcast_later(node.node.outputs[0], {axis: after[axis] for axis in changed}):
+    if not (changed or added) or _is_broadcast_later(node.node.outputs[0], changed):
         return x
     if None in wanted:
         return None
+    wanted[:added] = [1 if size == -1 else size for size in wanted[:added]]
     return build.call("torch.Tensor.expand", x, tuple(wanted), hint="mask")
 
 
 def _is_broadcast_later(value: ir.Value, sizes: dict[int, Any], depth: int = 4) -> bool:
     """Whether a mask is read by attention alone, whose scores have the sizes of some axes of the mask."""
-    if not sizes:
-        return True
     if value.is_graph_output() or not depth:
         return False
     for node, index in value.uses():

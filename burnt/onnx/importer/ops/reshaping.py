@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.integers import multiply, product
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.ops.heads import merge_repeated
-from burnt.onnx.importer.program import Name, Size, names_in
+from burnt.onnx.importer.program import Arithmetic, Name, Size, names_in
 from burnt.onnx.importer.registry import handler
 
 
@@ -112,6 +113,8 @@ def _changed_axes(
     first = next((i for i in range(most) if not _is_same(before[i], after[i])), most)
     last = next((i for i in range(most - first) if not _is_same(before[-1 - i], after[-1 - i])), most - first)
     old, new = before[first : len(before) - last], sizes[first : len(sizes) - last]
+    if not _keeps_sizes(build, x, before, sizes, first, last):
+        return None
     if len(old) == 1 and new.count(1) == len(new) - 1 > 0 and new.count(-1) == 1:
         return build.unsqueeze(x, [first + i for i, size in enumerate(new) if size == 1], len(after))
     if not first and not last:
@@ -129,6 +132,30 @@ def _changed_axes(
     if not new and old == [1] * len(old):
         return _squeezed(build, x, list(range(first, first + len(old))), len(after))
     return None
+
+
+def _keeps_sizes(build: Build, x: Name, before: list[Any], sizes: list[Any], first: int, last: int) -> bool:
+    """Whether a reshape certainly keeps the first and last axes, whatever the file says of its result."""
+    new = sizes[first : len(sizes) - last]
+    kept = [*enumerate(sizes[:first]), *enumerate(sizes[len(sizes) - last :], len(before) - last)]
+    if any(size == -1 for _, size in kept):
+        axes = range(first, len(before) - last)
+        old = [before[axis] if type(before[axis]) is int else Size(x, axis) for axis in axes]
+        if -1 in new or product(old) != product(new):
+            return False
+    return all(
+        size == -1 or build.is_size(_with_numbers(build, size), x, axis, before) for axis, size in kept
+    )
+
+
+def _with_numbers(build: Build, size: Any) -> Any:
+    """Return a product of sizes with the numbers that are known of them."""
+    if isinstance(size, Arithmetic) and size.symbol == "*":
+        return multiply(_with_numbers(build, size.left), _with_numbers(build, size.right))
+    if isinstance(size, Size) and size.axis is not None:
+        known = build.root.shapes.get(size.tensor)
+        return known[size.axis] if known and type(known[size.axis]) is int else size
+    return size
 
 
 def _is_same(size: Any, other: Any) -> bool:

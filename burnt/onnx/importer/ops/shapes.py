@@ -206,7 +206,7 @@ def _gather(build: Build, node: Node) -> Any:
             return result
     x = build.constant(node, 0)
     if x is not None and indices is not None and x.size <= 4096:
-        return np.take(x, indices, axis=axis)
+        return np.asarray(np.take(x, indices, axis=axis))  # numpy returns a single element as a number
     is_table = x is not None and axis == 0 and x.ndim == 2 and x.dtype.kind == "f"
     if x is not None and is_table and indices is None and node.is_only_use(0):
         layer = nn.Embedding(x.shape[0], x.shape[1], device="meta")
