@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.errors import InputTypeError, nearest, quantity
+from burnt.errors import InputTypeError, ShapeError, nearest, quantity
 from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.program import Program
@@ -108,6 +108,7 @@ class ImportedModule(Block, init=False):
         super().__init__(program, tensors, layers)
         self.input_names, self.output_names = names
         self.signature = signature
+        self._shared_axes = {} if signature is None else _shared_axes(signature.axes)
         self.__signature__ = signature_of_inputs(self.input_names, program.inputs)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -119,11 +120,14 @@ class ImportedModule(Block, init=False):
 
         Raises:
             InputTypeError: an input is missing, unknown or given twice.
+            ShapeError: axes that have one name in the file have different sizes.
 
         What torch raises for an input of a wrong dtype or shape has a note on what the file declares.
         """
         if named or len(inputs) != len(self.input_names):
             inputs = in_order(inputs, named, self.input_names, self.program.inputs, type(self).__name__)
+        if self._shared_axes and not torch.compiler.is_compiling():
+            self._check_axes(inputs)
         try:
             return super().forward(*inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -131,6 +135,34 @@ class ImportedModule(Block, init=False):
                 given = ", ".join(map(_described, inputs))
                 error.add_note(f"the file declares: {'; '.join(self.signature.inputs)}\ngiven: {given}")
             raise
+
+    def _check_axes(self, inputs: Sequence[Any]) -> None:
+        """Refuse sizes that differ where the file says that they are equal, on which the program relies."""
+        for name, places in self._shared_axes.items():
+            sizes = {
+                (i, axis): inputs[i].shape[axis]
+                for i, axis in places
+                if isinstance(inputs[i], Tensor) and axis < inputs[i].dim()
+            }
+            if len(set(sizes.values())) > 1:
+                raise ShapeError(
+                    f"axes that the file calls {name!r} have different sizes",
+                    where=type(self).__name__,
+                    expected="one size for all of them",
+                    found=", ".join(
+                        f"{size} (axis {axis} of {self.input_names[i]})" for (i, axis), size in sizes.items()
+                    ),
+                    hint="give them one size; expand() repeats an axis of size 1",
+                )
+
+
+def _shared_axes(axes: Sequence[Mapping[int, str]]) -> dict[str, list[tuple[int, int]]]:
+    """Return the names of several axes, with the position of each axis: that of the input, and in it."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for i, names in enumerate(axes):
+        for axis, name in names.items():
+            places.setdefault(name, []).append((i, axis))
+    return {name: found for name, found in places.items() if len(found) > 1}
 
 
 def _described(value: Any) -> str:

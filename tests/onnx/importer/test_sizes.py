@@ -18,6 +18,7 @@ import torch
 from onnx import numpy_helper
 
 import burnt.onnx
+from burnt.errors import ShapeError
 from burnt.onnx.importer.python import module_source, write_package
 from tests.onnx.test_import_files import import_package
 
@@ -108,3 +109,11 @@ def test_names_of_sizes(symbols, expected):
         dimension.dim_param = symbol
     source = module_source(burnt.onnx.load(model), "Net", "A net.")
     assert forward_of(source) == f"hidden: Tensor, {expected}"
+
+
+def test_sizes_that_the_file_calls_the_same_have_to_be_equal():
+    model = burnt.onnx.load(model_of("float[n,m,6] x, float[n,m] mask", "mask"))
+    assert model(torch.ones(2, 5, 6), torch.ones(2, 5)).shape == (2, 5, 6)
+    with pytest.raises(ShapeError, match="axes that the file calls 'n' have different sizes") as error:
+        model(torch.ones(2, 5, 6), mask=torch.ones(1, 5))
+    assert "found     2 (axis 0 of x), 1 (axis 0 of mask)" in str(error.value)
