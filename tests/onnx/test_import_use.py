@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import burnt
 from burnt import optim
 from burnt.data import Loader, TensorDataset
-from burnt.errors import InputTypeError, InputValueError, RecordError, UnsupportedError
+from burnt.errors import InputTypeError, InputValueError, RecordError, ShapeError, UnsupportedError
 from burnt.inspect import signature_of
 from burnt.onnx.functions.ml import one_hot_of
 from burnt.onnx.importer.module import Block
@@ -225,11 +225,13 @@ def test_inputs_that_do_not_fit():
     ids = _ids("bert.legacy")
     with pytest.raises(InputTypeError, match=f"{len(ids)}: {', '.join(module.input_names)}"):
         module(*ids, ids[0])
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(ShapeError, match="axes that the file calls 'sequence' have different sizes"):
         module(*(x[:, :2] if i else x for i, x in enumerate(ids)))
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        module(*(x.bool()[..., None, None] if i else x for i, x in enumerate(ids)))
     (note,) = caught.value.__notes__
     assert module.input_names[0] + ": int64 [" in note
-    assert f"given: int64 {list(ids[0].shape)}, int64 [{len(ids[0])}, 2]" in note
+    assert f"given: int64 {list(ids[0].shape)}, bool {[*ids[1].shape, 1, 1]}" in note
 
 
 def test_inputs_by_name():
